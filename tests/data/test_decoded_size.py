@@ -276,7 +276,7 @@ def test_packed_json_lines_count_as_unpacked(tmp_path: Path, write: Callable[[gz
     with gzip.open(path, "wb") as file:
         write(file)
     with pytest.raises(DataError, match=r"data\.train: .* in memory"):
-        text_shards.index_shard(path, shard_of(path), ["text"], ["label"], "data.train")
+        text_shards.index_shard(path, shard_of(path), ["text"], ["label"], "data.train", {})
 
 
 def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

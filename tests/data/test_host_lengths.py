@@ -41,8 +41,13 @@ def test_they_go_with_the_batch_to_a_device_that_nobody_reads() -> None:
 
 def test_a_batch_is_cut_by_them() -> None:
     device_batch = batch().to(torch.device("meta"))
-    buckets = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.cut(device_batch, 4, 9)]
-    rows = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.rows(device_batch, 4, 12)]
+    buckets = [
+        host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.TokenSplitter(9)(device_batch, 4)
+    ]
+    rows = [
+        host_lengths.read_lengths(part.inputs[-1]).tolist()
+        for part in length_buckets.TokenSplitter(12, in_order=True)(device_batch, 4)
+    ]
     assert (buckets, rows) == ([[9], [4, 4], [3]], [[3, 9], [4, 4]])
 
 

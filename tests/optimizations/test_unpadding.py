@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.data.dataset import Batch
 from drivetrain.data.load_data import load
-from drivetrain.data.text import length_buckets, max_length
+from drivetrain.data.text import job_tokenizer, length_buckets
 from drivetrain.job import Job
 from drivetrain.job.text import PASS_TOKENS
 from drivetrain.job.workload import Workload
@@ -236,7 +236,7 @@ def draw_lengths(job: Job, which: str) -> tuple[np.ndarray, Workload]:
         return np.random.default_rng(0).permutation(data.train.lengths), facts  # type: ignore[attr-defined]
     normal = np.random.default_rng(0).normal(np.log(25), np.log(127 / 25) / 1.645, 1024)  # median 25, p95 127
     lengths = np.clip(np.exp(normal), 4, 512).astype(np.int64)
-    shares = max_length.padding(lengths, 512, job.train.batch, 0)
+    shares = job_tokenizer.padding(lengths, 512, job.train.batch, 0)
     return lengths, replace(facts, tokens=float(lengths.mean()), padding=shares.longest)
 
 

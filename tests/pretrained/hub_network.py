@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.pretrained import hub
 from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
-from drivetrain.pretrained.hub_network import fetch
 from tests.hub_server import NAME
 
 FILES = {
@@ -24,7 +24,7 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 
 
 def fetch_network(lines: list[str] | None = None, revision: str = "main") -> Fetched:
-    return fetch(NAME, revision, (lines if lines is not None else []).append)
+    return hub.fetch_network(NAME, revision, (lines if lines is not None else []).append)
 
 
 def catch_hub_error(lines: list[str] | None = None, revision: str = "main") -> HubError:

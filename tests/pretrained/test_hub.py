@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from drivetrain.pretrained import families, hub_connection, hub_download
+from drivetrain.pretrained.hub import fetch_network as fetch
 from drivetrain.pretrained.hub_cache import HubFile
 from drivetrain.pretrained.hub_error import NETWORK, HubError
-from drivetrain.pretrained.hub_network import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.messages import begins_with, ends_with, get_message, saying, says, says_each, says_only

@@ -17,7 +17,7 @@ import pytest
 
 from drivetrain.errors import StorageError
 from drivetrain.pretrained import hub_download
-from drivetrain.pretrained.hub_network import fetch
+from drivetrain.pretrained.hub import fetch_network as fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.messages import says, says_only
@@ -130,7 +130,7 @@ def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.
         fetch_network()
 
 
-FETCH = f"from drivetrain.pretrained.hub_network import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
+FETCH = f"from drivetrain.pretrained.hub import fetch_network as fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
 
 
 def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:

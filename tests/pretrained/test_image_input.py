@@ -22,8 +22,8 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.models import saved_model
 from drivetrain.pretrained import image_input
-from drivetrain.pretrained.expected_input import ExpectedInput
 from drivetrain.pretrained.folder import Pretrained, quiet_transformers
+from drivetrain.pretrained.image_input import ExpectedInput
 from tests import task_cases
 from tests.messages import says, says_only
 from tests.models.networks import vision_jobs as vision
@@ -216,7 +216,7 @@ def test_a_file_that_says_less_than_its_class_does(tmp_path: Path, case: str) ->
 
 def found_in(folder: Path, family: str) -> Pretrained:
     task_cases.image_folders(folder)
-    return Pretrained(vision.job(folder), folder, SimpleNamespace(model_type=family))
+    return Pretrained(vision.job(folder), folder, "", SimpleNamespace(model_type=family))
 
 
 def test_a_folder_that_says_no_size_leaves_it_to_the_job(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from drivetrain.models.networks import (
     word_bag,
 )
 from drivetrain.models.unfreezing import Unfreezing
-from drivetrain.pretrained import earlier_run, families, hub_name, timm_folder
+from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
 
 
@@ -145,7 +145,7 @@ def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
         "image_size": size,
         "dropout": spec.dropout,
     }
-    timm_weights = timm_folder.find(job)
+    timm_weights = image_input.find_timm(job)
     if isinstance(spec, ImageTimm):
         model = Model(timm_vision.build_from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
         if timm_weights:
@@ -162,8 +162,8 @@ def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
     return model
 
 
-def _describe_start(weights: timm_folder.TimmFolder, model: Model) -> str:
-    return f"starts from {weights.origin}; initialized anew: {list_names(sorted(model.fresh), 6)}"
+def _describe_start(weights: image_input.TimmFolder, model: Model) -> str:
+    return f"starts from {weights.origin or weights.folder}; initialized anew: {list_names(sorted(model.fresh), 6)}"
 
 
 def _build_text_network(job: TextJob, dataset: Dataset) -> Model:

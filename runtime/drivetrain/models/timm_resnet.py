@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from drivetrain.models import safetensors_file
-from drivetrain.pretrained.timm_folder import TimmFolder
+from drivetrain.pretrained.image_input import TimmFolder
 
 _LAYER = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn|downsample\.)(\d+)\.(\w+)")
 

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from drivetrain.job import Job
 from drivetrain.job.model import EarlierRun, Freeze
 from drivetrain.job.user_files import suggest_nearest_path
-from drivetrain.pretrained import families
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import run_files
 from drivetrain.system.run_files import STATE_FILE, RunFiles
@@ -39,15 +38,10 @@ class EarlierModel:
     preprocessing: Mapping[str, Any]
     freeze: Freeze
 
-    def max_tokens(self) -> int | None:
-        """Largest number of tokens of a text network; None if there is no limit."""
-        config = self.arguments.get("config")
-        return families.find_max_tokens(SimpleNamespace(**config)) if config else None
-
-    def count_token_types(self) -> int:
-        """Number of token types of a text network."""
-        config = self.arguments.get("config")
-        return families.count_token_types(SimpleNamespace(**config)) if config else 1
+    @property
+    def config(self) -> SimpleNamespace:
+        """The configuration of a network of transformers, as `families` reads it; empty for others."""
+        return SimpleNamespace(**(self.arguments.get("config") or {}))
 
     def refuse(self, description: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
         """Raise an error about the name of the run in the job, or about another key.

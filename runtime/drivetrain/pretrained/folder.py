@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
-from drivetrain.pretrained import families, hub_name, hub_network
+from drivetrain.pretrained import families, hub, hub_name
 from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import read_json
@@ -36,15 +36,29 @@ _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a 
 
 
 @dataclass(frozen=True)
-class Pretrained:
-    """A folder with a configuration that transformers knows."""
+class WeightsFolder:
+    """A folder with config.json and safetensors, whose name or path the job has."""
 
     job: Job
     folder: Path
+    origin: str
+    """Name and commit on the hub; empty for a local folder."""
+
+    def refuse(self, description: str, possible: str, action: str) -> NoReturn:
+        """Raise an error about the network's name in the job.
+
+        Raises:
+            SpecError: always.
+        """
+        _refuse(self.job, description, possible, action)
+
+
+@dataclass(frozen=True)
+class Pretrained(WeightsFolder):
+    """A folder with a configuration that transformers knows."""
+
     config: Any
     """A transformers.PretrainedConfig."""
-    origin: str = ""
-    """Name and commit on the hub; empty for a local folder."""
 
     def network(self) -> nn.Module:
         """Load the network with its weights, in float32; raises SpecError if the weights do not fit the network."""
@@ -71,14 +85,6 @@ class Pretrained:
             )
         return loaded.float()  # type: ignore[no-any-return]
 
-    def refuse(self, description: str, possible: str, action: str) -> NoReturn:
-        """Raise an error about the network's name in the job.
-
-        Raises:
-            SpecError: always.
-        """
-        raise self.job.spec_error(hub_name.find_weights_key(self.job), description, possible, action)
-
 
 def find(job: Job, name: str) -> Pretrained:
     """Find a network of transformers, in a local folder or by its name on the hub.
@@ -86,22 +92,23 @@ def find(job: Job, name: str) -> Pretrained:
     Raises:
         SpecError: if there is none, or it cannot be used.
     """
-    folder, origin = locate(job, name)
-    return Pretrained(job, folder, _read_config(job, folder), origin)
+    weights = locate(job, name)
+    return Pretrained(job, weights.folder, weights.origin, _read_config(weights))
 
 
-def locate(job: Job, name: str) -> tuple[Path, str]:
+def locate(job: Job, name: str) -> WeightsFolder:
     """Find the folder of a local path or of a name on the hub, which is asked only for files that are not cached.
-
-    Returns:
-        A folder with config.json and safetensors, and name and commit on the hub; the latter is empty for a local folder.
 
     Raises:
         SpecError: if there is none, or it cannot be used.
     """
     path = job.resolve(name)
     if path.is_file():
-        action = f"run `drivetrain convert {path}`, then use its folder" if _is_pickle(path) else "name its folder"
+        action = (
+            f"run `drivetrain convert {path}`, then use its folder"
+            if path.suffix in PICKLE_SUFFIXES
+            else "name its folder"
+        )
         _refuse(job, f"{path} is a file", _POSSIBLE, action)
     origin = ""
     if path.is_dir():
@@ -116,8 +123,9 @@ def locate(job: Job, name: str) -> tuple[Path, str]:
         folder, origin = fetched_network.snapshot.folder, fetched_network.origin
     else:
         _refuse(job, f"{path} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
-    _check_files(job, folder)
-    return folder, origin
+    weights = WeightsFolder(job, folder, origin)
+    _check_files(weights)
+    return weights
 
 
 def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
@@ -132,9 +140,9 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
         SpecError: if there is none, or it cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
-    revision = getattr(getattr(job, "model", None), "revision", None) or hub_network.MAIN
+    revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
     try:
-        fetched_network = hub_network.fetch(name, job.pretrained_commit or revision, update=update)
+        fetched_network = hub.fetch_network(name, job.pretrained_commit or revision, update=update)
     except HubError as error:
         if not error.offline:
             _refuse(job, f"{name!r}: {error.given}", error.possible, error.action)
@@ -151,46 +159,46 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
     return fetched_network
 
 
-def _check_files(job: Job, folder: Path) -> None:
+def _check_files(weights: WeightsFolder) -> None:
+    folder = weights.folder
     names = sorted(path.name for path in folder.iterdir())
     if "config.json" not in names:
-        _refuse(job, f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
+        weights.refuse(f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
     if any(name in names for name in WEIGHTS):
         return
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and name != "training_args.bin"]
     other_names = [name for name in names if name.endswith(".safetensors")]
     if pickles:
-        _refuse(
-            job,
+        weights.refuse(
             f"{folder} has its weights only as pickle, which can run code when it is loaded: {', '.join(pickles)}",
             "weights in model.safetensors",
             f"run `drivetrain convert {folder / pickles[0]}`",
         )
     if other_names:
-        _refuse(
-            job,
+        weights.refuse(
             f"{folder} has its weights as {', '.join(other_names)}",
             "the name model.safetensors",
             "rename the file",
         )
-    _refuse(job, f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
+    weights.refuse(f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
 
 
-def _read_config(job: Job, folder: Path) -> Any:
-    if entry := families.find_external_entry(read_json(folder / "config.json")):
-        _refuse(
-            job,
-            f"{folder / 'config.json'}: {entry} would load something from elsewhere",
+def _read_config(weights: WeightsFolder) -> Any:
+    file = weights.folder / "config.json"
+    if entry := families.find_external_entry(read_json(file)):
+        weights.refuse(
+            f"{file}: {entry} would load something from elsewhere",
             "a network that is part of transformers, with its weights beside it",
             "use another folder",
         )
-    with quiet_transformers(job) as transformers:
+    with quiet_transformers(weights.job) as transformers:
         try:
-            return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return transformers.AutoConfig.from_pretrained(
+                weights.folder, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # broken files raise errors of several libraries
-            _refuse(
-                job,
-                f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
+            weights.refuse(
+                f"{file} cannot be used: {_first_line(error)}",
                 "a network that is part of transformers",
                 "use another folder",
             )
@@ -225,10 +233,6 @@ def quiet_transformers(job: Job | None = None) -> Iterator[Any]:
         logging.set_verbosity(level)
         if shows_progress:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _is_pickle(path: Path) -> bool:
-    return path.suffix in PICKLE_SUFFIXES
 
 
 def _first_line(error: BaseException) -> str:

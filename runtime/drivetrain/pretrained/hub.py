@@ -7,14 +7,15 @@ before it gets its final name. A pickle is converted in an isolated process. Cod
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from drivetrain.errors import DataError, StorageError
 from drivetrain.pretrained import convert as converting
-from drivetrain.pretrained import hub_connection
-from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile, Repository, Snapshot
+from drivetrain.pretrained import families, hub_connection
+from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile, Repository, Snapshot, find_repository
 from drivetrain.pretrained.hub_connection import Connection
 from drivetrain.pretrained.hub_download import Progress, download
 from drivetrain.pretrained.hub_error import NETWORK, HubError
@@ -23,6 +24,12 @@ from drivetrain.system.files import hash_file, sync_file
 from drivetrain.system.secrets import mask_secrets
 
 PICKLE = "pytorch_model.bin"
+MAIN = "main"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
+"""Names of configurations and vocabularies."""
+_SHARD = re.compile(r"model-\d+-of-(?P<count>\d{5})\.safetensors")
+_POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
 Choose = Callable[[Sequence[str], str], Iterable[str]]
 """Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
 
@@ -65,13 +72,13 @@ def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetche
     if repository.kind.readme in paths and repository.kind.readme not in files:
         return None
     readme = repository.read_readme(commit)
-    chosen = [
+    needed = [
         converting.WEIGHTS_NAME if name == snapshot.converted else name
         for name in _choose_names(repository, paths, choose, readme)
     ]
-    if any(name not in files for name in chosen):
+    if any(name not in files for name in needed):
         return None
-    return Fetched(replace(snapshot, files=tuple(files[name] for name in chosen)), revision, paths, readme)
+    return Fetched(replace(snapshot, files=tuple(files[name] for name in needed)), revision, paths, readme)
 
 
 def fetch(
@@ -227,3 +234,51 @@ def _convert(connection: Connection, repository: Repository, commit: str, pickle
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return weights
+
+
+def fetch_network(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Fetched:
+    """Fetch a network from the cache or, if it is not there, from the hub.
+
+    Args:
+        name: its name, such as `google-bert/bert-base-cased`.
+        revision: a branch, a tag or a commit.
+        update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
+
+    Raises:
+        HubError: if there is none, or it cannot be downloaded or used.
+        StorageError: if the cache cannot be written.
+    """
+    return fetch(find_repository(name, NETWORK), revision, _choose_network_files, say, update=update)
+
+
+def _choose_network_files(paths: Sequence[str], readme: str) -> list[str]:
+    """Choose the files that are needed.
+
+    Raises:
+        HubError: if these are not the files of a network that can be used.
+    """
+    names = [path for path in paths if "/" not in path]
+    if CONFIG not in names:
+        raise HubError(f"has no {CONFIG}", _POSSIBLE, "use another network")
+    configuration = [name for name in names if _CONFIGURATION.fullmatch(name)]
+    configuration += [path for path in paths if path == families.POOLING_FILE]
+    if WEIGHTS in names:
+        return [*(name for name in configuration if name != INDEX), WEIGHTS]
+    if INDEX in names and (shards := [shard for name in names if (shard := _SHARD.fullmatch(name))]):
+        missing = [_find_missing_shard(count, set(names)) for count in sorted({shard["count"] for shard in shards})]
+        if all(missing):
+            raise HubError(f"lacks {missing[0]}", _POSSIBLE, "use another network")
+        return [*configuration, *(shard[0] for shard in shards)]
+    if PICKLE in names:
+        return [*configuration, PICKLE]
+    suffixes = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf")
+    other_weights = ", ".join(sorted(name for name in names if name.endswith(suffixes))[:4])
+    raise HubError(
+        f"has no weights that can be used; it has {other_weights or 'none'}", _POSSIBLE, "use another network"
+    )
+
+
+def _find_missing_shard(count: str, names: set[str]) -> str:
+    """The first missing one of so many shards; empty if all are there."""
+    shards = (f"model-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1))
+    return next((shard for shard in shards if shard not in names), "")

@@ -191,19 +191,19 @@ def _choose_formats(by_split: Files, *, images: bool) -> Files:
     Raises:
         HubError: if no file can be read.
     """
-    chosen: Files = {}
+    files_by_split: Files = {}
     for split, paths in by_split.items():
         counts = Counter(PurePosixPath(path).suffix.lower() for path in paths)
         table_kinds = [kind for kind in TABLES if counts[kind]]
         if images and sum(counts[kind] for kind in IMAGES) > max((counts[kind] for kind in table_kinds), default=0):
-            chosen[split] = [path for path in paths if path.lower().endswith(IMAGES)]
+            files_by_split[split] = [path for path in paths if path.lower().endswith(IMAGES)]
         elif table_kinds:
             best = max(table_kinds, key=lambda kind: (counts[kind], -TABLES.index(kind)))
-            chosen[split] = [path for path in paths if path.lower().endswith(best)]
-    if not chosen:
+            files_by_split[split] = [path for path in paths if path.lower().endswith(best)]
+    if not files_by_split:
         names = sorted(path for paths in by_split.values() for path in paths)
         raise HubError(f"has {_list_names(names)}, which cannot be read", _TABLE_KINDS, "use another dataset")
-    return chosen
+    return files_by_split
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -1,20 +1,24 @@
-"""Reads the input that a pretrained image network expects from the files beside its weights."""
+"""Reads what a pretrained image network expects as its input, from the files beside its weights; finds weights of timm."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from drivetrain.job.data import Fit
 from drivetrain.job.images import ImageJob
-from drivetrain.job.model import ImagePretrained
+from drivetrain.job.model import ImageNetwork, ImagePretrained, ImageTimm
 from drivetrain.pretrained import folder as pretrained
-from drivetrain.pretrained import timm_folder
-from drivetrain.pretrained.expected_input import INTERPOLATIONS, ExpectedInput
-from drivetrain.pretrained.folder import Pretrained
+from drivetrain.pretrained import hub_name
+from drivetrain.pretrained.folder import Pretrained, WeightsFolder
 from drivetrain.system.files import read_json
 
 FILE = "preprocessor_config.json"
+INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Names of Pillow's resampling filters, at the index of Pillow's number."""
+_POSSIBLE_TIMM = "a folder with config.json and model.safetensors of timm, or such a name on the hub"
 _USED_KEYS = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "default_to_square"),
     *("do_rescale", "rescale_factor", "rescale_offset", "do_normalize", "image_mean", "image_std", "include_top"),
@@ -33,13 +37,110 @@ _MIN_WARPED_SIDE = 384
 """For this size and larger ones, ConvNeXt resizes both sides to it and does not crop."""
 
 
+@dataclass(frozen=True)
+class ExpectedInput:
+    """The form of images that the network was trained on."""
+
+    size: int | None
+    """Side of the square in pixels; None if the file `source` does not tell."""
+    channels: int
+    mean: tuple[float, ...] | None
+    """For each channel, for pixels from 0 to 1; None, as `std`, if the file does not tell."""
+    std: tuple[float, ...] | None
+    fit: Fit | None = None
+    """How an image becomes square; None if the file does not tell."""
+    interpolation: str = "bilinear"
+    """One of `INTERPOLATIONS`."""
+    crop_share: float = 1.0
+    """Share of each side that is kept around the center."""
+    reverses_channels: bool = False
+    """Whether the channels are in the order blue, green, red."""
+    ignored: tuple[str, ...] = ()
+    """Keys of the file, with their values, that have no effect here."""
+    source: str = "its preprocessor_config.json"
+    """The file in which this was read, in words for messages."""
+
+
+@dataclass(frozen=True)
+class TimmFolder(WeightsFolder):
+    """A folder with weights of timm for the job's network."""
+
+    settings: dict[str, Any]
+    """`pretrained_cfg` of timm: the form of the images of the training."""
+
+    def expected(self) -> ExpectedInput:
+        """Read the input that the weights expect; raises SpecError if the file does not tell it."""
+        size, mean, std = (self.settings.get(key) for key in ("input_size", "mean", "std"))
+        crop_share = self.settings.get("crop_pct", 1.0)
+        if not (
+            _are_three_numbers(size)
+            and _are_three_numbers(mean)
+            and _are_three_numbers(std)
+            and isinstance(crop_share, int | float)
+            and 0 < crop_share <= 1
+        ):
+            self.refuse(
+                f"{self.folder / 'config.json'} does not say what its images looked like",
+                "input_size, mean, std and crop_pct under pretrained_cfg, as timm writes them",
+                "use another folder",
+            )
+        interpolation = str(self.settings.get("interpolation", "bilinear")).lower()
+        mode = self.settings.get("crop_mode")
+        if interpolation not in (*INTERPOLATIONS, "random") or mode not in (None, "center", "squash"):
+            self.refuse(
+                f"{self.folder / 'config.json'} has interpolation {interpolation} and crop_mode {mode}",
+                f"{', '.join(INTERPOLATIONS)}; center or squash",
+                "use another folder",
+            )
+        if interpolation == "random":  # timm draws one in training only
+            interpolation = "bilinear"
+        fit: Fit = "squash" if mode == "squash" else "crop"
+        return ExpectedInput(
+            int(size[2]),
+            int(size[0]),
+            tuple(mean),
+            tuple(std),
+            fit,
+            interpolation,
+            float(crop_share),
+            source="its config.json",
+        )
+
+
+def find_timm(job: ImageJob) -> TimmFolder | None:
+    """Find the weights that the job's ResNet or network of timm starts from; None if it starts from random weights.
+
+    Raises:
+        SpecError: if the weights do not exist, or are those of another network.
+    """
+    if not isinstance(job.model, ImageNetwork | ImageTimm) or not (name := hub_name.find_weights_name(job)):
+        return None
+    weights = pretrained.locate(job, name)
+    config = read_json(weights.folder / "config.json")
+    settings = config.get("pretrained_cfg") if isinstance(config, dict) else None
+    architecture = config.get("architecture") if isinstance(config, dict) else None
+    if architecture != job.model.name.partition(".")[0]:
+        description = f"{weights.origin or weights.folder} is {architecture or 'no network of timm'}"
+        weights.refuse(description, _POSSIBLE_TIMM, f"use one of {job.model.name}")
+    return TimmFolder(job, weights.folder, weights.origin, settings if isinstance(settings, dict) else {})
+
+
+def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
+    """Whether these are three numbers above 0."""
+    return (
+        isinstance(values, list)
+        and len(values) == 3
+        and all(isinstance(value, int | float) and value > 0 for value in values)
+    )
+
+
 def read_expected(job: ImageJob) -> ExpectedInput | None:
     """Read the expected input of the job's pretrained network; None if the job has no such network.
 
     Raises:
         SpecError: if its folder does not exist or cannot be used, or the job requests other channels.
     """
-    if timm := timm_folder.find(job):
+    if timm := find_timm(job):
         network_input, folder = timm.expected(), timm.folder
     elif isinstance(job.model, ImagePretrained):
         network = pretrained.find(job, job.model.name)

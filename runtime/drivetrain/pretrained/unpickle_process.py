@@ -88,10 +88,13 @@ def _read_checkpoint(torch: Any, file: Path) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
-        given, possible = f"{file} needs far more memory than its size", "a checkpoint about as large as its tensors"
+        description, possible = (
+            f"{file} needs far more memory than its size",
+            "a checkpoint about as large as its tensors",
+        )
     except Exception as error:  # the reader passes on any error that a broken file causes
-        given, possible = f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text"
-    raise DataError(given, possible, _SAVE)
+        description, possible = f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text"
+    raise DataError(description, possible, _SAVE)
 
 
 def _reason(error: Exception) -> str:

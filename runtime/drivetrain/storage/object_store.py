@@ -5,10 +5,12 @@ obstore reads credentials and endpoint from the environment of this process, and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +27,8 @@ PART_BYTES = 8 << 20
 """Bytes of one request of a longer upload, and of one piece of a download."""
 AT_ONCE = 4
 """Requests of one upload side by side."""
+PROBE_NAME = ".drivetrain-probe-"
+"""Begins the name of the object by which `check_writable` tries a store; it is no part of a run."""
 T = TypeVar("T")
 _NEVER = threading.Event()
 
@@ -232,14 +236,60 @@ class ObjectStore:
             raise translate(error, self.address / name if name else self.address, task) from None
 
 
-def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
-    """The answer to a request; None if this is the trouble."""
+def _none_if(kind: Trouble, request: Callable[[], T]) -> T | None:
+    """The answer to a request; None if the store has trouble of this kind."""
     try:
         return request()
     except RemoteError as error:
-        if error.trouble is trouble:
+        if error.trouble is kind:
             return None
         raise
+
+
+def check_writable(store: ObjectStore) -> None:
+    """Check that a place can be written as the copies of runs are: list it, and write, read and remove a small object.
+
+    Raises:
+        RemoteError: with what the store refuses; also if it takes conditions without keeping them, since two machines
+            would then write one run.
+    """
+    store.folders()
+    name = f"{PROBE_NAME}{uuid.uuid4().hex}"
+    try:
+        _check_conditions(store, name)
+    except RemoteError:
+        with contextlib.suppress(RemoteError):
+            store.delete([name])
+        raise
+    store.delete([name])
+
+
+def _check_conditions(store: ObjectStore, name: str) -> None:
+    try:
+        store.create(name, b"first")
+        if store.create(name, b"second") is not None:
+            raise _unconditional(store, "it wrote over an object that must not exist")
+        old = store.head(name).revision
+        # An answer that was lost is None, too; what was written tells.
+        if store.replace(name, b"third", old) is None and store.get(name) != b"third":
+            raise _unconditional(store, "it refused to write over an object that had not changed")
+        if store.replace(name, b"fourth", old) is not None:
+            raise _unconditional(store, "it wrote over an object that had changed")
+    except RemoteError as error:
+        if error.trouble is Trouble.REFUSED and "501" in error.given:
+            raise _unconditional(store, "it answered 501") from None
+        raise
+    if store.get(name) != b"third":
+        raise _unconditional(store, "what is read is not what was written last")
+
+
+def _unconditional(store: ObjectStore, observation: str) -> RemoteError:
+    return RemoteError(
+        Trouble.REFUSED,
+        f"{store.address}: the store has no conditional writes: {observation}",
+        "a store in which one of two writers is refused (If-None-Match and If-Match): those of Amazon, Google and Azure",
+        "update the store, or name another one",
+    )
 
 
 def _open_store(address: RemoteAddress, patience: Patience) -> Any:

@@ -6,16 +6,15 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import Accepted, accepted_by
+from drivetrain.data.streaming.stores import RemoteStore
 from drivetrain.errors import DrivetrainError
 from drivetrain.job import Job, dot_key, remote_data
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job_spec import stored_data
 from drivetrain.storage import store_variables, stored_files
-from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.object_store import ObjectStore, Patience, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
-from drivetrain.storage.write_probe import check_writable
 from drivetrain.system.units import format_bytes
 
 PATIENCE = Patience(retries=10.0, silence=10.0, connect=5.0)

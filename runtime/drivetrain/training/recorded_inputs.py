@@ -253,7 +253,7 @@ def _find_paths(job: Job) -> dict[str, Path]:
     model: Any = getattr(job, "model", None)
     paths = {dot_key(key): job.resolve(path) for key, path in job.data_paths()}
     if name := hub_name.find_weights_name(job):
-        paths[dot_key(hub_name.find_weights_key(job))] = pretrained.locate(job, name)[0]
+        paths[dot_key(hub_name.find_weights_key(job))] = pretrained.locate(job, name).folder
     if earlier := earlier_run.find(job):
         paths["model.name"] = earlier.folder
     if getattr(model, "weights", None):

@@ -13,7 +13,6 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from drivetrain.data import to_device
 from drivetrain.data.images import augment as augmentation
-from drivetrain.data.images import randaugment
 from drivetrain.data.images.augment import Augment, crop_padded, erase
 from drivetrain.data.images.preprocess import ImagePreprocessing
 from drivetrain.job.data import Erasing, ImageAugment
@@ -154,7 +153,7 @@ def test_the_mean_is_nothing_after_normalisation() -> None:
 def test_resized_crop_against_a_sampling_by_hand() -> None:
     images = pictures(6, side=12).double()
     draws = np.random.default_rng(0).random((6, 4))
-    result = randaugment.crop(images, draws, (0.3, 0.8), (0.5, 2.0))
+    result = augmentation.crop(images, draws, (0.3, 0.8), (0.5, 2.0))
     for image, crop, (a, b, c, d) in zip(images, result, draws, strict=True):
         area, ratio = 0.3 + 0.5 * a, math.exp(math.log(0.5) + math.log(4) * b)
         width, height = min(1.0, math.sqrt(area * ratio)) * 12, min(1.0, math.sqrt(area / ratio)) * 12
@@ -172,7 +171,7 @@ def test_resized_crop_against_a_sampling_by_hand() -> None:
 def test_the_whole_image_as_a_crop_is_the_image() -> None:
     images = pictures()
     draws = np.random.default_rng(0).random((16, 4))
-    assert torch.allclose(randaugment.crop(images, draws, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
+    assert torch.allclose(augmentation.crop(images, draws, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
 
 
 def test_erasing_paints_one_rectangle_of_the_right_size() -> None:
@@ -202,10 +201,10 @@ def test_jitter_stays_within_its_factors() -> None:
 
 FACTORS = [0.1, 0.55, 1.0, 1.45, 1.9]
 ENHANCERS: dict[str, tuple[Callable[..., torch.Tensor], Any]] = {
-    "brightness": (randaugment.brightness, ImageEnhance.Brightness),
-    "contrast": (randaugment.contrast, ImageEnhance.Contrast),
-    "color": (randaugment.saturation, ImageEnhance.Color),
-    "sharpness": (randaugment.sharpness, ImageEnhance.Sharpness),
+    "brightness": (augmentation.brightness, ImageEnhance.Brightness),
+    "contrast": (augmentation.contrast, ImageEnhance.Contrast),
+    "color": (augmentation.saturation, ImageEnhance.Color),
+    "sharpness": (augmentation.sharpness, ImageEnhance.Sharpness),
 }
 
 
@@ -223,7 +222,7 @@ def test_enhancing_is_what_pillow_does(name: str, channels: int) -> None:
 def test_contrast_turns_around_the_mean() -> None:
     halves = torch.zeros(1, 3, 8, 8)
     halves[..., 4:] = 1
-    result = randaugment.contrast(halves, torch.tensor(0.1).view(1, 1, 1, 1))
+    result = augmentation.contrast(halves, torch.tensor(0.1).view(1, 1, 1, 1))
     assert result.unique().tolist() == pytest.approx([0.45, 0.55], abs=1e-6)
 
 
@@ -231,14 +230,14 @@ def test_contrast_turns_around_the_mean() -> None:
 @pytest.mark.parametrize("bits", [4, 5, 7, 8])
 def test_posterize_is_what_pillow_does(bits: int, channels: int) -> None:
     images = pictures(4, channels)
-    for image, output in zip(images, randaugment.posterize(images, bits), strict=True):
+    for image, output in zip(images, augmentation.posterize(images, bits), strict=True):
         assert torch.equal(output, to_tensor(ImageOps.posterize(to_pillow(image), bits)))
 
 
 @pytest.mark.parametrize("threshold", [0, 100, 255])
 def test_solarize_is_what_pillow_does(threshold: int) -> None:
     images = pictures(4)
-    for image, output in zip(images, randaugment.solarize(images, threshold / 255), strict=True):
+    for image, output in zip(images, augmentation.solarize(images, threshold / 255), strict=True):
         expected = to_tensor(ImageOps.solarize(to_pillow(image), threshold))
         assert torch.allclose(output, expected, atol=1e-6)
 
@@ -251,7 +250,7 @@ def test_equalize_is_what_pillow_does(channels: int) -> None:
     images[3] = 0.7
     images[4] = (images[4] > 0.5).float()
     images = (images * 255).round() / 255
-    for image, output in zip(images, randaugment.equalize(images), strict=True):
+    for image, output in zip(images, augmentation.equalize(images), strict=True):
         assert torch.allclose(output, to_tensor(ImageOps.equalize(to_pillow(image))), atol=1e-6)
 
 
@@ -261,7 +260,7 @@ def test_autocontrast_is_what_pillow_does(channels: int) -> None:
     images[1] = images[1] * 0.3 + 0.2
     images[2] = 0.25
     images = (images * 255).round() / 255
-    for image, output in zip(images, randaugment.autocontrast(images), strict=True):
+    for image, output in zip(images, augmentation.autocontrast(images), strict=True):
         assert float((output - to_tensor(ImageOps.autocontrast(to_pillow(image)))).abs().max()) <= 1.01 / 255
 
 
@@ -279,7 +278,7 @@ WARPS: dict[str, Callable[[float, float], tuple[float, ...]]] = {
 def test_moves_are_what_pillow_does(name: str, sign: float) -> None:
     (image,) = pictures(1, side=32)
     fill = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
-    output = randaugment.apply(image[None], np.array([name]), np.array([sign]), 0.5, fill)[0]
+    output = augmentation.apply(image[None], np.array([name]), np.array([sign]), 0.5, fill)[0]
     if name == "rotate":
         expected = to_tensor(to_pillow(image).rotate(15 * sign, Image.Resampling.BILINEAR))
     else:
@@ -309,7 +308,7 @@ def test_operations_and_directions_are_equally_likely(
         operations.extend(zip(names.tolist(), signs.tolist(), strict=True))
         return pixels
 
-    monkeypatch.setattr(randaugment, "apply", spy)
+    monkeypatch.setattr(augmentation, "apply", spy)
     augment({"randaugment": {"num_ops": 2}}, channels)(torch.zeros(7000, channels, 4, 4), np.arange(7000), 0)
     assert len(operations) == 14000
     names = [name for name, _ in operations]
@@ -321,19 +320,19 @@ def test_operations_and_directions_are_equally_likely(
     assert abs(sum(a == b for a, b in zip(first, second, strict=True)) - 7000 / count) < 5 * math.sqrt(7000 / count)
 
 
-@pytest.mark.parametrize("name", randaugment.OPERATIONS)
+@pytest.mark.parametrize("name", augmentation.OPERATIONS)
 def test_each_operation_changes_only_its_images(name: str) -> None:
     images, fill = pictures(4), torch.zeros(3, 1, 1)
     names = np.array(["identity", name, "identity", name])
-    result = randaugment.apply(images, names, np.ones(4), 0.5, fill)
+    result = augmentation.apply(images, names, np.ones(4), 0.5, fill)
     assert torch.equal(result[::2], images[::2])
     assert torch.equal(result[1::2], images[1::2]) == (name == "identity")
 
 
 def test_operations_of_no_strength_change_almost_nothing() -> None:
     images = pictures(10)
-    names = np.array([*randaugment.MOVES, *randaugment.FACTORS, "posterize"])
-    result = randaugment.apply(images, names, np.ones(10), 0.0, torch.zeros(3, 1, 1))
+    names = np.array([*augmentation.MOVES, *augmentation.FACTORS, "posterize"])
+    result = augmentation.apply(images, names, np.ones(10), 0.0, torch.zeros(3, 1, 1))
     assert torch.allclose(result, images, atol=1e-5)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from pyarrow import parquet
 
 from drivetrain.data.load_data import load
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import open_stream, parquet_index, remote_store
+from drivetrain.data.streaming import open_stream, parquet_index, stores
 from drivetrain.data.streaming.index import Index
 from drivetrain.data.streaming.ranged_file import TAIL_BYTES, RangedFile
 from drivetrain.errors import DataError, StorageError
@@ -34,7 +33,7 @@ def server() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_store, "PATIENCE", Patience(retries=2.0, silence=1.0, connect=1.0))
+    monkeypatch.setattr(stores, "PATIENCE", Patience(retries=2.0, silence=1.0, connect=1.0))
     with open_proxy(server) as store:
         for name, value in store.variables().items():
             monkeypatch.setenv(name, value)
@@ -58,9 +57,8 @@ def read_index(path: Path, train: object) -> Index:
     job = shards.job(path, train)
     assert job.data.stream
     store = open_stream.open_store(job, str(train), "data.train")
-    columns = {"images": "image", "columns": ["label"], "key": "data.train"}
-    look, glance = partial(parquet_index.read, **columns), partial(parquet_index.glance, **columns)  # type: ignore[arg-type]
-    return indices.read(store, open_stream.open_cache(job.data.stream), look, ["x"], glance)
+    rows = parquet_index.ImageRows("image", "data.train", ["label"])
+    return indices.read(store, open_stream.open_cache(job.data.stream), rows.index_shard, ["x"], rows.glance)
 
 
 def test_labels_without_the_images(tmp_path: Path, local_shards: Path, proxy: FaultyStore) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.streaming import open_stream, remote_store
+from drivetrain.data.streaming import open_stream, stores
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
@@ -41,7 +41,7 @@ def server() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_store, "PATIENCE", SHORT)
+    monkeypatch.setattr(stores, "PATIENCE", SHORT)
     with open_proxy(server) as store:
         for name, value in store.variables().items():
             monkeypatch.setenv(name, value)

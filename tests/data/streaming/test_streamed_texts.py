@@ -47,7 +47,7 @@ def test_the_same_tokens_and_classes_as_in_memory(tmp_path: Path, keys: dict[str
     assert streamed.preprocessing == resident.preprocessing
     # Where the rows of the resident parts stand in the file.
     positions = {
-        int(row): (part, i) for part in (resident.train, resident.validation) for i, row in enumerate(part.part.rows)
+        int(row): (part, i) for part in (resident.train, resident.validation) for i, row in enumerate(part.rows)
     }
     for split in (streamed.train, streamed.validation):
         for index in range(len(split)):

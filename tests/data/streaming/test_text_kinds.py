@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from drivetrain.data.load_data import load
-from drivetrain.data.streaming import local_store
+from drivetrain.data.streaming import stores
 from drivetrain.data.streaming.shard import kind
 from drivetrain.errors import DataError
 from tests.data.streaming import shards, text_shards
@@ -220,10 +220,10 @@ def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) ->
 
 def test_words_in_the_name_of_a_data_set_are_no_splits() -> None:
     """`crash-test` is not for the final test."""
-    local_store.check_one_split(["crash-test-train-0.tar", "crash-test-train-1.tar"], "s3://b", "data.train")
-    local_store.check_one_split(["dev-kit-train.tar"], "s3://b", "data.train")
+    stores.check_one_split(["crash-test-train-0.tar", "crash-test-train-1.tar"], "s3://b", "data.train")
+    stores.check_one_split(["dev-kit-train.tar"], "s3://b", "data.train")
     with pytest.raises(DataError, match=r"crash-test-train-0\.tar, crash-test-val-0\.tar"):
-        local_store.check_one_split(["crash-test-train-0.tar", "crash-test-val-0.tar"], "s3://b", "data.train")
+        stores.check_one_split(["crash-test-train-0.tar", "crash-test-val-0.tar"], "s3://b", "data.train")
 
 
 def test_kinds_by_names() -> None:

@@ -55,7 +55,7 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
     with quiet_transformers() as transformers, torch.no_grad():
         hub_tokenizer = transformers.AutoTokenizer.from_pretrained(saved, truncation_side=side)
         hub_network = transformers.AutoModel.from_pretrained(saved).eval()
-        pairs = [column.to_pylist() for column in split.part.texts]
+        pairs = [column.to_pylist() for column in split.texts]
         hub_inputs = hub_tokenizer(*pairs, truncation="longest_first", max_length=16, padding=True, return_tensors="pt")
         expected = network.outputs(hub_network(**hub_inputs).last_hidden_state[:, 0])
         inputs = split.gather(ids)

@@ -115,7 +115,7 @@ def same_model(one: Dataset, two: Dataset) -> None:
 def check_read(path: Path, base: Dataset, order: list[int]) -> None:
     """New data gives the tokens and labels of the base, with labels and without."""
     positions = np.arange(len(order))
-    train_rows = [int(row) for row in base.train.part.rows]  # type: ignore[attr-defined]
+    train_rows = [int(row) for row in base.train.rows]  # type: ignore[attr-defined]
     assert train_rows == list(range(len(order)))
     labelled, plain = (load_new.read([path], base.preprocessing, base.heads, labelled=flag) for flag in (True, False))
     rows = np.array(order)

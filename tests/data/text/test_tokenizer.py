@@ -15,7 +15,7 @@ import pytest
 from drivetrain.data import stateless_random
 from drivetrain.data.load_data import load
 from drivetrain.data.sample_data import text
-from drivetrain.data.text import max_length, tokenizer
+from drivetrain.data.text import job_tokenizer, tokenizer
 from drivetrain.data.text.encoded import Ragged
 from tests import reports
 from tests.messages import says, says_only
@@ -116,14 +116,14 @@ TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])
     ],
 )
 def test_max_length(setting: int | Literal["auto"], limit: int | None, expected: int, explanation: str) -> None:
-    length, notes = max_length.choose(setting, TEXTS, limit)
+    length, notes = job_tokenizer.choose_length(setting, TEXTS, limit)
     assert length == expected
     assert notes[0] == "tokens per text: p50 10, p95 20, p99 41, max 90"
     assert notes[1].startswith(f"max_length {expected}: {explanation}")
 
 
 def test_auto_has_a_limit_where_the_network_has_none() -> None:
-    length, notes = max_length.choose("auto", np.array([2000] * 10), None)
+    length, notes = job_tokenizer.choose_length("auto", np.array([2000] * 10), None)
     assert length == 512
     assert says(notes[1], "most-auto-uses-less", "100.0")
 
@@ -132,7 +132,7 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     sizes = np.array([3, 9, 4, 4, 8, 1, 5])
     order = sizes[stateless_random.shuffle_samples(7, 0, len(sizes))]
     filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
-    note = max_length.padding(sizes, 10, 3, 7).note()
+    note = job_tokenizer.padding(sizes, 10, 3, 7).note()
     assert says_only(
         note, "padding-batch-filled-max", f"{1 - 34 / 70:.0%}", f"{1 - 34 / filled:.0%}", 512, "optimize.unpadding"
     )

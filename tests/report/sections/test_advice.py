@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drivetrain.data.text.max_length import padding
+from drivetrain.data.text.job_tokenizer import padding
 from drivetrain.report.advice.recommendation import Advice
 from drivetrain.report.record import read, summarize
 from drivetrain.report.sections.advice import MAX_SUGGESTIONS, list_advice

@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import wraps
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,7 @@ Source = str | bytes
 """A path, or the content of an image file."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 class UnreadableImage(Exception):
@@ -97,17 +98,31 @@ class ImageHeader(NamedTuple):
         return self[3:7] == (None, None, None, False)
 
 
+def _completes_jpeg(
+    use: Callable[Concatenate[Source, Arguments], Result],
+) -> Callable[Concatenate[Source, Arguments], Result]:
+    """Let a function of an image try again, with the last two bytes, if it fails for a JPEG that lacks only these."""
+
+    @wraps(use)
+    def use_completed(source: Source, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return use(source, *args, **kwargs)
+        except UnreadableImage:
+            completed = _add_end(source)
+            if completed is None:
+                raise
+            return use(completed, *args, **kwargs)
+
+    return use_completed
+
+
+@_completes_jpeg
 def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> npt.NDArray[np.uint8]:
     """Decode an image to a square; shape (channels, size, size), with 1 channel for gray, 3 for red, green, blue.
 
     Raises:
         UnreadableImage: with the reason.
     """
-    return _use_completed(source, partial(_decode_square, size=size, channels=channels, resize=resize))
-
-
-def _decode_square(source: Source, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
-    """As `pixels`, for a file that is complete."""
     mode = "L" if channels == 1 else "RGB"
     with _open(source) as image:
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
@@ -136,17 +151,13 @@ def _resize_to_square(flat: Image.Image, width: float, height: float, size: int,
     return square
 
 
+@_completes_jpeg
 def look(source: Source) -> ImageHeader:
     """Decode the image once, and discard the pixels.
 
     Raises:
         UnreadableImage: with the reason.
     """
-    return _use_completed(source, _read_header)
-
-
-def _read_header(source: Source) -> ImageHeader:
-    """As `look`, for a file that is complete."""
     with _open(source) as image:
         header = ImageHeader(min(image.size), grey=False, oblong=image.width != image.height)
         # Before it is loaded, a file says whether Pillow keeps only the upper 8 bits.
@@ -165,17 +176,6 @@ def _read_header(source: Source) -> ImageHeader:
         if has_color_of_16_bits:
             header = header._replace(color_16_bit=max(high for _, high in _extremes(flat)))
         return header._replace(grey=image.mode in _GREY, content=_digest(_to_comparable(image, flat)))
-
-
-def _use_completed(source: Source, use: Callable[[Source], Result]) -> Result:
-    """Return `use(source)`; if that fails for a JPEG that lacks only its last two bytes, try again with these."""
-    try:
-        return use(source)
-    except UnreadableImage:
-        completed = _add_end(source)
-        if completed is None:
-            raise
-        return use(completed)
 
 
 def _add_end(source: Source) -> bytes | None:

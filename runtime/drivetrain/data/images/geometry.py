@@ -9,7 +9,7 @@ from drivetrain.data.images import npz_images, resize
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import ImageSource
 from drivetrain.job.images import ImageJob
-from drivetrain.pretrained.expected_input import ExpectedInput
+from drivetrain.pretrained.image_input import ExpectedInput
 from drivetrain.system.console import Detail
 
 _HOW_SQUARE = {

@@ -38,7 +38,7 @@ from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
-from drivetrain.pretrained.expected_input import ExpectedInput
+from drivetrain.pretrained.image_input import ExpectedInput
 
 if TYPE_CHECKING:
     from drivetrain.data.images.image_shards import StreamedParts

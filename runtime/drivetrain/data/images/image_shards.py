@@ -26,7 +26,7 @@ from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream, parquet_index, tar_file
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
-from drivetrain.data.streaming.open_stream import ShardParts
+from drivetrain.data.streaming.open_stream import ShardParts, ShardRows
 from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
 from drivetrain.data.streaming.shard import TAR, ShardStore
 from drivetrain.errors import DataError
@@ -97,11 +97,10 @@ def undecodable_error(title: str, reason: str) -> DataError:
 
 
 @dataclass(kw_only=True)
-class ShardSource(LabelledRows):
+class ShardSource(LabelledRows, ShardRows):
     """The images of the shards of one address; `targets` has those of the usable rows."""
 
     images: StreamedImages
-    index: Index
 
     def find_targets(self, rows: Ids) -> Ids:
         """Positions of some rows in `targets`."""
@@ -204,10 +203,9 @@ def _index_shards(
         return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
     classes = store.class_names()
     purpose = ["images", images, *form.columns, *map(str, classes.items())]
-    look = partial(parquet_index.read, images=images, columns=form.columns, key=key, classes=classes)
-    glance = partial(parquet_index.glance, images=images, columns=form.columns, key=key, classes=classes)
-    index = indices.read(store, cache, look, purpose, glance)
-    return index, parquet_index.ImageRows(images, key), np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
+    rows = parquet_index.ImageRows(images, key, form.columns, classes)
+    index = indices.read(store, cache, rows.index_shard, purpose, rows.glance)
+    return index, rows, np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
 
 
 def _sample_images(train: ShardSource, train_rows: Ids, seed: int) -> ImageSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from drivetrain.data import copies, target_columns
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.images import image_targets
+from drivetrain.data.images.augment import luma
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
 from drivetrain.data.images.preprocess import BYTES, find_scale, measure_array
-from drivetrain.data.images.randaugment import luma
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize, pad_sides
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
@@ -218,20 +219,13 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RE
         top, first_column = (height - part_height) // 2, (width - part_width) // 2
         pixels = pixels[:, :, top : top + part_height, first_column : first_column + part_width]
     if pixels.shape[2:] != inner:
-        parts = [
-            _resize(pixels[start : start + 1024], inner, resize.interpolation) for start in range(0, len(pixels), 1024)
-        ]
-        pixels = torch.cat(parts)
+        mode = _TORCH_INTERPOLATIONS.get(resize.interpolation, resize.interpolation)
+        scale = partial(functional.interpolate, size=inner, mode=mode, antialias=mode in ("bilinear", "bicubic"))
+        pixels = torch.cat([_round_to(scale(part.float()), pixels.dtype) for part in torch.split(pixels, 1024)])
     top, first_column = (size - inner[0]) // 2, (size - inner[1]) // 2
     return functional.pad(
         pixels, (first_column, size - inner[1] - first_column, top, size - inner[0] - top)
     ).contiguous()
-
-
-def _resize(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
-    mode = _TORCH_INTERPOLATIONS.get(mode, mode)
-    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
-    return _round_to(out, pixels.dtype)
 
 
 def _round_to(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -29,12 +29,11 @@ from drivetrain.data.images.preprocess import (
     measure_array,
 )
 from drivetrain.data.images.resize import GROUNDS, Resize
-from drivetrain.data.images.source import ImageSplit
+from drivetrain.data.images.source import Images, ImageSplit
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.images import ImageJob
 
-Images = ImageArrays | Files
 FileRange = tuple[float, float, float, float]
 """Of pixels: smallest value, 1st and 99th percentile, largest value."""
 _FEW_BITS = 2**14 - 1

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -159,16 +159,6 @@ class ImageRows(Protocol):
         ...
 
 
-@runtime_checkable
-class ComparableImages(Protocol):
-    """Images whose content can be compared without reading them again."""
-
-    @property
-    def contents(self) -> Contents:
-        """A digest of each image."""
-        ...
-
-
 class ImageSplit:
     """Some rows of a source of images, with their targets; images to predict have none.
 
@@ -190,7 +180,7 @@ class ImageSplit:
 
     def contents(self) -> Contents:
         """A digest of each image; empty if the source cannot give them without reading the images again."""
-        return self.images.contents[self.rows] if isinstance(self.images, ComparableImages) else np.zeros(0, np.int64)
+        return self.images.contents[self.rows] if isinstance(self.images, Images) else np.zeros(0, np.int64)
 
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Put `change(array)` in place of every array in memory, so that processes can share one copy."""

@@ -6,7 +6,6 @@ next batch that the training needs.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -180,8 +179,14 @@ class _WorkerPool:
             worker_init_fn=functools.partial(_initialize_worker, os.getpid()),
         )
         handler = signal.getsignal(signal.SIGCHLD)
-        with _without_garbage_collection():
+        # The forked workers begin without the garbage collector.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
             self.items = iter(loader)
+        finally:
+            if collects:
+                gc.enable()
         # torch's handler would raise at any point of the trainer, even in the middle of an optimizer step.
         signal.signal(signal.SIGCHLD, handler)
         self.processes = set(multiprocessing.active_children()) - other_processes
@@ -240,18 +245,6 @@ class _WorkerPool:
     def _kill(self) -> None:
         for process in self.processes:
             process.kill()  # a stopped process handles no other signal
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Turn the garbage collector off in the block, so that the forked workers begin without it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _initialize_worker(parent: int, number: int) -> None:

@@ -157,12 +157,12 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, s
     )
     if is_duplicate.any():
         first = int(is_duplicate.argmax())
-        place, next_place = (
+        first_row, second_row = (
             source.name_row(row) for row in sorted((int(series_order.rows[first]), int(series_order.rows[first + 1])))
         )
         if _is_clock_change(series_order.times[1:][is_duplicate], series_order.per_second):
             raise DataError(
-                f"{source.key}: {source.path} has an hour twice, when the clocks go back: {place} and {next_place} have the same {time}",
+                f"{source.key}: {source.path} has an hour twice, when the clocks go back: {first_row} and {second_row} have the same {time}",
                 "times that never go back: in UTC, or with their offset, as 2024-10-27 02:30:00+01:00",
                 "write them in UTC; in pandas: tz_localize(ZONE, ambiguous='infer').tz_convert('UTC')",
             )
@@ -173,7 +173,7 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, s
             else "set data.group to the column that identifies the series, or remove the duplicates"
         )
         raise DataError(
-            f"{source.key}: {source.path} has {int(is_duplicate.sum()):,} duplicate times {within}: {place} and {next_place} have the same {time}",
+            f"{source.key}: {source.path} has {int(is_duplicate.sum()):,} duplicate times {within}: {first_row} and {second_row} have the same {time}",
             "every time only once per series",
             action,
         )

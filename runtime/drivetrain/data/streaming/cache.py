@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import struct
 import threading
 import time
 import uuid
@@ -23,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from drivetrain.errors import StorageError
 from drivetrain.system import file_lock
 from drivetrain.system.disk_cache import DiskCache
@@ -31,7 +32,6 @@ from drivetrain.system.units import format_bytes
 
 _SLOTS = 512
 """Numbers in shared memory, one for each process id modulo _SLOTS."""
-_NUMBER = struct.Struct("d")
 
 
 class FetchCounts:
@@ -56,7 +56,7 @@ class FetchCounts:
         self._fetched_names: set[str] = set()
         self._lock = threading.Lock()
         # A slot for each process: a lock in shared memory would stay locked by a worker that is killed.
-        self._seconds = mmap.mmap(-1, _SLOTS * _NUMBER.size)
+        self._seconds = np.frombuffer(mmap.mmap(-1, 8 * _SLOTS), np.float64)
 
     def __reduce__(self) -> tuple[type[FetchCounts], tuple[()]]:
         return FetchCounts, ()
@@ -64,7 +64,7 @@ class FetchCounts:
     @property
     def waited(self) -> float:
         """Seconds for which batches waited for shards, summed over the processes that prepare batches."""
-        return float(sum(seconds for (seconds,) in _NUMBER.iter_unpack(self._seconds[:])))
+        return float(self._seconds.sum())
 
     def add(self, name: str, size: int) -> None:
         """Count a shard that was fetched."""
@@ -101,8 +101,7 @@ class FetchCounts:
 
     def add_wait(self, seconds: float) -> None:
         """Count seconds for which this process waited for a shard."""
-        offset = os.getpid() % _SLOTS * _NUMBER.size
-        _NUMBER.pack_into(self._seconds, offset, _NUMBER.unpack_from(self._seconds, offset)[0] + seconds)
+        self._seconds[os.getpid() % _SLOTS] += seconds
 
     def to_json(self) -> dict[str, int | float]:
         """The counts as a dictionary."""

@@ -20,7 +20,7 @@ import pyarrow
 from pyarrow import ArrowException, OSFile, concat_tables, ipc
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import local_store
+from drivetrain.data.streaming import stores
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.ranged_file import TAIL_BYTES, NoRangesError, RangedFile
 from drivetrain.data.streaming.shard import Shard, ShardStore
@@ -153,7 +153,7 @@ def read_shard(store: ShardStore, cache: ShardCache, read_file: ShardIndexer, sh
         StorageError: if the shard cannot be fetched.
     """
     if file := store.local(shard):
-        local_store.check_content(shard)
+        stores.check_content(shard)
         return read_file(file, shard)
     name = digest([shard.address, shard.identify(), "whole"])
     while True:

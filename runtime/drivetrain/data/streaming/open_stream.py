@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from drivetrain.data import labels, stateless_random
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
+from drivetrain.data.loader.orders import StreamOrder
 from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.fetch_ahead import FetchAhead
-from drivetrain.data.streaming.hub_store import HubStore
 from drivetrain.data.streaming.index import Index
-from drivetrain.data.streaming.local_store import LocalStore
-from drivetrain.data.streaming.order import StreamOrder
 from drivetrain.data.streaming.reader import ShardReader
-from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import ShardStore, accepted_by
+from drivetrain.data.streaming.stores import HubStore, LocalStore, RemoteStore
 from drivetrain.errors import DataError
 from drivetrain.hardware.disk_space import SHARDS_FOLDER, find_cache_folder
 from drivetrain.job import Job, hub_address
@@ -170,7 +168,8 @@ MAX_SAMPLED_SHARDS = 8
 """Largest number of shards whose samples give the preprocessing."""
 
 
-class ShardRows(Protocol):
+@dataclass(kw_only=True)
+class ShardRows:
     """The shards of one address, and which of their rows can be used."""
 
     key: str

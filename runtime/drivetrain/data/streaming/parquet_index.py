@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow
@@ -22,98 +22,11 @@ from drivetrain.data.streaming.reader import FlatRows, count_overhead
 from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.errors import DataError, nearest
 
-NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
-"""No class names."""
 ParquetSource = Path | RangedFile
 BYTES_PER_REQUEST_TIME = 256 << 10
 """Bytes that arrive in about the time that one more request takes to be answered."""
 LACKS = "\x00lacks"
 """Column of an index that says whether a row has no image."""
-
-
-def find_image_column(file: ParquetSource, requested: str, shard: Shard, key: str) -> str:
-    """The name of the column of images: `requested` if it has images, else the only one that has.
-
-    Raises:
-        DataError: if there is no such column, or several.
-    """
-    try:
-        schema = parquet.read_schema(file)
-    except (ArrowException, OSError) as error:
-        raise unreadable(shard, key, error) from None
-    names = [str(field.name) for field in schema if image_column.holds_images(field.type)]
-    if requested in names:
-        return requested
-    if len(names) == 1:
-        return names[0]
-    raise DataError(
-        f'{key}: shard {shard.address} has no column "{requested}" of images',
-        f"columns of encoded images: {', '.join(names) or 'none'}; its columns: {', '.join(schema.names)}",
-        "name one with data.path_column" if names else "write the images into the shards: `drivetrain shard DIR`",
-    )
-
-
-def glance(
-    file: RangedFile,
-    shard: Shard,
-    images: str,
-    columns: Sequence[str],
-    key: str,
-    classes: Mapping[str, Sequence[str]] = NONE,
-) -> pyarrow.Table | None:
-    """The index that `read` returns, made from the file's footer and target columns only.
-
-    Returns None if that would fetch more than half of the shard, or if the images must be read to find empty ones.
-
-    Raises:
-        DataError: as `read` does.
-    """
-    try:
-        image_column_name = find_image_column(file, images, shard, key)
-        label_chunks = [chunk for column in columns for chunk in _chunks(file, column)]
-        needed_bytes = sum(int(chunk.total_compressed_size) + BYTES_PER_REQUEST_TIME for chunk in label_chunks)
-        if not _is_full(file, image_column_name) or needed_bytes > shard.size // 2:
-            return None
-    except (ArrowException, OSError) as error:
-        raise unreadable(shard, key, error) from None
-    return read(file, shard, images, columns, key, classes)
-
-
-def read(
-    file: ParquetSource,
-    shard: Shard,
-    images: str,
-    columns: Sequence[str],
-    key: str,
-    classes: Mapping[str, Sequence[str]] = NONE,
-) -> pyarrow.Table:
-    """The index of a Parquet shard of images: a table with a row for each row of the shard: its targets, and LACKS.
-
-    Args:
-        file: the shard on this machine, or in a store.
-        columns: names of the target columns.
-        classes: class names by column that are declared outside of the shards.
-
-    Raises:
-        DataError: if the shard cannot be read, or lacks one of the columns.
-    """
-    try:
-        names = parquet.read_schema(file).names
-        images = find_image_column(file, images, shard, key)
-        check_columns(columns, names, shard, key)
-        index_table = labels(file, columns, shard, key)
-        index_table = tables.with_names(index_table, classes)
-        is_empty = [False] * len(index_table)
-        if not _is_full(file, images):
-            is_empty = [not size for size in map(len, rows(file, images, shard, key))]
-    except (ArrowException, OSError) as error:
-        raise unreadable(shard, key, error) from None
-    # By the metadata, in which equal cells may be counted once.
-    image_bytes = sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, images))
-    unpacked_size = image_bytes + count_overhead(len(index_table))
-    return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
-        {SHARD_BYTES: str(unpacked_size)}
-    )
 
 
 def labels(file: ParquetSource, columns: Sequence[str], shard: Shard, key: str) -> pyarrow.Table:
@@ -141,13 +54,105 @@ def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, ke
         )
 
 
-def rows(file: ParquetSource, images: str, shard: Shard, key: str) -> Iterator[bytes]:
-    """Yield the encoded image of each row; empty bytes where there is none."""
-    for batch in parquet_file.read_batches(file, [images], 256, f"shard {shard.address}", key):
-        for cell in batch.column(0):
-            value: Any = cell.as_py()
-            content = value.get("bytes") if isinstance(value, dict) else value
-            yield bytes(content or b"")
+@contextmanager
+def blame_shard(shard: Shard, key: str) -> Iterator[None]:
+    """A block that reads a Parquet shard; raises DataError in place of an error of pyarrow.
+
+    A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk.
+    """
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        if isinstance(error, MemoryError):
+            raise decoded_size.too_large_error(f"shard {shard.address} does not fit into memory", key) from None
+        raise unreadable_error(shard, key, error, "complete Parquet files with the same columns") from None
+
+
+@dataclass(frozen=True)
+class ImageRows(FlatRows):
+    """The Parquet shards of images at one address: their index, and their encoded images, which the cache stores in flat files."""
+
+    column: str
+    """Name of the column of images, as the job has it; without it, the only one that has images is read."""
+    key: str
+    """The spec key that names the shards."""
+    targets: Sequence[str]
+    """Names of the target columns."""
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Class names by column that are declared outside of the shards."""
+
+    @property
+    def unpacked(self) -> str:
+        """How the shard becomes what is in the cache: part of the name there."""
+        return f"images {self.column}"
+
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """Yield the encoded image of each row; empty bytes where there is none."""
+        with blame_shard(shard, self.key):
+            yield from self._read_images(file, self._find_column(file, shard), shard)
+
+    def glance(self, file: RangedFile, shard: Shard) -> pyarrow.Table | None:
+        """The index that `index_shard` returns, made from the file's footer and target columns only.
+
+        Returns None if that would fetch more than half of the shard, or if the images must be read to find empty ones.
+
+        Raises:
+            DataError: as `index_shard` does.
+        """
+        with blame_shard(shard, self.key):
+            label_chunks = [chunk for name in self.targets for chunk in _chunks(file, name)]
+            needed_bytes = sum(int(chunk.total_compressed_size) + BYTES_PER_REQUEST_TIME for chunk in label_chunks)
+            if not _is_full(file, self._find_column(file, shard)) or needed_bytes > shard.size // 2:
+                return None
+        return self.index_shard(file, shard)
+
+    def index_shard(self, file: ParquetSource, shard: Shard) -> pyarrow.Table:
+        """The index of a shard: a table with a row for each row of the shard: its targets, and LACKS.
+
+        Args:
+            file: the shard on this machine, or in a store.
+
+        Raises:
+            DataError: if the shard cannot be read, or lacks one of the columns.
+        """
+        with blame_shard(shard, self.key):
+            column = self._find_column(file, shard)
+            check_columns(self.targets, parquet.read_schema(file).names, shard, self.key)
+            index_table = tables.with_names(labels(file, self.targets, shard, self.key), self.classes)
+            is_empty = [False] * len(index_table)
+            if not _is_full(file, column):
+                is_empty = [not image for image in self._read_images(file, column, shard)]
+        # By the metadata, in which equal cells may be counted once.
+        image_bytes = sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, column))
+        unpacked_size = image_bytes + count_overhead(len(index_table))
+        return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
+            {SHARD_BYTES: str(unpacked_size)}
+        )
+
+    def _find_column(self, file: ParquetSource, shard: Shard) -> str:
+        """The name of the column of images: `column` if it has images, else the only one that has.
+
+        Raises:
+            DataError: if there is no such column, or several.
+        """
+        schema = parquet.read_schema(file)
+        names = [str(field.name) for field in schema if image_column.holds_images(field.type)]
+        if self.column in names:
+            return self.column
+        if len(names) == 1:
+            return names[0]
+        raise DataError(
+            f'{self.key}: shard {shard.address} has no column "{self.column}" of images',
+            f"columns of encoded images: {', '.join(names) or 'none'}; its columns: {', '.join(schema.names)}",
+            "name one with data.path_column" if names else "write the images into the shards: `drivetrain shard DIR`",
+        )
+
+    def _read_images(self, file: ParquetSource, column: str, shard: Shard) -> Iterator[bytes]:
+        for batch in parquet_file.read_batches(file, [column], 256, f"shard {shard.address}", self.key):
+            for cell in batch.column(0):
+                value: Any = cell.as_py()
+                content = value.get("bytes") if isinstance(value, dict) else value
+                yield bytes(content or b"")
 
 
 def _is_full(file: ParquetSource, column: str) -> bool:
@@ -166,33 +171,3 @@ def _chunks(file: ParquetSource, column: str) -> list[Any]:
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     all_chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
     return [chunk for chunk in all_chunks if chunk.path_in_schema.split(".")[0] == column]
-
-
-def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
-    """The error for a Parquet shard that pyarrow refuses."""
-    if isinstance(error, MemoryError):
-        return decoded_size.too_large_error(f"shard {shard.address} does not fit into memory", key)
-    return unreadable_error(shard, key, error, "complete Parquet files with the same columns")
-
-
-@dataclass(frozen=True)
-class ImageRows(FlatRows):
-    """The images of a Parquet shard; the cache stores their encoded bytes in a flat file."""
-
-    column: str
-    """Name of the column of images."""
-    key: str
-    """The spec key that names the shards."""
-
-    @property
-    def unpacked(self) -> str:
-        """How the shard becomes what is in the cache: part of the name there."""
-        return f"images {self.column}"
-
-    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
-        """Yield the images. A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk."""
-        column = find_image_column(file, self.column, shard, self.key)
-        try:
-            yield from rows(file, column, shard, self.key)
-        except (ArrowException, OSError) as error:
-            raise unreadable(shard, self.key, error) from None

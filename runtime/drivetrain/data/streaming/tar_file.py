@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -131,15 +132,6 @@ LARGEST_TEXT = 1 << 20
 """Bytes of the largest .json or .cls."""
 
 
-@dataclass
-class _Sample:
-    offset: int | None = None
-    size: int = 0
-    cells: dict[str, Any] = field(default_factory=dict)
-    label: str | None = None
-    """Content of a .cls."""
-
-
 def index_images(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.Table:
     """The index of a tar shard.
 
@@ -150,22 +142,33 @@ def index_images(file: Path, shard: Shard, columns: Sequence[str], key: str) -> 
     Raises:
         DataError: if it is no tar file, or is cut off.
     """
-    samples: dict[str, _Sample] = {}
+    rows = list(_read_samples(file, shard, key, POSSIBLE_IMAGES, _is_of_image, partial(_index_sample, columns=columns)))
+    places = {name: array([row.get(name) for row in rows], int64()) for name in (OFFSET, SIZE)}
+    return table(places | {name: cells([row.get(name) for row in rows]) for name in columns})
+
+
+def _read_samples(
+    file: Path,
+    shard: Shard,
+    key: str,
+    possible: str,
+    is_needed: Callable[[Member], bool],
+    read: Callable[[BinaryIO, Sequence[Member]], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Yield what `read` makes of the members of each sample that are needed, in the order of their first members.
+
+    Raises:
+        DataError: if the file is not what `possible` says.
+    """
     try:
+        samples: dict[str, list[Member]] = {}
+        for member in filter(is_needed, list_members(file)):
+            samples.setdefault(member.sample, []).append(member)
         with file.open("rb") as opened:
-            for member in list_members(file):
-                _add(samples, opened, member, columns)
+            for members in samples.values():
+                yield read(opened, members)
     except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        raise unreadable_error(shard, key, error, POSSIBLE_IMAGES) from None
-    all_samples = list(samples.values())
-    targets = {name: cells([_cell(one_sample, name, columns) for one_sample in all_samples]) for name in columns}
-    return table(
-        {
-            OFFSET: array([one_sample.offset for one_sample in all_samples], int64()),
-            SIZE: array([one_sample.size for one_sample in all_samples], int64()),
-            **targets,
-        }
-    )
+        raise unreadable_error(shard, key, error, possible) from None
 
 
 def cells(values: Sequence[Any]) -> Any:
@@ -181,27 +184,31 @@ def cells(values: Sequence[Any]) -> Any:
     return array([None if value is None else str(value) for value in values], string())
 
 
-def _add(samples: dict[str, _Sample], opened: BinaryIO, member: Member, columns: Sequence[str]) -> None:
-    suffix = f".{member.ending.rsplit('.', 1)[-1]}"
-    if suffix not in EXTENSIONS and member.ending not in ("cls", "json"):
-        return
-    sample = samples.setdefault(member.sample, _Sample())
-    if suffix in EXTENSIONS:
-        if sample.offset is not None:
-            raise ValueError(f"sample {member.sample} has two images, the second one is {member.name}")
-        sample.offset, sample.size = member.offset, member.size
-        return
-    if member.ending == "cls":
-        sample.label = read_text(opened, member, LARGEST_TEXT).strip()
-    else:
-        content = read_object(opened, member, LARGEST_TEXT)
-        sample.cells = {name: content.get(name) for name in columns}
+def _is_image(member: Member) -> bool:
+    return f".{member.ending.rpartition('.')[2]}" in EXTENSIONS
 
 
-def _cell(sample: _Sample, name: str, columns: Sequence[str]) -> Any:
-    if sample.cells.get(name) is not None:
-        return sample.cells[name]
-    return sample.label if name == columns[0] else None
+def _is_of_image(member: Member) -> bool:
+    return _is_image(member) or member.ending in ("cls", "json")
+
+
+def _index_sample(opened: BinaryIO, members: Sequence[Member], columns: Sequence[str]) -> dict[str, Any]:
+    """Place and size of the image of a sample, and its targets."""
+    row: dict[str, Any] = {SIZE: 0}
+    label = None
+    for member in members:
+        if _is_image(member):
+            if OFFSET in row:
+                raise ValueError(f"sample {member.sample} has two images, the second one is {member.name}")
+            row |= {OFFSET: member.offset, SIZE: member.size}
+        elif member.ending == "cls":
+            label = read_text(opened, member, LARGEST_TEXT).strip()
+        else:
+            content = read_object(opened, member, LARGEST_TEXT)
+            row |= {name: content.get(name) for name in columns}
+    if row.get(columns[0]) is None:
+        row[columns[0]] = label
+    return row
 
 
 POSSIBLE_TEXTS = (
@@ -222,16 +229,12 @@ def read_records(
     Raises:
         DataError: if it cannot be read.
     """
-    try:
-        samples: dict[str, list[Member]] = {}
-        for member in list_members(file):
-            if member.ending.rpartition(".")[2] in ("txt", "cls", "json"):
-                samples.setdefault(member.sample, []).append(member)
-        with file.open("rb") as opened:
-            for members in samples.values():
-                yield _record(opened, members, texts, labels)
-    except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        raise unreadable_error(shard, key, error, POSSIBLE_TEXTS) from None
+    read = partial(_record, texts=texts, labels=labels)
+    return _read_samples(file, shard, key, POSSIBLE_TEXTS, _is_of_text, read)
+
+
+def _is_of_text(member: Member) -> bool:
+    return member.ending.rpartition(".")[2] in ("txt", "cls", "json")
 
 
 def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:

@@ -184,14 +184,14 @@ def write(
     images = [Image(name, label, *_read_stamp(source / name)) for name, label in pairs]
     order = stateless_random.make_generator(seed, "shards").permutation(len(images))
     groups = _divide_images([images[index] for index in order.tolist()], size)
-    written_list = ShardList(_digest(images, size, seed, form))
+    source_digest, shards = _digest(images, size, seed, form), list[ListedShard]()
     present_sizes = {entry.name: entry.bytes for entry in target.objects() if "/" not in entry.name}
-    before = _read_earlier(target, present_sizes, written_list.source)
+    before = _read_earlier(target, present_sizes, source_digest)
     bad: list[BadSample] = []
     with tempfile.TemporaryDirectory(prefix="drivetrain-shard-") as folder:
         # Before the first shard: a start after a kill must see whose shards these are.
         if not before:
-            _put_list(target, written_list, Path(folder))
+            _put_list(target, ShardList(source_digest), Path(folder))
         for number, group in enumerate(groups):
             file = Path(folder) / f"{number:06}.{form}"
             shard = before.get(file.name)
@@ -199,13 +199,13 @@ def write(
                 shard = _write_shard(source, group, file, bad, target, form)
                 bad_samples.check(bad, len(images), MAX_BAD_SHARE, KEY)
                 say(f"{file.name}: {shard.samples:,} images, {number + 1:,} of {len(groups):,} shards")
-            written_list = ShardList(written_list.source, (*written_list.shards, shard), complete=False)
+            shards.append(shard)
             if file.exists():
                 file.unlink()
                 # Of many shards the list is long, and what is not in it is only written again.
                 if number % (1 + number // 100) == 0:
-                    _put_list(target, written_list, Path(folder))
-        written_list = ShardList(written_list.source, written_list.shards, complete=True)
+                    _put_list(target, ShardList(source_digest, tuple(shards)), Path(folder))
+        written_list = ShardList(source_digest, tuple(shards), complete=True)
         _put_list(target, written_list, Path(folder))
     for line in bad_samples.check(bad, len(images), MAX_BAD_SHARE, KEY):
         say(line)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Head, InputRecord
-from drivetrain.data.text import max_length, tokenizer
-from drivetrain.data.text.encoded import Encoded, Ragged
+from drivetrain.data.text import length_buckets, tokenizer
+from drivetrain.data.text.encoded import Encoded, Lengths, Ragged
 from drivetrain.data.text.tokenizer import Tokenizer
-from drivetrain.job.text import TextEncoder, TextJob, TextPretrained, Truncation
+from drivetrain.job.text import PART_TOKENS, TextEncoder, TextJob, TextPretrained, Truncation
 from drivetrain.pretrained import earlier_run, families
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.pretrained.folder import Pretrained
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 POOLING_NAMES = {"cls": "first token", "mean": "mean of the tokens", "max": "largest values of the tokens"}
 """How each value of `model.pooling` makes the vector of a text, in words."""
 DEFAULT_VOCABULARY_SIZE: int = TextEncoder.model_fields["vocabulary"].default
+SAMPLED_BATCHES = 500
+"""Number of batches on which the share of padding is measured."""
+MAX_AUTO_LENGTH = 512
+"""Largest length that `auto` chooses if the network has no limit."""
+_CUT_PLACES = {"right": "", "left": "at their start ", "middle": "in their middle "}
+"""Where texts are cut, in words for notes."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,11 @@ class Limits:
     """Number of token types that the network distinguishes."""
     pooling: str = ""
     """How a text's vector is made (`model.pooling`) by the network's folder, where that differs from its family."""
+
+    @classmethod
+    def of_network(cls, config: Any, pooling: str = "") -> Limits:
+        """Return those of a configuration of transformers."""
+        return cls(families.find_max_tokens(config), families.count_token_types(config), pooling)
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,15 @@ def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Te
     if recorded and recorded.same_data:
         longest = recorded.preprocessing["max_length"]
     else:
-        longest, length_notes = _choose_length(job, encoded.lengths, limits.tokens)
+        requested = job.data.max_length
+        if requested != "auto" and limits.tokens is not None and requested > limits.tokens:
+            raise job.spec_error(
+                ("data", "max_length"),
+                f"is {requested}",
+                f"at most {limits.tokens} tokens in this network",
+                "lower it, or write auto",
+            )
+        longest, length_notes = choose_length(requested, encoded.lengths, limits.tokens, job.data.truncation)
         notes = [*notes, *length_notes]
     # The network gets token types if the texts have several, and it distinguishes as many.
     typed = 1 < encoded.template.segments <= limits.segments
@@ -97,11 +116,9 @@ def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) 
         source = pretrained.find(job, job.model.name)
         pooling, note = _choose_pooling(job.model, source, recorded)
         text_tokenizer = stored or tokenizer.load_pretrained(source)
-        limits = Limits(families.find_max_tokens(source.config), families.count_token_types(source.config), pooling)
-        return text_tokenizer, limits, [note]
+        return text_tokenizer, Limits.of_network(source.config, pooling), [note]
     if stored and (earlier := earlier_run.find(job)):
-        limits = Limits(earlier.max_tokens(), earlier.count_token_types())
-        return stored, limits, [f"{stored.vocabulary_size:,} tokens"]
+        return stored, Limits.of_network(earlier.config), [f"{stored.vocabulary_size:,} tokens"]
     vocabulary_size = job.model.vocabulary if isinstance(job.model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
     text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size)
     note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"
@@ -127,19 +144,6 @@ def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRe
     return pooling, note
 
 
-def _choose_length(job: TextJob, lengths: npt.NDArray[np.int64], limit: int | None) -> tuple[int, list[str]]:
-    """Choose `max_length`, at most the tokens that the network takes; returns it and notes with the reason."""
-    requested = job.data.max_length
-    if requested != "auto" and limit is not None and requested > limit:
-        raise job.spec_error(
-            ("data", "max_length"),
-            f"is {requested}",
-            f"at most {limit} tokens in this network",
-            "lower it, or write auto",
-        )
-    return max_length.choose(requested, lengths, limit, job.data.truncation)
-
-
 def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:
     """The preprocessing that is stored with the model: what `predict` needs for new texts, and the pooling."""
     preprocessing = {
@@ -154,3 +158,75 @@ def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextE
     preprocessing |= {"truncation": encoding.side} if encoding.side != "right" else {}
     preprocessing |= {"pooling": encoding.pooling} if encoding.pooling else {}
     return preprocessing | ({"token_types": True} if encoding.typed else {})
+
+
+def choose_length(
+    requested: int | Literal["auto"], lengths: Lengths, network_limit: int | None, side: Truncation = "right"
+) -> tuple[int, list[str]]:
+    """Choose `max_length`, the largest number of tokens of a text; returns it and notes with the reason.
+
+    `auto` takes the 99th percentile, rounded up to a multiple of 8, within the network's limit.
+
+    Args:
+        lengths: tokens of each training text, special tokens included.
+        network_limit: largest number of tokens that the network takes; None if it has none.
+        side: the part of a longer text that is left out.
+    """
+    p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="inverted_cdf"))
+    spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
+    if requested != "auto":
+        return requested, [spread, f"max_length {requested}: set by the job; {_describe_cut(lengths, requested, side)}"]
+    rounded = -(-p99 // 8) * 8
+    limit = network_limit or MAX_AUTO_LENGTH
+    reason = "p99 rounded up to a multiple of 8"
+    if rounded > limit:
+        whose = "the limit of this network" if network_limit else "the most that auto uses"
+        rounded, reason = limit, f"{whose}, less than p99"
+    return rounded, [spread, f"max_length {rounded}: {reason}; {_describe_cut(lengths, rounded, side)}"]
+
+
+def note_truncated(lengths: Lengths, longest: int, side: Truncation) -> list[str]:
+    """A note on new texts that are truncated; none if none is."""
+    return [f"max_length {longest}: {_describe_cut(lengths, longest, side)}"] if (lengths > longest).any() else []
+
+
+def _describe_cut(lengths: Lengths, longest: int, side: Truncation) -> str:
+    is_cut = lengths > longest
+    if not is_cut.any():
+        return "no text is cut"
+    lost_share = int((lengths[is_cut] - longest).sum()) / int(lengths.sum())
+    return f"{is_cut.mean():.1%} of the texts are cut {_CUT_PLACES[side]}({int(is_cut.sum()):,} of {len(lengths):,}), {lost_share:.1%} of all tokens"
+
+
+@dataclass(frozen=True)
+class PaddingShares:
+    """Shares of padding in the first epoch, for each way of forming batches."""
+
+    max_length: float
+    """Batches padded to `max_length`."""
+    longest: float
+    """Batches padded to their longest text."""
+    parts: float
+    """Batches split into micro-batches of PART_TOKENS tokens."""
+
+    def note(self) -> str:
+        """The shares as a line; packed batches have no padding."""
+        return (
+            f"padding: {self.max_length:.0%} of a batch if filled up to max_length, "
+            f"{self.longest:.0%} as filled up to the longest of each batch, "
+            f"{self.parts:.0%} if cut into parts of {PART_TOKENS} tokens, none if packed (optimize.unpadding)"
+        )
+
+
+def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> PaddingShares:
+    """Measure the shares of padding in the first epoch, on at most SAMPLED_BATCHES batches."""
+    shuffled = lengths[stateless_random.shuffle_samples(seed, 0, len(lengths))]
+    groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:SAMPLED_BATCHES]
+    real_tokens = sum(int(group.sum()) for group in groups)
+    padded_tokens = sum(len(group) * int(group.max()) for group in groups)
+    bucketed_tokens = sum(length_buckets.count_computed(group, batch_size, PART_TOKENS) for group in groups)
+    return PaddingShares(
+        max_length=1 - real_tokens / (sum(map(len, groups)) * longest),
+        longest=1 - real_tokens / padded_tokens,
+        parts=1 - real_tokens / bucketed_tokens,
+    )

@@ -20,66 +20,48 @@ class TokenSplitter:
     """Splits batches into micro-batches of at most `tokens` tokens."""
 
     tokens: int
-    """Largest number of tokens in a micro-batch."""
+    """Largest number of tokens in a micro-batch, padding included unless texts keep their order."""
     pass_cost: int = PASS_TOKENS
     """What one more pass through the network costs, in tokens."""
     in_order: bool = False
     """Whether texts keep their order, for packed batches; else texts of similar length are grouped."""
 
     def __call__(self, batch: Batch, most: int) -> Iterator[Batch]:
-        """The micro-batches of a batch, of at most `most` samples."""
-        return rows(batch, most, self.tokens) if self.in_order else cut(batch, most, self.tokens, self.pass_cost)
+        """The micro-batches of a batch, of at most `most` samples; a text of more than `tokens` tokens is in one of its own.
 
+        Args:
+            batch: inputs (N, tokens, ...), of which the last is the mask (N, tokens) of real tokens, which come first.
+                Batches with a single input (one row per sample) and empty batches are split in their given order.
+        """
+        if len(batch.inputs) == 1 or not len(batch):
+            return batch.split(most)
+        lengths = host_lengths.read_lengths(batch.inputs[-1])
+        return self._keep_order(batch, most, lengths) if self.in_order else self._group(batch, most, lengths)
 
-def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> Iterator[Batch]:
-    """Yield micro-batches, longest texts first, each padded only to its longest text.
+    def _group(self, batch: Batch, most: int, lengths: Lengths) -> Iterator[Batch]:
+        """Yield micro-batches, longest texts first, each padded only to its longest text."""
+        for rows in pieces(lengths, most, self.tokens, self.pass_cost):
+            index = onto(batch.inputs[0].device, rows)
+            longest = int(lengths[rows].max())
+            yield Batch(
+                batch.ids[rows],
+                tuple(x[index, :longest] for x in batch.inputs),
+                {name: y[index] for name, y in batch.targets.items()},
+                lengths[rows],
+            )
 
-    Args:
-        batch: inputs (N, tokens, ...), of which the last is the mask (N, tokens) of real tokens, which come first.
-            Batches with a single input (one row per sample) and empty batches are split in their given order.
-        most: largest number of samples in a micro-batch.
-        tokens: largest number of tokens in a micro-batch, padding included; a longer text gets a micro-batch of its own.
-        pass_cost: what one more micro-batch costs, in tokens.
-    """
-    if len(batch.inputs) == 1 or not len(batch):
-        yield from batch.split(most)
-        return
-    lengths = host_lengths.read_lengths(batch.inputs[-1])
-    for rows in pieces(lengths, most, tokens, pass_cost):
-        index = onto(batch.inputs[0].device, rows)
-        longest = int(lengths[rows].max())
-        yield Batch(
-            batch.ids[rows],
-            tuple(x[index, :longest] for x in batch.inputs),
-            {name: y[index] for name, y in batch.targets.items()},
-            lengths[rows],
-        )
-
-
-def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
-    """Yield micro-batches without changing the order of the samples.
-
-    Args:
-        most: largest number of samples in a micro-batch.
-        tokens: largest number of real tokens in a micro-batch; a longer text gets a micro-batch of its own.
-    """
-    if len(batch.inputs) == 1 or not len(batch):
-        yield from batch.split(most)
-        return
-    first, token_count = 0, 0
-    ends = []
-    lengths = host_lengths.read_lengths(batch.inputs[-1]).tolist()
-    for position, length in enumerate(lengths):
-        if position > first and (token_count + length > tokens or position - first == most):
-            ends.append(position)
-            first, token_count = position, 0
-        token_count += length
-    for start, end in pairwise([0, *ends, len(lengths)]):
-        part = batch.between(start, end)
-        part_lengths = lengths[start:end]
-        yield replace(
-            part, inputs=tuple(x[:, : max(part_lengths)] for x in part.inputs), lengths=np.array(part_lengths, np.int64)
-        )
+    def _keep_order(self, batch: Batch, most: int, lengths: Lengths) -> Iterator[Batch]:
+        """Yield micro-batches without changing the order of the samples; padding does not count as tokens."""
+        first, token_count = 0, 0
+        ends = []
+        for position, length in enumerate(lengths.tolist()):
+            if position > first and (token_count + length > self.tokens or position - first == most):
+                ends.append(position)
+                first, token_count = position, 0
+            token_count += length
+        for start, end in pairwise([0, *ends, len(lengths)]):
+            part, longest = batch.between(start, end), int(lengths[start:end].max())
+            yield replace(part, inputs=tuple(x[:, :longest] for x in part.inputs), lengths=lengths[start:end])
 
 
 def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> list[Lengths]:

@@ -35,7 +35,7 @@ _COMPARED_ROWS = 65_536
 """Number of rows whose texts are copied at a time to compare them."""
 
 
-@dataclass
+@dataclass(eq=False)
 class TextPart:
     """Some rows of a corpus."""
 
@@ -67,21 +67,18 @@ class TextPart:
         return self.source.title(int(self.rows[index]))
 
 
-class TextSplit:
+@dataclass(eq=False)
+class TextSplit(TextPart):
     """A split of tokenized texts in memory."""
 
     masked: ClassVar = True
     """The last input is a mask of real tokens (protocol `Masked`)."""
+    tokens: Ragged
+    pad: int
+    types: Ragged | None = None
 
-    def __init__(self, part: TextPart, tokens: Ragged, pad: int, types: Ragged | None = None) -> None:
-        self.part = part
-        self.tokens = tokens
-        self.pad = pad
-        self.types = types
-        self.targets: Targets = {name: torch.from_numpy(class_indices) for name, class_indices in part.classes.items()}
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+    def __post_init__(self) -> None:
+        self.targets: Targets = {name: torch.from_numpy(class_indices) for name, class_indices in self.classes.items()}
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -92,20 +89,12 @@ class TextSplit:
         """Token ids, token types if the network has them, and attention mask, as from `encoded.pad_inputs`."""
         return pad_inputs(self.tokens, () if self.types is None else (self.types,), ids, self.pad)
 
-    def contents(self) -> Contents:
-        """A digest of each row's texts."""
-        return self.part.contents()
-
     def change_arrays(self, change: Callable[[Any], Any]) -> None:
         """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
         self.tokens = self.tokens.map_arrays(change)
         self.types = None if self.types is None else self.types.map_arrays(change)
-        self.part.source.texts = tuple(map(change, self.part.source.texts))
+        self.source.texts = tuple(map(change, self.source.texts))
         self.targets = {name: change(values) for name, values in self.targets.items()}
-
-    def title(self, index: int) -> str:
-        """Row and first words of one text."""
-        return self.part.title(index)
 
     def note_unknown(self, unknown_token: int | None) -> list[str]:
         """A note on the share of tokens that stand for text outside of the vocabulary, if there are any."""
@@ -116,7 +105,7 @@ class TextSplit:
 def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
     """The split of a part whose texts are `encoded`, truncated to the largest length."""
     tokens, *types = encoding.list_sequences(encoded)
-    return TextSplit(part, tokens, encoding.tokenizer.pad, *types)
+    return TextSplit(part.source, part.rows, part.classes, tokens, encoding.tokenizer.pad, *types)
 
 
 @dataclass
@@ -157,23 +146,23 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     heads, head_notes = find_heads(job, train, recorded)
     notes += head_notes
     classes = index_classes(train, heads)
-    contents = take_all_rows(train, classes).contents()
+    contents = take_rows(train, classes).contents()
     stored_division: dict[str, int] = {}
     split_notes: list[str] = []
     for column, label_texts in train.labels.items():
         notes += copies.note_contradictions(contents, label_texts, train.place, f'texts, by "{column}",')
     if isinstance(job.data.validation, str):
         validation_corpus, split_notes = _read_usable_rows(job, job.data.validation, "data.validation", files)
-        train_part = take_all_rows(train, classes)
-        validation_part = take_all_rows(validation_corpus, index_classes(validation_corpus, heads))
+        train_part = take_rows(train, classes)
+        validation_part = take_rows(validation_corpus, index_classes(validation_corpus, heads))
     else:
         # Equal texts stay on one side of the split, unless there are so many that they are no copies of each other.
         independent = copies.are_coincidences(contents) or copies.are_few_kinds(contents)
         division = copies.Division(contents, "texts", recorded, independent=independent)
         train_rows, validation_rows, split_notes = _divide(classes, heads, train, job, division)
         stored_division = division.to_json()
-        train_part = _take_rows(train, train_rows, classes)
-        validation_part = _take_rows(train, validation_rows, classes)
+        train_part = take_rows(train, classes, train_rows)
+        validation_part = take_rows(train, classes, validation_rows)
     if not len(validation_part):
         raise DataError(
             f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
@@ -185,9 +174,11 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     return TextParts(train_part, validation_part, heads, stored_division, notes)
 
 
-def take_all_rows(source: Corpus, classes: Classes) -> TextPart:
-    """A part of all rows of a corpus."""
-    return TextPart(source, np.arange(len(source), dtype=np.int64), classes)
+def take_rows(source: Corpus, classes: Classes, rows: Ids | None = None) -> TextPart:
+    """A part of some rows of a corpus, or of all; `classes` has those of all its rows."""
+    if rows is None:
+        return TextPart(source, np.arange(len(source), dtype=np.int64), classes)
+    return TextPart(source, rows, {name: class_indices[rows] for name, class_indices in classes.items()})
 
 
 def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
@@ -293,11 +284,6 @@ def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
     normalized = compute.utf8_lower(compute.utf8_normalize(joined, "NFKC"))
     rows: list[str] = compute.utf8_trim_whitespace(compute.replace_substring_regex(normalized, r"\s+", " ")).to_pylist()
     return rows
-
-
-def _take_rows(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
-    """A part of some rows of a corpus; `classes` has those of all its rows."""
-    return TextPart(source, rows, {name: class_indices[rows] for name, class_indices in classes.items()})
 
 
 def _divide(

@@ -21,8 +21,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.cache import ShardCache
-from drivetrain.data.streaming.index import Index
-from drivetrain.data.streaming.open_stream import ShardParts
+from drivetrain.data.streaming.open_stream import ShardParts, ShardRows
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.shard import ShardStore
 from drivetrain.data.text import corpus, text_shards
@@ -86,18 +85,13 @@ class StreamedTexts:
         return open_stream.fetch_groups_ahead(self.reader, [self.rows[ids] for ids in groups])
 
 
-@dataclass
-class _Source:
-    """The shards of one address, and which of their rows can be used."""
+@dataclass(kw_only=True)
+class _Source(ShardRows):
+    """The shards of texts at one address."""
 
-    key: str
     store: ShardStore
-    index: Index
-    rows: Ids
-    """Rows of the index that can be used, ascending."""
     corpus: Corpus
-    """The labels of these rows, without their texts."""
-    notes: list[str]
+    """The labels of the usable rows, without their texts."""
 
 
 @dataclass
@@ -222,4 +216,4 @@ def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _S
         rows=rows + 1,
         bad=bad,
     )
-    return _Source(key, store, index, rows, usable_rows, notes)
+    return _Source(key=key, store=store, index=index, rows=rows, corpus=usable_rows, notes=notes)

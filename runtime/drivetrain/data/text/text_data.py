@@ -10,7 +10,7 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.source import Source
-from drivetrain.data.text import corpus, job_tokenizer, max_length
+from drivetrain.data.text import corpus, job_tokenizer
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.data.text.split import TextParts, TextSplit
@@ -40,7 +40,7 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
     encoding, encoded, encoding_notes = job_tokenizer.choose(job, parts.read_sample(), recorded)
     preprocessing = job_tokenizer.build_preprocessing(job, parts.heads, encoding) | parts.stored
     train, validation = parts.build_splits(encoding, encoded, preprocessing)
-    padding = max_length.padding(train.lengths, encoding.longest, job.train.batch, job.train.seed)
+    padding = job_tokenizer.padding(train.lengths, encoding.longest, job.train.batch, job.train.seed)
     dataset = parts.complete(
         Dataset(
             train,
@@ -70,10 +70,10 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
     if not len(rows):
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     encoding = TextEncoding.of_model(preprocessing)
-    part = text_split.take_all_rows(rows, text_split.index_classes(rows, heads) if first.labelled else {})
+    part = text_split.take_rows(rows, text_split.index_classes(rows, heads) if first.labelled else {})
     notes += text_split.count_missing(part.classes)
     encoded = encoding.tokenizer.encode(part.texts)
-    notes += max_length.note_truncated(encoded.lengths, encoding.longest, encoding.side)
+    notes += job_tokenizer.note_truncated(encoded.lengths, encoding.longest, encoding.side)
     split = text_split.build_split(part, encoded, encoding)
     # Row numbers say nothing about which of several files a row is from.
     return NewSamples(split, keep_unchanged, notes, rows.rows if len(sources) == 1 else None)

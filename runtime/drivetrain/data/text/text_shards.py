@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-from pyarrow import ArrowException, Table, array, compute, concat_tables, int64, parquet, string, table, uint64
+from pyarrow import Table, array, compute, concat_tables, int64, parquet, string, table, uint64
 
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import column_values, parquet_file, table_file
@@ -50,7 +50,7 @@ def index_shard(
     texts: Sequence[str],
     labels: Sequence[str],
     key: str,
-    classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
+    classes: Mapping[str, Sequence[str]],
 ) -> pyarrow.Table:
     """The index of a shard: labels, size and content hash of each row. A missing label is null.
 
@@ -145,7 +145,7 @@ def _read_labels(
     file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str, classes: Mapping[str, Sequence[str]]
 ) -> pyarrow.Table:
     """Read the label columns `names` of a shard as text, without space around it; an empty label is null."""
-    try:
+    with parquet_index.blame_shard(shard, key):
         if shard.kind == PARQUET:
             parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
             label_table = parquet_index.labels(file, names, shard, key)
@@ -153,8 +153,6 @@ def _read_labels(
             label_table = _read_record_labels(file, shard, names, texts, key)
         label_table = table_file.as_text(tables.with_names(label_table, classes), names)
         label_table.validate(full=True)
-    except (ArrowException, OSError) as error:
-        raise parquet_index.unreadable(shard, key, error) from None
     for position, name in enumerate(label_table.column_names):
         _check_text(label_table.field(position).type, name, shard, key)
         label_table = label_table.set_column(position, name, column_values.texts(label_table[name]))
@@ -176,7 +174,7 @@ def read_texts(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iter
             )
         return
     subject = f"shard {shard.address}"
-    try:
+    with parquet_index.blame_shard(shard, key):
         for batch in parquet_file.read_batches(file, names, tokenizer.TEXTS_PER_CALL, subject, key):
             part = table_file.as_text(parquet_file.decode(Table.from_batches([batch]), subject, key), names)
             for name in names:
@@ -184,8 +182,6 @@ def read_texts(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iter
             part.validate(full=True)
             texts = {name: compute.fill_null(part[name], "").cast("string") for name in names}
             yield table({name: column_values.compose_text(cells) for name, cells in texts.items()})
-    except (ArrowException, OSError) as error:
-        raise parquet_index.unreadable(shard, key, error) from None
 
 
 def read_all_texts(file: Path, shard: Shard, names: Sequence[str], key: str) -> pyarrow.Table:

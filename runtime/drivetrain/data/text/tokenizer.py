@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,12 @@ class Tokenizer:
                 "a tokenizer with a separator, such as those of bert and roberta; or one column",
                 "use another network, or join the columns in the file",
             )
-        return Encoded(tuple(Ragged.from_chunks(_tokenize(self.inner, texts)) for texts in columns), text_template)
+
+        def tokenize(texts: pyarrow.ChunkedArray) -> Iterator[list[list[int]]]:
+            for part in _iterate_column(texts):
+                yield [encoding.ids for encoding in self.inner.encode_batch_fast(part, add_special_tokens=False)]
+
+        return Encoded(tuple(Ragged.from_chunks(tokenize(texts)) for texts in columns), text_template)
 
     def to_json(self, longest: int, side: Truncation) -> dict[str, object]:
         """Plain JSON values from which `from_json` rebuilds the tokenizer.
@@ -206,9 +211,3 @@ def _iterate_column(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
 def _iterate_all(columns: Texts) -> Iterator[list[str]]:
     """Yield all texts, column after column, as lists of TEXTS_PER_CALL texts."""
     return chain.from_iterable(map(_iterate_column, columns))
-
-
-def _tokenize(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray) -> Iterable[list[list[int]]]:
-    """Yield the token ids of TEXTS_PER_CALL texts at a time, without special tokens."""
-    for part in _iterate_column(texts):
-        yield [encoding.ids for encoding in inner.encode_batch_fast(part, add_special_tokens=False)]

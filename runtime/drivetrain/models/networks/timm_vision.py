@@ -19,7 +19,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.images import ImageJob
 from drivetrain.job.model import ImageTimm
 from drivetrain.models import safetensors_file
-from drivetrain.pretrained.timm_folder import TimmFolder
+from drivetrain.pretrained.image_input import TimmFolder
 
 TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
 """Folder of the torchvision that is kept outside the import path; `docker/unused/aside` fills it."""

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
-from drivetrain.storage.object_store import ObjectStore
+from drivetrain.storage.object_store import ObjectStore, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
-from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
 from drivetrain.supervisor.remote_copy import owner_file
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps
