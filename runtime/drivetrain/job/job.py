@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job.data import Data
 from drivetrain.job.document import Document
+from drivetrain.job.formatting import Path as KeyPath
 from drivetrain.job.formatting import dot_key, format_value
 from drivetrain.job.hub_address import is_on_hub, parse
 from drivetrain.job.limits import Limits
@@ -266,11 +267,11 @@ class Job(Spec):
                 "remove it",
             )
 
-    def problem(self, path: tuple[str, ...], description: str, possible: str, action: str) -> Problem:
+    def problem(self, path: KeyPath, description: str, possible: str, action: str) -> Problem:
         """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)
 
-    def spec_error(self, path: tuple[str, ...], description: str, possible: str, action: str) -> SpecError:
+    def spec_error(self, path: KeyPath, description: str, possible: str, action: str) -> SpecError:
         """The error about the value at `path` of the spec, if it has only this one problem."""
         return SpecError(self.problem(path, description, possible, action))
 

@@ -138,7 +138,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
         )
     if job is not None and kind is not Job:
         job._document = document
-        problems_in_spec += [*combination_problems(job, document), *job.problems()]
+        problems_in_spec += [*combination_problems(job), *job.problems()]
     if problems_in_spec or job is None:
         raise SpecError(sorted(problems_in_spec, key=_sort_key))
     return job
@@ -155,7 +155,8 @@ def _find_combination_problems(
         job = kind.model_validate({"name": "job"} | data)
     except ValidationError:
         return []
-    return list(combination_problems(job, document))
+    job._document = document
+    return list(combination_problems(job))
 
 
 def _find_task_class(document: Document) -> type[Job]:
