@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError
 
+from drivetrain.job.values import ShortForm
 from drivetrain.system.spelling import clean_text
 
 
@@ -20,7 +21,7 @@ def check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _OneOrMoreNames:
+class _OneOrMoreNames(ShortForm):
     """Accepts `label` as a short form of `[label]`."""
 
     def expand(self, value: object) -> object:
@@ -30,15 +31,12 @@ class _OneOrMoreNames:
             raise PydanticCustomError("columns", "a column name, or a list of column names")
         return value
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.expand, handler(source))
-
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
         return {"anyOf": [{"type": "string", "minLength": 1}, handler(schema["schema"])]}
 
 
 @dataclass(frozen=True)
-class _Cells:
+class _Cells(ShortForm):
     """Accepts `-999` as a short form of `["-999"]`, and numbers as their text."""
 
     def expand(self, value: object) -> object:
@@ -46,9 +44,6 @@ class _Cells:
         if not cells or any(isinstance(cell, bool) or not isinstance(cell, str | int | float) for cell in cells):
             raise PydanticCustomError("cells", "a cell, or a list of cells")
         return tuple(str(cell).strip() for cell in cells)
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
         cells = [{"type": "string", "minLength": 1}, {"type": "number"}]

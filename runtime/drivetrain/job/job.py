@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,7 +16,6 @@ from drivetrain.job.formatting import Path as KeyPath
 from drivetrain.job.formatting import dot_key, format_value
 from drivetrain.job.hub_address import is_on_hub, parse
 from drivetrain.job.limits import Limits
-from drivetrain.job.store_address import StoreAddress
 from drivetrain.job.sweep import Parameter, Sweep
 from drivetrain.job.track import Track
 from drivetrain.job.train import Plateau, Train
@@ -27,6 +26,7 @@ from drivetrain.job.values import (
     Name,
     NoticeUrl,
     Spec,
+    StoreAddress,
     VariableName,
 )
 from drivetrain.storage.remote_address import is_remote
@@ -252,6 +252,23 @@ class Job(Spec):
         """The path of a key of `model:`; `from` where the spec has the short form of a name."""
         has_short_form = key == "name" and self.document.has(("model", "from"))
         return ("model", "from" if has_short_form else key)
+
+    def check_environment(self, environ: Mapping[str, str]) -> None:
+        """Check that every environment variable that the job names is set.
+
+        Args:
+            environ: the variables of the process that trains, or that starts the container.
+
+        Raises:
+            SpecError: with all that are missing.
+        """
+        if missing := [name for name in self.environment if not environ.get(name)]:
+            raise self.spec_error(
+                ("environment",),
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set here",
+                "names of variables that are set where the command is called",
+                f"export {missing[0]}=..., or remove the name from the job",
+            )
 
     def problems(self) -> Iterator[Problem]:
         """Problems of this task's values that are valid by themselves, but not together."""

@@ -24,7 +24,6 @@ from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.job.environment import check_environment
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, show_plan
@@ -127,7 +126,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
         request = replace(request, assignments=[*request.assignments, *fixed])
         job = request.source().load()
-    check_environment(job, os.environ)
+    job.check_environment(os.environ)
     for line in job.document.replaced:
         say(line)
     if job.sweep:
