@@ -9,13 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
-from drivetrain.cli.container_fallback import repeat, sweep, tradeoffs
 from drivetrain.cli.fetch import fetch
 from drivetrain.cli.init import init
 from drivetrain.cli.request import make_request
 from drivetrain.cli.track import track
 from drivetrain.errors import SpecError
-from drivetrain.launch import image_contents, run_in_image
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.units import format_bytes, parse_bytes
 
@@ -110,10 +108,6 @@ def train(options: argparse.Namespace) -> int:
     from drivetrain.supervisor.extended_run import ExtendRequest
     from drivetrain.supervisor.supervisor import TrainRequest
 
-    if image_id := os.environ.get("DRIVETRAIN_IMAGE"):
-        image_contents.check_in_container(image_id)
-    if run_in_image.torch_is_missing():
-        return container_fallback.run_in_container(options)
     extend = ExtendRequest(options.extend, options.restart_schedule) if options.extend else None
     opened: list[Path] = []
     request = make_request(
@@ -146,6 +140,27 @@ def launch(options: argparse.Namespace) -> int:
     from drivetrain.launch.clusters import cluster_launch
 
     return cluster_launch.launch(request)
+
+
+def repeat(options: argparse.Namespace) -> int:
+    """Train with several seeds or folds (`repeat`), or with folds only (`inspect`)."""
+    from drivetrain.supervisor import repeat as repeated_runs
+
+    return repeated_runs.repeat(make_request(repeated_runs.RepeatRequest, options))
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Search for better values of the spec keys that the job names under `sweep`."""
+    from drivetrain.supervisor.sweep import sweep as trials
+
+    return trials.sweep(make_request(trials.SweepRequest, options))
+
+
+def tradeoffs(options: argparse.Namespace) -> int:
+    """Measure what changes of the job save in time, and what they cost in quality."""
+    from drivetrain.supervisor.tradeoffs import tradeoffs as variants
+
+    return variants.measure_tradeoffs(make_request(variants.TradeoffsRequest, options))
 
 
 def find_lr(options: argparse.Namespace) -> int:
