@@ -284,6 +284,10 @@ class Job(Spec):
                 "remove it",
             )
 
+    def locate_key(self, path: KeyPath) -> str:
+        """`file:line:column: key`, with which a message about the value at `path` begins."""
+        return f"{self.document.place(path)}: {dot_key(path)}"
+
     def problem(self, path: KeyPath, description: str, possible: str, action: str) -> Problem:
         """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)

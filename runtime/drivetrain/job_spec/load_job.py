@@ -237,10 +237,7 @@ def _check_paths(job: Job) -> None:
         nearby_hint = next(filter(None, (suggest_nearby_file(roots, path) for _, path, _ in missing)), "")
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
-            "\n".join(
-                f"{job.document.place(key)}: {dot_key(key)}: {format_value(path)} {wrong}"
-                for key, path, wrong in missing
-            ),
+            "\n".join(f"{job.locate_key(key)}: {format_value(path)} {wrong}" for key, path, wrong in missing),
             f"a path relative to {' or to '.join(folders)}",
             f"make the data: {sample_command}"
             if sample_command

@@ -116,6 +116,6 @@ def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
 def add_location(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:
     """Add the position of a key in the spec to the error, which is returned."""
     description = error.given.removeprefix(f"{dot_key(key)}: ")
-    error.given = f"{job.document.place(key)}: {dot_key(key)}: {description}"
+    error.given = f"{job.locate_key(key)}: {description}"
     error.args = ("\n".join(error.lines()),)
     return error

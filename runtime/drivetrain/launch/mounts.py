@@ -86,7 +86,7 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
     """
     named_paths = [("the spec", Path(os.path.abspath(path)))]
     for key, text in list_files(job):
-        origin, target = f"{job.document.place(key)}: {dot_key(key)}", Path(os.path.abspath(job.resolve(text)))
+        origin, target = job.locate_key(key), Path(os.path.abspath(job.resolve(text)))
         if key[-1] == CODE_KEY:
             target = Path(os.path.abspath(job.folder / text)).parent
             origin = f"{origin}: {text!r} may import files next to it"
