@@ -1,18 +1,17 @@
-"""The commands: a function each, which hands its arguments to the package that does the work."""
+"""The commands: a function of the name of each, which hands its arguments to the package that does the work."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
-from drivetrain.cli.fetch import fetch
-from drivetrain.cli.init import init
+from drivetrain.cli.fetch import fetch as fetch
+from drivetrain.cli.init import init as init
 from drivetrain.cli.request import make_request
-from drivetrain.cli.track import track
+from drivetrain.cli.track import track as track
 from drivetrain.errors import SpecError
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.units import format_bytes, parse_bytes
@@ -147,6 +146,9 @@ def repeat(options: argparse.Namespace) -> int:
     from drivetrain.supervisor import repeat as repeated_runs
 
     return repeated_runs.repeat(make_request(repeated_runs.RepeatRequest, options))
+
+
+inspect = repeat
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -312,37 +314,3 @@ def completion(options: argparse.Namespace) -> int:
 
     print(make_script(options.shell, arguments.make_parser()), end="")
     return 0
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "validate": validate,
-    "facts": facts,
-    "plan": plan,
-    "schema": schema,
-    "completion": completion,
-    "train": train,
-    "launch": launch,
-    "repeat": repeat,
-    "inspect": repeat,
-    "sweep": sweep,
-    "tradeoffs": tradeoffs,
-    "find-lr": find_lr,
-    "memory": memory,
-    "bench": bench,
-    "calibrate": calibrate,
-    "watch": watch,
-    "report": report,
-    "compare": compare,
-    "track": track,
-    "reproduce": reproduce,
-    "doctor": doctor,
-    "baseline": baseline,
-    "evaluate": evaluate,
-    "predict": predict,
-    "export": export,
-    "sample": sample,
-    "shard": shard,
-    "init": init,
-    "fetch": fetch,
-    "convert": convert,
-}

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.cli import container_fallback, runs_option
+from drivetrain.cli import commands, container_fallback, runs_option
 from drivetrain.cli.command_line import parse
-from drivetrain.cli.commands import COMMANDS
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
 from drivetrain.launch import image_contents, run_in_image
 from drivetrain.supervisor import named_run
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return container_fallback.run_in_container(options)
             if image := os.environ.get("DRIVETRAIN_IMAGE"):
                 image_contents.check_in_container(image)
-        code = COMMANDS[options.command](options)
+        code: int = getattr(commands, options.command.replace("-", "_"))(options)
         sys.stdout.flush()
         return code
     except DrivetrainError as error:
