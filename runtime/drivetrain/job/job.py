@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -283,6 +283,17 @@ class Job(Spec):
                 "a classification",
                 "remove it",
             )
+
+    def refuse_idle_keys(self, keys: Sequence[str], possible: str) -> Iterator[Problem]:
+        """The problems of keys of `model:` without an effect on the network of that name.
+
+        The spec that a run stores has every key with its default.
+        """
+        model: Any = getattr(self, "model", None)
+        for key in keys:
+            if getattr(model, key) != type(model).model_fields[key].default:
+                description = f"has no effect on model.name: {model.name}"
+                yield self.problem(("model", key), description, possible, f"remove {key}")
 
     def locate_key(self, path: KeyPath) -> str:
         """`file:line:column: key`, with which a message about the value at `path` begins."""

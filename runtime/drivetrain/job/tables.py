@@ -149,12 +149,7 @@ class TableJob(Job):
             yield self.problem(("model", "bins"), "is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32")
         unused = {"linear": ("hidden", "embedding", "number_embedding", "dropout", "members"), "mlp": ("members",)}
         possible = "a linear model has bins" if model.name == "linear" else "name: tabm has members"
-        for key in unused.get(model.name, ()):
-            # The spec that a run stores has every key with its default.
-            if getattr(model, key) != MlpSpec.model_fields[key].default:
-                yield self.problem(
-                    ("model", key), f"has no effect on model.name: {model.name}", possible, f"remove {key}"
-                )
+        yield from self.refuse_idle_keys(unused.get(model.name, ()), possible)
 
     def _check_column_roles(self) -> Iterator[Problem]:
         data: Any = self.data

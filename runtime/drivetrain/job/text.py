@@ -201,12 +201,7 @@ class TextJob(Job):
         if not isinstance(model, TextEncoder):
             return
         if model.name == "linear":
-            for key in ("layers", "width", "heads", "pooling"):
-                # The spec that a run stores has every key with its default.
-                if getattr(model, key) != TextEncoder.model_fields[key].default:
-                    yield self.problem(
-                        ("model", key), "has no effect on model.name: linear", "vocabulary and dropout", f"remove {key}"
-                    )
+            yield from self.refuse_idle_keys(("layers", "width", "heads", "pooling"), "vocabulary and dropout")
         elif model.width % model.heads:
             yield self.problem(
                 ("model", "heads"),
