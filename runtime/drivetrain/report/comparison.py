@@ -106,12 +106,10 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
         run="comparison",
         what=" · ".join(run.name for run in runs),
         status=f"{len(runs)} runs",
-        tone=Tone.PLAIN,
         ending="runs side by side; settings that are equal in all runs are not listed",
         value=value,
         label=label,
         tiles=tiles,
-        alerts=(),
     )
 
 

@@ -99,12 +99,10 @@ def _make_headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[
         run=f"{name}, repeated",
         what=" · ".join(entry.record.name for entry in entries),
         status=count,
-        tone=Tone.PLAIN,
         ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run, and of its test",
         value=str(spreads[0]) if spreads else "no result",
         label=f"{spreads[0].metric} of {count}" if spreads else "no metric is a number in all runs",
         tiles=tuple(Tile(format_json(spread.metric), *spread.format_parts()) for spread in spreads),
-        alerts=(),
     )
 
 

@@ -124,7 +124,6 @@ def _make_headline(result: SweepResult) -> Headline:
         value=format_number(best.value) if best else "no result",
         label=f"{result.metric} of trial {best.number}, the best" if best else "no trial is done",
         tiles=values,
-        alerts=(),
     )
 
 

@@ -98,11 +98,9 @@ def _make_headline(result: Result) -> Headline:
         run=f"{result.name}, tradeoffs",
         what="what each change saves in time, and what it does to the model",
         status=f"{len(result.lines) - 1} variants",
-        tone=Tone.PLAIN,
         ending="trained with the same seed and data; nothing of the job was changed",
         value=format_number(base.value),
         label=f"{result.metric} of the job as it is, after {format_share(base.share)} of its epochs",
-        tiles=(),
         alerts=() if front else (("no variant was measured", "variants"),),
     )
 

@@ -29,8 +29,6 @@ from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import MODEL_CARD_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
 
-__all__ = ["write"]
-
 
 def write(run: Path) -> Record:
     """Write the files into the run folder, the model card if the run has ended well; returns what they are made of. The
