@@ -53,7 +53,7 @@ def read_gpus(
 def _get_gpus(
     nvml: ModuleType, environ: Mapping[str, str], environment_kind: str
 ) -> tuple[tuple[Gpu, ...], str | None]:
-    driver = _decode(nvml.nvmlSystemGetDriverVersion())
+    driver = decode(nvml.nvmlSystemGetDriverVersion())
     gpus: list[Gpu] = []
     problems: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -75,7 +75,7 @@ def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     mig = _has_mig(nvml, handle)
-    parts = list(_list_instances(nvml, handle)) if mig else [handle]
+    parts = list(list_instances(nvml, handle)) if mig else [handle]
     if not parts:
         problems.append(f"GPU {index} is in MIG mode without an instance: create one with nvidia-smi mig")
     return [_read_device(nvml, part, index, capability, driver, mig) for part in parts]
@@ -87,13 +87,13 @@ def _read_device(
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index=index,
-        name=_decode(nvml.nvmlDeviceGetName(handle)),
+        name=decode(nvml.nvmlDeviceGetName(handle)),
         capability=capability,
         memory=int(memory.total),
         free=int(memory.free),
         driver=driver,
         mig=mig,
-        uuid=_decode(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=decode(nvml.nvmlDeviceGetUUID(handle)),
     )
 
 
@@ -104,7 +104,8 @@ def _has_mig(nvml: ModuleType, handle: object) -> bool:
         return False
 
 
-def _list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
+def list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
+    """The MIG instances of a GPU."""
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -129,7 +130,8 @@ def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
     return visible
 
 
-def _decode(value: str | bytes) -> str:
+def decode(value: str | bytes) -> str:
+    """A text of the library, whose older versions return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -24,6 +24,7 @@ from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Sect
 from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
+from drivetrain.report.render.page import write_pages
 from drivetrain.system.console import open_console, say, say_json
 from drivetrain.system.files import blame_storage
 from drivetrain.system.printable import printable
@@ -114,8 +115,6 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
 
 
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    from drivetrain.report.render.page import write_pages
-
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files = RunFiles(folder.resolve() if folder.is_symlink() else folder)  # the user may have named a link

@@ -14,6 +14,7 @@ from drivetrain.job.sweep import Parameter
 from drivetrain.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
 from drivetrain.report.comparison import ABSENT
 from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
+from drivetrain.report.render.page import write_pages
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number
 
@@ -93,8 +94,6 @@ def format_value(value: JsonValue) -> str:
 
 def write(folder: Path, result: SweepResult) -> None:
     """Write sweep.html, sweep.md and sweep.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.page import write_pages
-
     write_pages(RunFiles(folder), "sweep", _list_results(result), _make_headline(result), _make_sections(result))
 
 
