@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from drivetrain.job.column_names import Cells, Column, OneOrMore
 from drivetrain.job.values import (
     BadShare,
+    Cells,
+    Column,
     Count,
     FilePath,
     Fold,
     Natural,
+    OneOrMore,
     Positive,
     PositiveRange,
     Probability,

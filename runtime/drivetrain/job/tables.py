@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from drivetrain.errors import Problem
-from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, choose_model_kind
-from drivetrain.job.values import Count, DateFormat, Fraction, accept_name
+from drivetrain.job.values import Column, Count, DateFormat, Fraction, OneOrMore, accept_name
 
 DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 

@@ -10,12 +10,21 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from drivetrain.errors import Problem
-from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import MaybeStream, TableFileData
 from drivetrain.job.job import CLASS_METRICS, Job
 from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.train import ClassWeights
-from drivetrain.job.values import FilePath, Fraction, Positive, Revision, ShortForm, Spec, accept_name
+from drivetrain.job.values import (
+    Column,
+    FilePath,
+    Fraction,
+    OneOrMore,
+    Positive,
+    Revision,
+    ShortForm,
+    Spec,
+    accept_name,
+)
 from drivetrain.system.spelling import clean_text
 
 Truncation = Literal["right", "left", "middle"]

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticKnownError
 
-from drivetrain.job.column_names import Column
-from drivetrain.job.values import Count, Duration, Fraction, Natural, Positive, Spec, accept_name
+from drivetrain.job.values import Column, Count, Duration, Fraction, Natural, Positive, Spec, accept_name
 
 
 class Optimizer(Spec):

@@ -38,10 +38,6 @@ MAX_LISTED = 5
 """Largest number of rows or classes that a message lists."""
 
 
-def _is_no_feature(name: str) -> bool:
-    return False
-
-
 @dataclass
 class _ExpectedCells:
     """What the cells of the columns of a file must be; of several names in an entry of `filled` one must have a cell."""
@@ -60,8 +56,8 @@ class _ExpectedCells:
     """Columns of dates or numbers."""
     form: str | None = None
     """Format of the dates, as in strptime; None if they are written as 2024-05-31."""
-    features: Callable[[str], bool] = _is_no_feature
-    """Whether a column is a feature of which the cells decide the kind."""
+    features: Callable[[str], bool] | None = None
+    """Whether a column is a feature of which the cells decide the kind; None in a file that decides nothing."""
 
 
 @dataclass
@@ -82,7 +78,7 @@ class _Columns:
         places = {name: position for position, name in enumerate(names)}
         return cls(
             places,
-            {name: FeatureCells() for name in names if expected.features(name)},
+            {name: FeatureCells() for name in names if expected.features and expected.features(name)},
             {name: set() for name in expected.varying if name in places},
             {name: Counter() for name in expected.classes if name in places},
         )
@@ -117,7 +113,7 @@ def check(job: Job) -> list[str]:
             continue
         expected = _expected_cells(job)
         if key[-1] != "train":
-            expected = replace(expected, features=_is_no_feature)
+            expected = replace(expected, features=None)
         count, notes = _check_file(job, path, job.locate_key(key), expected, files, classes_of)
         report += [f"{label}: checked {count:,} rows of {text}", *notes]
         if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:

@@ -13,8 +13,7 @@ from pathlib import Path
 from drivetrain.data.custom import user_code
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomData, list_user_functions
-from drivetrain.job_spec.load_job import load
-from drivetrain.job_spec.spec_file import read_content
+from drivetrain.job_spec.load_job import load, read_content
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import JOB_FILE
