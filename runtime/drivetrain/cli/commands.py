@@ -7,7 +7,7 @@ import csv
 import os
 from pathlib import Path
 
-from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
+from drivetrain.cli import cluster_options, container_fallback, json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
 from drivetrain.cli.request import make_request
@@ -244,7 +244,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a trained model."""
     from drivetrain.inference import evaluate as evaluating
 
-    return evaluating.evaluate(make_request(evaluating.EvaluateRequest, options, csv=csv_option.parse(options.csv)))
+    return evaluating.evaluate(make_request(evaluating.EvaluateRequest, options))
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -252,16 +252,14 @@ def predict(options: argparse.Namespace) -> int:
     from drivetrain.inference import predict as predicting
 
     columns = None if options.columns is None else next(csv.reader([options.columns]), [])
-    return predicting.predict(
-        make_request(predicting.PredictRequest, options, csv=csv_option.parse(options.csv), columns=columns)
-    )
+    return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
 
 
 def export(options: argparse.Namespace) -> int:
     """Export a trained model."""
     from drivetrain.inference import export as exporting
 
-    return exporting.export(make_request(exporting.ExportRequest, options, csv=csv_option.parse(options.csv)))
+    return exporting.export(make_request(exporting.ExportRequest, options))
 
 
 def sample(options: argparse.Namespace) -> int:
