@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from drivetrain.cli import cluster_options, container_fallback, json_output
+from drivetrain.cli import cluster_options, json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
-from drivetrain.cli.request import make_request
 from drivetrain.cli.track import track as track
-from drivetrain.errors import SpecError
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.launch import project
 from drivetrain.system.console import open_console, say, say_aside, say_json
+from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.units import format_bytes, parse_bytes
+
+Request = TypeVar("Request")
+OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
+"""By field of a request: the option that it is, if that has another name."""
+TRAINING = ("train", "repeat", "inspect", "sweep", "tradeoffs")
+"""Commands that train."""
+FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
+FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
+
+
+def make_request(kind: Callable[..., Request], options: argparse.Namespace, **values: Any) -> Request:
+    """A request whose fields are the options of the same names, and these values; other fields keep their defaults.
+
+    Args:
+        kind: a dataclass.
+        values: fields that are no options, or not as they are.
+    """
+    for field in dataclasses.fields(cast(Any, kind)):
+        option = OPTION_NAMES.get(field.name, field.name)
+        if field.name not in values and hasattr(options, option):
+            value = getattr(options, option)
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
 
 
 def validate(options: argparse.Namespace) -> int:
@@ -132,7 +159,7 @@ def launch(options: argparse.Namespace) -> int:
     cluster_options.check(options)
     from drivetrain.launch import container
 
-    flags = container_fallback.list_flags(options)
+    flags = list_flags(options)
     request = make_request(container.LaunchRequest, options, flags=flags, command="train", engine=options.on or "")
     if not options.on:
         return container.launch(request)
@@ -163,6 +190,41 @@ def tradeoffs(options: argparse.Namespace) -> int:
     from drivetrain.supervisor.tradeoffs import tradeoffs as variants
 
     return variants.measure_tradeoffs(make_request(variants.TradeoffsRequest, options))
+
+
+def run_in_container(options: argparse.Namespace) -> int:
+    """Run a command that trains in a container; returns the exit code.
+
+    Raises:
+        DeviceError: if training in the container does not support an option or the working folder.
+        DrivetrainError: if the spec is invalid, or the container cannot be started.
+    """
+    is_unsupported = any(getattr(options, name, None) for name in ("plan", "nodes", "json"))
+    # The container mounts the project, and writes below its runs/.
+    if is_unsupported or options.runs != Path("runs") or Path.cwd() != project.PROJECT:
+        limits = "no --plan, --runs, --nodes or --json" if options.command == "train" else "no --runs"
+        raise DeviceError(
+            f"torch is not installed here, and training in the container supports {limits}; it writes to runs/ in the "
+            "project",
+            f"the other options, run in {project.PROJECT}",
+            f"remove these options, or run `{INSTALL_TORCH}` to install torch here",
+        )
+    say(
+        "torch is not installed here: training in a container, like `drivetrain launch`; "
+        f"`{INSTALL_TORCH}` installs torch here"
+    )
+    from drivetrain.launch import container
+
+    return container.launch(make_request(container.LaunchRequest, options, flags=list_flags(options)))
+
+
+def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command line options that are passed on to the command in the container."""
+    flags = [f"--{name.replace('_', '-')}" for name in FORWARDED_SWITCHES if getattr(options, name, False)]
+    for name in FORWARDED_NUMBERS:
+        if (value := getattr(options, name, None)) is not None:
+            flags += [f"--{name}", str(value)]
+    return tuple(flags)
 
 
 def find_lr(options: argparse.Namespace) -> int:

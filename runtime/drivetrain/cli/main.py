@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.cli import commands, container_fallback, runs_option
+from drivetrain.cli import commands, runs_option
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
 from drivetrain.launch import image_contents, run_in_image
@@ -18,7 +18,7 @@ from drivetrain.system import interpreter, secrets
 from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error, say_json
 from drivetrain.system.files import storage_error
 
-OUTLIVE_OUTPUT = (*container_fallback.TRAINING, "reproduce")
+OUTLIVE_OUTPUT = (*commands.TRAINING, "reproduce")
 """Commands whose results are run folders; they go on when nobody reads what they print."""
 
 
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ[VERBOSE_VARIABLE] = "1"
         if run_in_image.is_needed(options.command, times_steps=getattr(options, "time", False)):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
-        if options.command in container_fallback.TRAINING:
+        if options.command in commands.TRAINING:
             if run_in_image.torch_is_missing():
-                return container_fallback.run_in_container(options)
+                return commands.run_in_container(options)
             if image := os.environ.get("DRIVETRAIN_IMAGE"):
                 image_contents.check_in_container(image)
         code: int = getattr(commands, options.command.replace("-", "_"))(options)
