@@ -5,6 +5,7 @@ The library is imported only if a driver has installed it, so a machine without 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import os
@@ -107,10 +108,8 @@ def _has_mig(nvml: ModuleType, handle: object) -> bool:
 def list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
     """The MIG instances of a GPU."""
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
+        with contextlib.suppress(nvml.NVMLError):  # slots are numbered, and most are empty
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError:  # slots are numbered, and most are empty
-            continue
 
 
 def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
@@ -141,10 +140,9 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
     folders += [Path(f) for f in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
     if any((folder / _LIBRARY).exists() for folder in folders):
         return True
-    try:  # the dynamic loader's own cache covers unusual locations
+    with contextlib.suppress(OSError):  # the dynamic loader's own cache covers unusual locations
         return _LIBRARY.encode() in (root / "etc/ld.so.cache").read_bytes()
-    except OSError:
-        return False
+    return False
 
 
 def _find_pci_device(root: Path) -> str | None:
