@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drivetrain.cli import command_line, main
-from drivetrain.cli.arguments import make_parser
+from drivetrain.cli import command_line, commands, main
+from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.errors import SpecError
 
 
@@ -22,6 +22,10 @@ def test_an_abbreviation_is_no_consent() -> None:
 def test_no_option_is_completed(arguments: list[str]) -> None:
     with pytest.raises(SpecError):
         make_parser().parse_args(arguments)
+
+
+def test_every_command_has_its_function() -> None:
+    assert all(callable(getattr(commands, name.replace("-", "_"))) for name in list_commands(make_parser()))
 
 
 REFUSED = [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from drivetrain.cli import main
-from drivetrain.cli.commands import COMMANDS
+from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.errors import DeviceError, SpecError, StorageError
 from drivetrain.launch import compose_project, container, container_limits, docker_engine, run_in_image
 from drivetrain.launch.project import PROJECT
@@ -59,7 +59,8 @@ def list_values(line: list[str], option: str) -> list[str]:
 
 
 def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
-    assert {command for command in COMMANDS if run_in_image.is_needed(command)} == set(run_in_image.COMMANDS)
+    commands = list_commands(make_parser())
+    assert {command for command in commands if run_in_image.is_needed(command)} == set(run_in_image.COMMANDS)
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
     assert not run_in_image.is_needed("predict")
     monkeypatch.delenv("DRIVETRAIN_IMAGE")

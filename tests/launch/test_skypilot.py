@@ -70,9 +70,9 @@ def test_a_job_file_arrives_as_it_is(folder: Path) -> None:
     (folder / "tiny.yaml").write_text(text)
     assert launch(*GPUS) == 0
     block = yaml.safe_load((folder / "tiny.sky.yaml").read_text())["run"]
-    block = block.replace("/tmp/drivetrain-job", str(folder / "there")).replace("exec python", "exit 0; python")
+    block = block.replace("/tmp/drivetrain-job", str(folder / "on-node")).replace("exec python", "exit 0; python")
     subprocess.run(["bash", "-c", block], check=True)
-    assert (folder / "there" / "tiny.yaml").read_text() == text
+    assert (folder / "on-node" / "tiny.yaml").read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.launch import template
+from drivetrain.launch.clusters import cluster_launch
 from tests.messages import omits, says
 
 SRUN = """\
@@ -57,7 +57,7 @@ def script(folder: Path, attempts: Sequence[str], least: int = 2) -> list[str]:
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         folder.joinpath(name).write_text(text)
         folder.joinpath(name).chmod(0o755)
-    text = template.fill("slurm.sbatch", VALUES | {"least": least})
+    text = cluster_launch.fill("slurm.sbatch", VALUES | {"least": least})
     for before, after in (
         ("sleep 2\n", "sleep 0.05\n"),
         ("silence=60 ", "silence=6 "),
@@ -157,7 +157,7 @@ def test_training_starts_once_on_each_node_with_the_cpus_of_the_job(tmp_path: Pa
     assert "--kill-on-bad-exit=0" in line
 
 
-NODE = template.fill("slurm.sbatch", VALUES).partition("node='\n")[2].partition("'\n\n")[0]
+NODE = cluster_launch.fill("slurm.sbatch", VALUES).partition("node='\n")[2].partition("'\n\n")[0]
 
 
 @pytest.mark.parametrize(("program", "code"), [("exit 9", 9), ("kill -KILL $$", 137)])

@@ -10,13 +10,13 @@ import yaml
 
 from drivetrain.errors import SpecError
 from drivetrain.job_spec.spec_source import COPY_VARIABLE
-from drivetrain.launch import template
+from drivetrain.launch.clusters import cluster_launch
 
 
 def fill(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, **values: object) -> str:
     (folder / "file").write_text(text)
-    monkeypatch.setattr(template, "FOLDER", folder)
-    return template.fill("file", values)
+    monkeypatch.setattr(cluster_launch, "FOLDER", folder)
+    return cluster_launch.fill("file", values)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_text_is_indented_and_stays_the_same(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_copy_of_a_job_has_the_name_that_train_reads() -> None:
-    assert f'"{COPY_VARIABLE}=$copy"' in (template.FOLDER / "slurm.sbatch").read_text()
+    assert f'"{COPY_VARIABLE}=$copy"' in (cluster_launch.FOLDER / "slurm.sbatch").read_text()

@@ -296,7 +296,7 @@ def _add_use(add: Add) -> None:
 
 
 def _add_csv(command: CommandParser) -> None:
-    command.add_argument("--csv", default="", metavar="KEY=VALUE,...", help=csv_option.HELP)
+    command.add_argument("--csv", type=csv_option.parse, default={}, metavar="KEY=VALUE,...", help=csv_option.HELP)
 
 
 def _add_sample(add: Add) -> None:

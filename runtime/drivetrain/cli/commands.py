@@ -1,23 +1,47 @@
-"""The commands: a function each, which hands its arguments to the package that does the work."""
+"""The commands: a function of the name of each, which hands its arguments to the package that does the work."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
-from drivetrain.cli.container_fallback import repeat, sweep, tradeoffs
-from drivetrain.cli.fetch import fetch
-from drivetrain.cli.init import init
-from drivetrain.cli.request import make_request
-from drivetrain.cli.track import track
-from drivetrain.errors import SpecError
-from drivetrain.launch import image_contents, run_in_image
+from drivetrain.cli import cluster_options, json_output
+from drivetrain.cli.fetch import fetch as fetch
+from drivetrain.cli.init import init as init
+from drivetrain.cli.track import track as track
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.launch import project
 from drivetrain.system.console import open_console, say, say_aside, say_json
+from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.units import format_bytes, parse_bytes
+
+Request = TypeVar("Request")
+OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
+"""By field of a request: the option that it is, if that has another name."""
+TRAINING = ("train", "repeat", "inspect", "sweep", "tradeoffs")
+"""Commands that train."""
+FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
+FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
+
+
+def make_request(kind: Callable[..., Request], options: argparse.Namespace, **values: Any) -> Request:
+    """A request whose fields are the options of the same names, and these values; other fields keep their defaults.
+
+    Args:
+        kind: a dataclass.
+        values: fields that are no options, or not as they are.
+    """
+    for field in dataclasses.fields(cast(Any, kind)):
+        option = OPTION_NAMES.get(field.name, field.name)
+        if field.name not in values and hasattr(options, option):
+            value = getattr(options, option)
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
 
 
 def validate(options: argparse.Namespace) -> int:
@@ -110,10 +134,6 @@ def train(options: argparse.Namespace) -> int:
     from drivetrain.supervisor.extended_run import ExtendRequest
     from drivetrain.supervisor.supervisor import TrainRequest
 
-    if image_id := os.environ.get("DRIVETRAIN_IMAGE"):
-        image_contents.check_in_container(image_id)
-    if run_in_image.torch_is_missing():
-        return container_fallback.run_in_container(options)
     opened: list[Path] = []
     copy = os.environ.get(COPY_VARIABLE)
     request = make_request(
@@ -139,13 +159,72 @@ def launch(options: argparse.Namespace) -> int:
     cluster_options.check(options)
     from drivetrain.launch import container
 
-    flags = container_fallback.list_flags(options)
+    flags = list_flags(options)
     request = make_request(container.LaunchRequest, options, flags=flags, command="train", engine=options.on or "")
     if not options.on:
         return container.launch(request)
     from drivetrain.launch.clusters import cluster_launch
 
     return cluster_launch.launch(request)
+
+
+def repeat(options: argparse.Namespace) -> int:
+    """Train with several seeds or folds (`repeat`), or with folds only (`inspect`)."""
+    from drivetrain.supervisor import repeat as repeated_runs
+
+    return repeated_runs.repeat(make_request(repeated_runs.RepeatRequest, options))
+
+
+inspect = repeat
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Search for better values of the spec keys that the job names under `sweep`."""
+    from drivetrain.supervisor.sweep import sweep as trials
+
+    return trials.sweep(make_request(trials.SweepRequest, options))
+
+
+def tradeoffs(options: argparse.Namespace) -> int:
+    """Measure what changes of the job save in time, and what they cost in quality."""
+    from drivetrain.supervisor.tradeoffs import tradeoffs as variants
+
+    return variants.measure_tradeoffs(make_request(variants.TradeoffsRequest, options))
+
+
+def run_in_container(options: argparse.Namespace) -> int:
+    """Run a command that trains in a container; returns the exit code.
+
+    Raises:
+        DeviceError: if training in the container does not support an option or the working folder.
+        DrivetrainError: if the spec is invalid, or the container cannot be started.
+    """
+    is_unsupported = any(getattr(options, name, None) for name in ("plan", "nodes", "json"))
+    # The container mounts the project, and writes below its runs/.
+    if is_unsupported or options.runs != Path("runs") or Path.cwd() != project.PROJECT:
+        limits = "no --plan, --runs, --nodes or --json" if options.command == "train" else "no --runs"
+        raise DeviceError(
+            f"torch is not installed here, and training in the container supports {limits}; it writes to runs/ in the "
+            "project",
+            f"the other options, run in {project.PROJECT}",
+            f"remove these options, or run `{INSTALL_TORCH}` to install torch here",
+        )
+    say(
+        "torch is not installed here: training in a container, like `drivetrain launch`; "
+        f"`{INSTALL_TORCH}` installs torch here"
+    )
+    from drivetrain.launch import container
+
+    return container.launch(make_request(container.LaunchRequest, options, flags=list_flags(options)))
+
+
+def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command line options that are passed on to the command in the container."""
+    flags = [f"--{name.replace('_', '-')}" for name in FORWARDED_SWITCHES if getattr(options, name, False)]
+    for name in FORWARDED_NUMBERS:
+        if (value := getattr(options, name, None)) is not None:
+            flags += [f"--{name}", str(value)]
+    return tuple(flags)
 
 
 def find_lr(options: argparse.Namespace) -> int:
@@ -227,7 +306,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a trained model."""
     from drivetrain.inference import evaluate as evaluating
 
-    return evaluating.evaluate(make_request(evaluating.EvaluateRequest, options, csv=csv_option.parse(options.csv)))
+    return evaluating.evaluate(make_request(evaluating.EvaluateRequest, options))
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -235,16 +314,14 @@ def predict(options: argparse.Namespace) -> int:
     from drivetrain.inference import predict as predicting
 
     columns = None if options.columns is None else next(csv.reader([options.columns]), [])
-    return predicting.predict(
-        make_request(predicting.PredictRequest, options, csv=csv_option.parse(options.csv), columns=columns)
-    )
+    return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
 
 
 def export(options: argparse.Namespace) -> int:
     """Export a trained model."""
     from drivetrain.inference import export as exporting
 
-    return exporting.export(make_request(exporting.ExportRequest, options, csv=csv_option.parse(options.csv)))
+    return exporting.export(make_request(exporting.ExportRequest, options))
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -297,37 +374,3 @@ def completion(options: argparse.Namespace) -> int:
 
     print(make_script(options.shell, arguments.make_parser()), end="")
     return 0
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "validate": validate,
-    "facts": facts,
-    "plan": plan,
-    "schema": schema,
-    "completion": completion,
-    "train": train,
-    "launch": launch,
-    "repeat": repeat,
-    "inspect": repeat,
-    "sweep": sweep,
-    "tradeoffs": tradeoffs,
-    "find-lr": find_lr,
-    "memory": memory,
-    "bench": bench,
-    "calibrate": calibrate,
-    "watch": watch,
-    "report": report,
-    "compare": compare,
-    "track": track,
-    "reproduce": reproduce,
-    "doctor": doctor,
-    "baseline": baseline,
-    "evaluate": evaluate,
-    "predict": predict,
-    "export": export,
-    "sample": sample,
-    "shard": shard,
-    "init": init,
-    "fetch": fetch,
-    "convert": convert,
-}

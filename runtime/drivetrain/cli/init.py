@@ -7,7 +7,6 @@ import os
 import shlex
 from pathlib import Path
 
-from drivetrain.cli import csv_option
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, make_run_name
 from drivetrain.system import installation
@@ -39,7 +38,7 @@ def init(options: argparse.Namespace) -> int:
             options.task,
             tuple(options.target),
             tuple(options.text),
-            csv_option.parse(options.csv),
+            options.csv,
             options.pretrained,
         )
     )

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.cli import runs_option
+from drivetrain.cli import commands, runs_option
 from drivetrain.cli.command_line import parse
-from drivetrain.cli.commands import COMMANDS
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
-from drivetrain.launch import run_in_image
+from drivetrain.launch import image_contents, run_in_image
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
 from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error, say_json
 from drivetrain.system.files import storage_error
 
-OUTLIVE_OUTPUT = ("train", "sweep", "tradeoffs", "repeat", "inspect", "reproduce")
+OUTLIVE_OUTPUT = (*commands.TRAINING, "reproduce")
 """Commands whose results are run folders; they go on when nobody reads what they print."""
 
 
@@ -41,7 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ[VERBOSE_VARIABLE] = "1"
         if run_in_image.is_needed(options.command, times_steps=getattr(options, "time", False)):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
-        code = COMMANDS[options.command](options)
+        if options.command in commands.TRAINING:
+            if run_in_image.torch_is_missing():
+                return commands.run_in_container(options)
+            if image := os.environ.get("DRIVETRAIN_IMAGE"):
+                image_contents.check_in_container(image)
+        code: int = getattr(commands, options.command.replace("-", "_"))(options)
         sys.stdout.flush()
         return code
     except DrivetrainError as error:

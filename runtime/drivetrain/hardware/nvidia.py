@@ -5,6 +5,7 @@ The library is imported only if a driver has installed it, so a machine without 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import os
@@ -75,7 +76,7 @@ def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     mig = _has_mig(nvml, handle)
-    parts = list(_list_instances(nvml, handle)) if mig else [handle]
+    parts = list(list_instances(nvml, handle)) if mig else [handle]
     if not parts:
         problems.append(f"GPU {index} is in MIG mode without an instance: create one with nvidia-smi mig")
     return [_read_device(nvml, part, index, capability, driver, mig) for part in parts]
@@ -104,12 +105,11 @@ def _has_mig(nvml: ModuleType, handle: object) -> bool:
         return False
 
 
-def _list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
+def list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
+    """The MIG instances of a GPU."""
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
+        with contextlib.suppress(nvml.NVMLError):  # slots are numbered, and most are empty
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError:  # slots are numbered, and most are empty
-            continue
 
 
 def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
@@ -135,10 +135,9 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
     folders += [Path(f) for f in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
     if any((folder / _LIBRARY).exists() for folder in folders):
         return True
-    try:  # the dynamic loader's own cache covers unusual locations
+    with contextlib.suppress(OSError):  # the dynamic loader's own cache covers unusual locations
         return _LIBRARY.encode() in (root / "etc/ld.so.cache").read_bytes()
-    except OSError:
-        return False
+    return False
 
 
 def _find_pci_device(root: Path) -> str | None:

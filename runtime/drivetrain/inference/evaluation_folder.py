@@ -54,8 +54,7 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
         for confusion in counts:
             stem = folder / (f"confusion-{_make_safe(confusion.head)}" if confusion.head else "confusion")
             _write_matrix(confusion, stem.with_name(f"{stem.name}.csv"))
-            image = tensorboard.draw_matrix(confusion.classes, confusion.matrix)
-            stem.with_name(f"{stem.name}.png").write_bytes(image.png)
+            tensorboard.draw_matrix(confusion.classes, confusion.matrix).save(stem.with_name(f"{stem.name}.png"))
         for table in tables:
             _write_labels(table, folder / (f"labels-{_make_safe(table.head)}.csv" if table.head else "labels.csv"))
 

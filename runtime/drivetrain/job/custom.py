@@ -12,12 +12,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from drivetrain.errors import Problem
 from drivetrain.job import user_files
-from drivetrain.job.column_names import Column, check_distinct
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
-from drivetrain.job.values import FilePath, Spec, accept_name
+from drivetrain.job.values import Column, FilePath, Spec, accept_name, check_distinct
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
 OFFERED_ARGUMENTS = ("outputs", "classes", "inputs", "vocabulary", "categories")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job.data import Data
 from drivetrain.job.document import Document
+from drivetrain.job.formatting import Path as KeyPath
 from drivetrain.job.formatting import dot_key, format_value
 from drivetrain.job.hub_address import is_on_hub, parse
 from drivetrain.job.limits import Limits
-from drivetrain.job.store_address import StoreAddress
 from drivetrain.job.sweep import Parameter, Sweep
 from drivetrain.job.track import Track
 from drivetrain.job.train import Plateau, Train
@@ -26,6 +26,7 @@ from drivetrain.job.values import (
     Name,
     NoticeUrl,
     Spec,
+    StoreAddress,
     VariableName,
 )
 from drivetrain.storage.remote_address import is_remote
@@ -252,6 +253,23 @@ class Job(Spec):
         has_short_form = key == "name" and self.document.has(("model", "from"))
         return ("model", "from" if has_short_form else key)
 
+    def check_environment(self, environ: Mapping[str, str]) -> None:
+        """Check that every environment variable that the job names is set.
+
+        Args:
+            environ: the variables of the process that trains, or that starts the container.
+
+        Raises:
+            SpecError: with all that are missing.
+        """
+        if missing := [name for name in self.environment if not environ.get(name)]:
+            raise self.spec_error(
+                ("environment",),
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set here",
+                "names of variables that are set where the command is called",
+                f"export {missing[0]}=..., or remove the name from the job",
+            )
+
     def problems(self) -> Iterator[Problem]:
         """Problems of this task's values that are valid by themselves, but not together."""
         yield from ()
@@ -266,11 +284,26 @@ class Job(Spec):
                 "remove it",
             )
 
-    def problem(self, path: tuple[str, ...], description: str, possible: str, action: str) -> Problem:
+    def refuse_idle_keys(self, keys: Sequence[str], possible: str) -> Iterator[Problem]:
+        """The problems of keys of `model:` without an effect on the network of that name.
+
+        The spec that a run stores has every key with its default.
+        """
+        model: Any = getattr(self, "model", None)
+        for key in keys:
+            if getattr(model, key) != type(model).model_fields[key].default:
+                description = f"has no effect on model.name: {model.name}"
+                yield self.problem(("model", key), description, possible, f"remove {key}")
+
+    def locate_key(self, path: KeyPath) -> str:
+        """`file:line:column: key`, with which a message about the value at `path` begins."""
+        return f"{self.document.place(path)}: {dot_key(path)}"
+
+    def problem(self, path: KeyPath, description: str, possible: str, action: str) -> Problem:
         """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)
 
-    def spec_error(self, path: tuple[str, ...], description: str, possible: str, action: str) -> SpecError:
+    def spec_error(self, path: KeyPath, description: str, possible: str, action: str) -> SpecError:
         """The error about the value at `path` of the spec, if it has only this one problem."""
         return SpecError(self.problem(path, description, possible, action))
 

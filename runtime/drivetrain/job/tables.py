@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from drivetrain.errors import Problem
-from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, choose_model_kind
-from drivetrain.job.values import Count, DateFormat, Fraction, accept_name
+from drivetrain.job.values import Column, Count, DateFormat, Fraction, OneOrMore, accept_name
 
 DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 
@@ -149,12 +148,7 @@ class TableJob(Job):
             yield self.problem(("model", "bins"), "is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32")
         unused = {"linear": ("hidden", "embedding", "number_embedding", "dropout", "members"), "mlp": ("members",)}
         possible = "a linear model has bins" if model.name == "linear" else "name: tabm has members"
-        for key in unused.get(model.name, ()):
-            # The spec that a run stores has every key with its default.
-            if getattr(model, key) != MlpSpec.model_fields[key].default:
-                yield self.problem(
-                    ("model", key), f"has no effect on model.name: {model.name}", possible, f"remove {key}"
-                )
+        yield from self.refuse_idle_keys(unused.get(model.name, ()), possible)
 
     def _check_column_roles(self) -> Iterator[Problem]:
         data: Any = self.data

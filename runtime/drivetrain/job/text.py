@@ -7,16 +7,24 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from drivetrain.errors import Problem
-from drivetrain.job.class_weights import ClassWeights
-from drivetrain.job.column_names import Column, OneOrMore
-from drivetrain.job.data import TableFileData
+from drivetrain.job.data import MaybeStream, TableFileData
 from drivetrain.job.job import CLASS_METRICS, Job
 from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, choose_model_kind
-from drivetrain.job.stream import MaybeStream
-from drivetrain.job.values import FilePath, Fraction, Positive, Revision, Spec, accept_name
+from drivetrain.job.train import ClassWeights
+from drivetrain.job.values import (
+    Column,
+    FilePath,
+    Fraction,
+    OneOrMore,
+    Positive,
+    Revision,
+    ShortForm,
+    Spec,
+    accept_name,
+)
 from drivetrain.system.spelling import clean_text
 
 Truncation = Literal["right", "left", "middle"]
@@ -40,13 +48,12 @@ class TextHead(Spec):
 
 
 @dataclass(frozen=True)
-class _ExpandColumns:
+class _ExpandColumns(ShortForm):
     """Accepts `causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` as short forms of a mapping of columns to
     settings.
     """
 
     def expand(self, value: object) -> object:
-        """The long form of a value."""
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
             names = [clean_text(name) for name in names]
@@ -61,9 +68,6 @@ class _ExpandColumns:
             else settings
             for name, settings in names.items()
         }
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, object]:
         long = handler(schema["schema"])
@@ -206,12 +210,7 @@ class TextJob(Job):
         if not isinstance(model, TextEncoder):
             return
         if model.name == "linear":
-            for key in ("layers", "width", "heads", "pooling"):
-                # The spec that a run stores has every key with its default.
-                if getattr(model, key) != TextEncoder.model_fields[key].default:
-                    yield self.problem(
-                        ("model", key), "has no effect on model.name: linear", "vocabulary and dropout", f"remove {key}"
-                    )
+            yield from self.refuse_idle_keys(("layers", "width", "heads", "pooling"), "vocabulary and dropout")
         elif model.width % model.heads:
             yield self.problem(
                 ("model", "heads"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticKnownError
 
-from drivetrain.job.class_weights import CLASS_WEIGHTS_DESCRIPTION, ClassWeights
-from drivetrain.job.values import Count, Duration, Fraction, Natural, Positive, Spec, accept_name
+from drivetrain.job.values import Column, Count, Duration, Fraction, Natural, Positive, Spec, accept_name
 
 
 class Optimizer(Spec):
@@ -168,6 +168,25 @@ AnyLoss = Annotated[
 
 USUAL_BATCH = 32
 """Default batch size."""
+
+
+def check_class_weights(value: Any) -> object:
+    """Check `train.class_weights`, with one message for all its forms."""
+    is_mapping_of_numbers = isinstance(value, dict) and all(
+        name and isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
+        for name, weight in value.items()
+    )
+    if value in ("none", "balanced") or (is_mapping_of_numbers and value):
+        return value
+    raise PydanticKnownError("literal_error", {"expected": "'none', 'balanced', numbers above 0 by class name"})
+
+
+ClassWeights = Annotated[Literal["none", "balanced"] | dict[Column, Positive], BeforeValidator(check_class_weights)]
+CLASS_WEIGHTS_DESCRIPTION = (
+    "balanced: a class weighs samples / (classes * its samples), a label that can be true beside others weighs samples "
+    "without it / samples with it; or numbers by class or label, such as {malignant: 5}: one that is not named has 1, and that "
+    "of a label is the weight of a sample that has it"
+)
 
 
 class Train(Spec):

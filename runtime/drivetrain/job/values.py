@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from drivetrain.storage import remote_address
+from drivetrain.system.spelling import clean_text
 from drivetrain.system.units import SIZE_PATTERN, parse_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -51,13 +53,24 @@ class Spec(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class ShortForm:
+    """An annotation: the value is expanded from short forms before it is checked."""
+
+    def expand(self, value: object) -> object:
+        """The long form of a value."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+
 def accept_name(default: str | None = None) -> _NameExpansion:
     """Accept `adam` as a short form of `{name: adam}`; a mapping without a name gets `default`."""
     return _NameExpansion(default)
 
 
 @dataclass(frozen=True)
-class _NameExpansion:
+class _NameExpansion(ShortForm):
     default: str | None
 
     def expand(self, value: object) -> object:
@@ -72,9 +85,6 @@ class _NameExpansion:
         if self.default is not None and isinstance(value, dict) and not {"name", "file"} & value.keys():
             return {"name": self.default, **value}
         return value
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
         """In the schema, allow the bare name beside the long form, and the default's form without a name."""
@@ -242,6 +252,60 @@ def check_notice_address(text: str) -> None:
         )
 
 
+def check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no name occurs twice."""
+    if len(set(names)) < len(names):
+        repeated = next(name for i, name in enumerate(names) if name in names[:i])
+        raise PydanticCustomError("columns", "column names that differ; {twice} appears twice", {"twice": repeated})
+    return names
+
+
+@dataclass(frozen=True)
+class _OneOrMoreNames(ShortForm):
+    """Accepts `label` as a short form of `[label]`."""
+
+    def expand(self, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list | tuple):
+            raise PydanticCustomError("columns", "a column name, or a list of column names")
+        return value
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
+        return {"anyOf": [{"type": "string", "minLength": 1}, handler(schema["schema"])]}
+
+
+@dataclass(frozen=True)
+class _Cells(ShortForm):
+    """Accepts `-999` as a short form of `["-999"]`, and numbers as their text."""
+
+    def expand(self, value: object) -> object:
+        cells = list(value) if isinstance(value, list | tuple) else [value]
+        if not cells or any(isinstance(cell, bool) or not isinstance(cell, str | int | float) for cell in cells):
+            raise PydanticCustomError("cells", "a cell, or a list of cells")
+        return tuple(str(cell).strip() for cell in cells)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
+        cells = [{"type": "string", "minLength": 1}, {"type": "number"}]
+        return {"anyOf": [*cells, {"type": "array", "items": {"anyOf": cells}, "minItems": 1}]}
+
+
+STORE_PATTERN = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[^?#@]*)?$"
+"""For editors; `parse` decides."""
+
+
+def check_store_address(value: object) -> object:
+    """Check the address of a folder in an object store; it becomes part of the run folder, so it has no credentials."""
+    try:
+        is_valid = isinstance(value, str) and remote_address.parse(value).writable
+    except remote_address.BadAddress:
+        is_valid = False
+    if not is_valid:
+        raise PydanticCustomError("store", f"{remote_address.POSSIBLE}; without user, password and query")
+    return value
+
+
+StoreAddress = Annotated[str, BeforeValidator(check_store_address), Field(json_schema_extra={"pattern": STORE_PATTERN})]
 Address = Annotated[str, _CheckedText(check_web_address, _ADDRESS.pattern)]
 NoticeUrl = Annotated[str, _CheckedText(check_notice_address, _NOTICE.pattern)]
 Name = Annotated[str, _CheckedText(check_run_name, _NAME.pattern)]
@@ -272,3 +336,8 @@ Gpus = Annotated[
     ],
     BeforeValidator(check_gpus),
 ]
+Column = Annotated[str, Field(min_length=1), AfterValidator(clean_text)]
+OneOrMore = Annotated[
+    tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_distinct), _OneOrMoreNames()
+]
+Cells = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), _Cells()]

@@ -38,10 +38,6 @@ MAX_LISTED = 5
 """Largest number of rows or classes that a message lists."""
 
 
-def _is_no_feature(name: str) -> bool:
-    return False
-
-
 @dataclass
 class _ExpectedCells:
     """What the cells of the columns of a file must be; of several names in an entry of `filled` one must have a cell."""
@@ -60,8 +56,8 @@ class _ExpectedCells:
     """Columns of dates or numbers."""
     form: str | None = None
     """Format of the dates, as in strptime; None if they are written as 2024-05-31."""
-    features: Callable[[str], bool] = _is_no_feature
-    """Whether a column is a feature of which the cells decide the kind."""
+    features: Callable[[str], bool] | None = None
+    """Whether a column is a feature of which the cells decide the kind; None in a file that decides nothing."""
 
 
 @dataclass
@@ -82,7 +78,7 @@ class _Columns:
         places = {name: position for position, name in enumerate(names)}
         return cls(
             places,
-            {name: FeatureCells() for name in names if expected.features(name)},
+            {name: FeatureCells() for name in names if expected.features and expected.features(name)},
             {name: set() for name in expected.varying if name in places},
             {name: Counter() for name in expected.classes if name in places},
         )
@@ -112,37 +108,36 @@ def check(job: Job) -> list[str]:
     classes_of: dict[str, set[str]] = {}
     for key, text in job.data_paths():
         path, label = job.resolve(text), dot_key(key)
-        if is_remote(text) and job.streams(key):
-            report.append(f"{label}: {text} is in an object store; what is in it is checked when training starts")
-        elif is_remote(text) and (key, text) in job.list_unfetched():
+        if reason := _explain_unchecked(job, key, text, path):
+            report.append(f"{label}: {reason}")
+            continue
+        expected = _expected_cells(job)
+        if key[-1] != "train":
+            expected = replace(expected, features=None)
+        count, notes = _check_file(job, path, job.locate_key(key), expected, files, classes_of)
+        report += [f"{label}: checked {count:,} rows of {text}", *notes]
+        if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
             report.append(
-                f"{label}: {text} has no copy here; `drivetrain fetch {job.document.name}` downloads it, and so does "
-                "`train`; what is in it is checked then"
+                f"train.batch_size: {job.train.batch:,} is more than the {count:,} rows of {text}: one step per epoch"
             )
-        elif is_on_hub(text) and job.streams(key):
-            report.append(f"{label}: {text} is on the Hugging Face hub; what is in it is checked when training starts")
-        elif (key, text) in job.list_unfetched():
-            report.append(
-                f"{label}: {text} is not in the cache of the Hugging Face hub; `drivetrain fetch {job.document.name}` "
-                "downloads it, and so does `train`; what is in it is checked then"
-            )
-        elif path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
-            report.append(f"{label}: {text} is there; what is in it is checked when training starts")
-        elif path.stat().st_size > MAX_CHECKED_BYTES:
-            size = f"{path.stat().st_size / 1e6:,.0f} MB"
-            report.append(f"{label}: checked the header of {text}; its {size} are checked when training starts")
-        else:
-            location = f"{job.document.place(key)}: {label}"
-            expected = _expected_cells(job)
-            if key[-1] != "train":
-                expected = replace(expected, features=_is_no_feature)
-            count, notes = _check_file(job, path, location, expected, files, classes_of)
-            report += [f"{label}: checked {count:,} rows of {text}", *notes]
-            if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
-                report.append(
-                    f"train.batch_size: {job.train.batch:,} is more than the {count:,} rows of {text}: one step per epoch"
-                )
     return report
+
+
+def _explain_unchecked(job: Job, key: tuple[str, ...], text: str, path: Path) -> str:
+    """Why the rows of a file are not checked here; empty if they are."""
+    later = "checked when training starts"
+    if job.streams(key) and (is_remote(text) or is_on_hub(text)):
+        place = "in an object store" if is_remote(text) else "on the Hugging Face hub"
+        return f"{text} is {place}; what is in it is {later}"
+    if (key, text) in job.list_unfetched():
+        lack = "has no copy here" if is_remote(text) else "is not in the cache of the Hugging Face hub"
+        fetch = f"`drivetrain fetch {job.document.name}` downloads it, and so does `train`"
+        return f"{text} {lack}; {fetch}; what is in it is checked then"
+    if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+        return f"{text} is there; what is in it is {later}"
+    if (size := path.stat().st_size) > MAX_CHECKED_BYTES:
+        return f"checked the header of {text}; its {size / 1e6:,.0f} MB are {later}"
+    return ""
 
 
 def _expected_cells(job: Job) -> _ExpectedCells:
@@ -313,18 +308,22 @@ def _find_reasons(cells: list[str], places: Mapping[str, int], expected: _Expect
         values = {name: cells[places[name]].strip() for name in names if name in places}
         if all(not cell or (name in expected.numbers and cell in MISSING_NUMBERS) for name, cell in values.items()):
             yield f"{' and '.join(names)} is empty"
+
+    def read_cell(name: str) -> str:
+        return cells[places[name]].strip() if name in places else ""
+
     for name in expected.numbers:
-        cell = cells[places[name]].strip() if name in places else ""
+        cell = read_cell(name)
         if not is_number(cell):
             yield f"{name} is `{printable(cell, 40)}`, not a number"
         elif is_infinite(cell):
             yield f"{name} is infinite"
     for name in expected.zero_or_one:
-        cell = cells[places[name]].strip() if name in places else ""
+        cell = read_cell(name)
         if cell and read_value(cell) not in (0, 1) and (read_value(cell) is not None or not is_number(cell)):
             yield f"{name} is `{printable(cell, 40)}`, not 0 or 1"
     for name in (*expected.dates, *expected.times):
-        cell = cells[places[name]].strip() if name in places else ""
+        cell = read_cell(name)
         if not is_date(cell, expected.form) and not (name in expected.times and is_number(cell)):
             yield f"{name} is `{printable(cell, 40)}`, no {'date' if name in expected.dates else 'time'}"
 

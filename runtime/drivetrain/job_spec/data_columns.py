@@ -6,13 +6,12 @@ The headers of CSV and TSV files are read without pyarrow before a run starts. T
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drivetrain.data.formats import csv_dialect, csv_layout, table_paths
 from drivetrain.errors import DataError, Problem, SpecError, nearest
-from drivetrain.job import Job, dot_key
+from drivetrain.job import Job
 from drivetrain.job.data import TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.images import ImageJob
@@ -30,21 +29,6 @@ MAX_EARLIER_COLUMNS = 8
 """Largest number of columns in a message about an earlier run."""
 
 
-@dataclass(frozen=True)
-class MissingColumn:
-    """A column that a file does not have."""
-
-    key: Key
-    """The spec key that names the column."""
-    name: str
-    path: Path
-    columns: list[str]
-
-    def describe(self, job: Job) -> str:
-        """The message about the column, with the position of the key that names it."""
-        return f'{job.document.place(self.key)}: {dot_key(self.key)}: {self.path} has no column "{self.name}"'
-
-
 def check_headers(job: Job) -> None:
     """Check the headers of all data files of a job.
 
@@ -54,21 +38,20 @@ def check_headers(job: Job) -> None:
     """
     if problems := list(_find_column_keys_without_table(job)):
         raise SpecError(problems)
-    missing: list[MissingColumn] = []
+    missing: list[tuple[Key, str, Path, list[str]]] = []
     files = csv_dialect.of_job(job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}, {})
     for key, text in list_readable_paths(job):
         path = job.resolve(text)
-        label = f"{job.document.place(key)}: {dot_key(key)}"
+        label = job.locate_key(key)
         _check_file_kind(job, path, label)
         if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
             continue
         if path.stat().st_size == 0:
-            raise DataError(
-                f"{label}: {path} is empty (0 bytes)", "a header and at least one row", "check how the file was written"
-            )
+            description = f"{label}: {path} is empty (0 bytes)"
+            raise DataError(description, "a header and at least one row", "check how the file was written")
         if names := csv_layout.read_names(path, label, files):
             required = _required_columns(job, key)
-            missing += [MissingColumn(option, name, path, names) for option, name in required if name not in names]
+            missing += [(option, name, path, names) for option, name in required if name not in names]
     if missing:
         raise _missing_columns_error(job, missing)
 
@@ -102,12 +85,13 @@ def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
             )
 
 
-def _missing_columns_error(job: Job, missing: list[MissingColumn]) -> DataError:
-    several_files = len({column.path for column in missing}) > 1
-    possible = {(f"{column.path}: " if several_files else "") + list_names(column.columns): None for column in missing}
-    suggestions = dict.fromkeys(nearest(column.name, column.columns) for column in missing)
+def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[str]]]) -> DataError:
+    """The error about columns: the key that names each, its name, and the file with the columns that it has."""
+    several_files = len({path for _, _, path, _ in missing}) > 1
+    possible = dict.fromkeys(f"{path}: " * several_files + list_names(columns) for _, _, path, columns in missing)
+    suggestions = dict.fromkeys(nearest(name, columns) for _, name, _, columns in missing)
     return DataError(
-        "\n".join(column.describe(job) for column in missing),
+        "\n".join(f'{job.locate_key(key)}: {path} has no column "{name}"' for key, name, path, _ in missing),
         f"its columns: {'; '.join(possible)}",
         " ".join(filter(None, suggestions)) or "use one of its columns",
     )

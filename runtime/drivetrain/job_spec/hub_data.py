@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
 
 from drivetrain.data.formats import shards
 from drivetrain.data.streaming import shard
@@ -43,13 +42,13 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
     keys_and_texts = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
     if keys_and_texts and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
         key, text = keys_and_texts[0]
-        _refuse(
-            job, key, f"is {text!r}", "a local path: data of your own code is not looked up on the hub", "change it"
-        )
+        possible = "a local path: data of your own code is not looked up on the hub"
+        raise job.spec_error(key, f"is {text!r}", possible, "change it")
     for key, text in keys_and_texts:
         address = parse(text)
         if address is None:
-            _refuse(job, key, f"is {text!r}", FORM, "correct it; a revision with a slash is written with %2F")
+            action = "correct it; a revision with a slash is written with %2F"
+            raise job.spec_error(key, f"is {text!r}", FORM, action)
         try:
             hub_data = _find_files(job, key, address, say, update=update)
             if hub_data is None:
@@ -60,12 +59,8 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
             action = error.action
             if error.offline:
                 action += f"; where there is a network, `drivetrain fetch {job.document.name}` fills the cache"
-            _refuse(job, key, f"{text}: {error.given}", error.possible, action)
+            raise job.spec_error(key, f"{text}: {error.given}", error.possible, action) from None
     return job, located
-
-
-def _refuse(job: Job, key: Key, description: str, possible: str, action: str) -> NoReturn:
-    raise job.spec_error(key, description, possible, action)
 
 
 def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> Fetched | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,8 +22,9 @@ from drivetrain.job.user_files import find_obstacle, suggest_nearby_file, sugges
 from drivetrain.job.values import Spec
 from drivetrain.job_spec import data_columns, named_splits, sweep_space
 from drivetrain.job_spec.combinations import combination_problems
-from drivetrain.job_spec.spec_file import read_spec
 from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, drop_invalid_values, list_problems
+from drivetrain.job_spec.yaml_file import read, set_value
+from drivetrain.job_spec.yaml_syntax import MAX_BYTES
 from drivetrain.pretrained import earlier_run
 from drivetrain.storage.remote_address import is_remote
 
@@ -65,6 +68,66 @@ def load(
             job, lambda other: _build_checked(other, job.folder, is_copied=is_copied)
         )
     return job
+
+
+def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = None) -> Document:
+    """The document, with the mistakes in it.
+
+    Args:
+        assignments: `key.path=value` texts, applied over it.
+        content: of the file as it was read before; None to read it now.
+
+    Raises:
+        SpecError: if the file cannot be read, or is not one YAML mapping.
+    """
+    document = read(read_content(path) if content is None else content, str(path))
+    for assignment in assignments:
+        try:
+            set_value(document, assignment)
+        except SpecError as error:
+            document.problems += error.problems
+    _replace_length(document)
+    return document
+
+
+def _replace_length(document: Document) -> None:
+    """Remove the length in the file if the command line has a time, and the time if it has a length: one of both is possible."""
+    train = document.data.get("train")
+    if not isinstance(train, dict):
+        return
+    written = {key: value for key, value in train.items() if value is not None}
+    lengths = written.keys() & {"epochs", "steps", "within"}
+    set_keys = {key for key in lengths if document.place(("train", key)).startswith("--set ")}
+    is_time = {key == "within" for key in set_keys}
+    for key in sorted(lengths - set_keys) if len(is_time) == 1 else ():
+        if (key == "within") not in is_time:
+            setting = ", ".join(f"train.{name}: {format_value(written[name])}" for name in sorted(set_keys))
+            document.replaced.append(f"--set: {setting} takes the place of train.{key}: {format_value(written[key])}")
+            del train[key], document.places["train", key]
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a job file; raises SpecError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: {error.strerror or error}",
+            "a job file in YAML",
+            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
+        ) from None
+
+
+def _nearest_job(path: Path) -> str:
+    """`did you mean "x"?` for the job file whose name is most similar, in the same folder or in jobs/."""
+    for folder in dict.fromkeys((path.parent, Path("jobs"))):
+        with contextlib.suppress(OSError):
+            files = [file for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".yml") and file.is_file()]
+            stems = {file.stem: file for file in files}
+            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.75):
+                return f'did you mean "{stems[stem]}"?'
+    return ""
 
 
 def _build_checked(
@@ -138,7 +201,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
         )
     if job is not None and kind is not Job:
         job._document = document
-        problems_in_spec += [*combination_problems(job, document), *job.problems()]
+        problems_in_spec += [*combination_problems(job), *job.problems()]
     if problems_in_spec or job is None:
         raise SpecError(sorted(problems_in_spec, key=_sort_key))
     return job
@@ -155,7 +218,8 @@ def _find_combination_problems(
         job = kind.model_validate({"name": "job"} | data)
     except ValidationError:
         return []
-    return list(combination_problems(job, document))
+    job._document = document
+    return list(combination_problems(job))
 
 
 def _find_task_class(document: Document) -> type[Job]:
@@ -236,10 +300,7 @@ def _check_paths(job: Job) -> None:
         nearby_hint = next(filter(None, (suggest_nearby_file(roots, path) for _, path, _ in missing)), "")
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
-            "\n".join(
-                f"{job.document.place(key)}: {dot_key(key)}: {format_value(path)} {wrong}"
-                for key, path, wrong in missing
-            ),
+            "\n".join(f"{job.locate_key(key)}: {format_value(path)} {wrong}" for key, path, wrong in missing),
             f"a path relative to {' or to '.join(folders)}",
             f"make the data: {sample_command}"
             if sample_command

@@ -9,7 +9,7 @@ from pathlib import Path
 from drivetrain.data.formats import table_paths
 from drivetrain.data.images import split_folders
 from drivetrain.errors import DataError
-from drivetrain.job import Job, dot_key
+from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
@@ -41,8 +41,7 @@ def name_splits(job: Job) -> Job:
     if is_on_hub(job.data.train) or ("data", "train") not in dict(list_readable_paths(job)):
         return job
     # Images in folders: train/, val/ and test/ with class folders each.
-    location = job.document.place(("data", "train"))
-    folders = split_folders.find(job.resolve(job.data.train), f"{location}: data.train")
+    folders = split_folders.find(job.resolve(job.data.train), job.locate_key(("data", "train")))
     if not folders:
         return job
     splits = {"train": folders.train, "validation": folders.validation, "test": folders.test}
@@ -64,7 +63,7 @@ def _replace_folders(job: Job, holds: Callable[[Path], bool]) -> Job:
         path = job.resolve(text)
         if is_on_hub(text) or not holds(path):
             continue
-        label = f"{job.document.place(key)}: {dot_key(key)}"
+        label = job.locate_key(key)
         tables = table_paths.find_splits(path, label)
         if key[-1] == "train" and "train" in tables:
             job = _set_splits(job, tables)

@@ -13,8 +13,7 @@ from pathlib import Path
 from drivetrain.data.custom import user_code
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomData, list_user_functions
-from drivetrain.job_spec.load_job import load
-from drivetrain.job_spec.spec_file import read_content
+from drivetrain.job_spec.load_job import load, read_content
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import JOB_FILE
@@ -112,24 +111,20 @@ class SpecSource:
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
-        arguments = [word for assignment in self.assignments for word in ("--set", assignment)]
-        arguments += ["--measured-values", json.dumps(dict(self.measured))] if self.measured else []
-        arguments += [] if self.folder is None else [f"--paths-from={self.folder}"]
-        arguments += [] if self.copy is None else [f"--copy={self.copy}"]  # its name may begin with a dash
-        return arguments if self.code is None else [*arguments, "--code", json.dumps(dict(self.code))]
+        settings = {
+            "assignments": [*self.assignments],
+            "measured": dict(self.measured),
+            "code": self.code and {**self.code},
+        }
+        paths = {"folder": self.folder and str(self.folder), "copy": self.copy and str(self.copy)}
+        return ["--source", json.dumps(settings | paths)]
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> SpecSource:
         """The source that the parent of this process has passed on."""
-        return cls(
-            arguments.spec,
-            arguments.set,
-            arguments.measured_values,
-            arguments.paths_from,
-            arguments.code,
-            True,
-            arguments.copy,
-        )
+        settings = json.loads(arguments.source)
+        paths = {name: Path(settings[name]) for name in ("folder", "copy") if settings.get(name)}
+        return cls(arguments.spec, **settings | paths, is_child=True)
 
 
 def fetch(job: Job) -> Job:
@@ -149,8 +144,4 @@ def _use_fetched(job: Job) -> Job:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Let a program take the spec and what `SpecSource.options` adds."""
     parser.add_argument("spec", type=Path)
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--measured-values", type=json.loads, default={})
-    parser.add_argument("--paths-from", type=Path, default=None)
-    parser.add_argument("--copy", type=Path, default=None)
-    parser.add_argument("--code", type=json.loads, default=None)
+    parser.add_argument("--source", default="{}")

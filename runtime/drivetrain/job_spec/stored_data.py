@@ -5,8 +5,8 @@ Streamed data is left out: its shards are fetched while the job trains.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 from drivetrain.data.formats import shards
 from drivetrain.data.streaming.shard import TAR
@@ -33,17 +33,14 @@ def fetch_copies(job: Job, report: Callable[[str], None]) -> tuple[Job, list[Sto
     Raises:
         DrivetrainError: of the store, of the cache, or of the data, with the place of the key.
     """
-    copies: list[StoredCopy] = []
-    for key, text in list_whole_paths(job):
-        address, cache = parse(text), find_cache_folder() / FETCHED_FOLDER
-        with _located_errors(job, key):
-            _check_alone(job, key, address)
-            copy = stored_copy.fetch(address, cache, report, needed_files(job, key))
-        copies.append(copy)
+
+    def fetch(key: Key, address: RemoteAddress, cache: Path) -> StoredCopy:
+        copy = stored_copy.fetch(address, cache, report, needed_files(job, key))
         if copy.note:
             report(f"{dot_key(key)}: {copy.note}")
-        job = _add_copy(job, key, text, copy)
-    return job, copies
+        return copy
+
+    return _locate(job, fetch)
 
 
 def use_cached_copies(job: Job) -> Job:
@@ -52,32 +49,27 @@ def use_cached_copies(job: Job) -> Job:
     Raises:
         DrivetrainError: of the cache, or of the data, with the place of the key.
     """
+    return _locate(job, lambda key, address, cache: stored_copy.find_cached(address, cache))[0]
+
+
+def _locate(job: Job, find: Callable[[Key, RemoteAddress, Path], StoredCopy | None]) -> tuple[Job, list[StoredCopy]]:
+    """The job that reads addresses from the copies that are found, and says so in its notes; and these copies."""
+    copies: dict[str, StoredCopy] = {}
+    notes = []
     for key, text in list_whole_paths(job):
-        address, cache = parse(text), find_cache_folder() / FETCHED_FOLDER
-        with _located_errors(job, key):
+        address = parse(text)
+        try:
             _check_alone(job, key, address)
-            copy = stored_copy.find_cached(address, cache)
+            copy = find(key, address, find_cache_folder() / FETCHED_FOLDER)
+        except DrivetrainError as error:
+            raise add_location(job, key, error) from None
         if copy is not None:
-            job = _add_copy(job, key, text, copy)
-    return job
-
-
-@contextlib.contextmanager
-def _located_errors(job: Job, key: Key) -> Iterator[None]:
-    """Add the position of a key to errors raised in the block."""
-    try:
-        yield
-    except DrivetrainError as error:
-        raise add_location(job, key, error) from None
-
-
-def _add_copy(job: Job, key: Key, text: str, copy: StoredCopy) -> Job:
-    """The job that reads an address from its copy, and says so in its notes."""
-    job = job.model_copy()
-    job._copies = {**job._copies, text.rstrip("/"): copy.path}
-    note = f"{dot_key(key)}: {text}, fetched at {copy.fetched}, {format_bytes(copy.bytes)}"
-    job._notes = (*job.notes, note)
-    return job
+            copies[text.rstrip("/")] = copy
+            notes.append(f"{dot_key(key)}: {text}, fetched at {copy.fetched}, {format_bytes(copy.bytes)}")
+    located = job.model_copy()
+    located._copies = {**job._copies, **{address: copy.path for address, copy in copies.items()}}
+    located._notes = (*job.notes, *notes)
+    return located, list(copies.values())
 
 
 def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
@@ -116,6 +108,6 @@ def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
 def add_location(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:
     """Add the position of a key in the spec to the error, which is returned."""
     description = error.given.removeprefix(f"{dot_key(key)}: ")
-    error.given = f"{job.document.place(key)}: {dot_key(key)}: {description}"
+    error.given = f"{job.locate_key(key)}: {description}"
     error.args = ("\n".join(error.lines()),)
     return error

@@ -10,7 +10,16 @@ import yaml
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job.document import Document
 from drivetrain.job.formatting import Path, dot_key, format_value, printable
-from drivetrain.job_spec.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS, CoreLoader, compose
+from drivetrain.job_spec.yaml_syntax import (
+    MAX_DEPTH,
+    MAX_NODES,
+    MERGE,
+    PREFIX,
+    SCALARS,
+    CoreLoader,
+    compose,
+    syntax_error,
+)
 
 # Characters of a number; a hexadecimal number of a million digits could be read, but not printed.
 _MAX_NUMBER_CHARACTERS = 100
@@ -61,24 +70,13 @@ class YamlNodeReader:
 
     def _refuse_expansion(self, node: yaml.Node, path: Path) -> NoReturn:
         excess = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
-        unreadable = self._problem(
-            node,
-            path,
-            f"{excess} once aliases are expanded",
-            "a smaller file",
-            "write the values out instead of nested aliases",
-        )
-        raise SpecError([*self.problems, unreadable.problem])
+        description, action = f"{excess} once aliases are expanded", "write the values out instead of nested aliases"
+        raise SpecError([*self.problems, self._problem(node, path, description, "a smaller file", action).problem])
 
     def _collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
         if id(node) in self._ancestors:
-            raise self._problem(
-                node,
-                path,
-                "an alias that contains itself",
-                "values without cycles",
-                "write the value out",
-            )
+            description = "an alias that contains itself"
+            raise self._problem(node, path, description, "values without cycles", "write the value out")
         self._ancestors.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == PREFIX + "map":
@@ -115,13 +113,8 @@ class YamlNodeReader:
         if node.tag == MERGE:
             raise self._problem(node, child, "YAML 1.2 has no merge keys", "each key written out", "copy the keys here")
         if key in values:
-            raise self._problem(
-                node,
-                child,
-                "the key appears twice",
-                f"once (first at {self.places[child]})",
-                "remove one of the two",
-            )
+            possible = f"once (first at {self.places[child]})"
+            raise self._problem(node, child, "the key appears twice", possible, "remove one of the two")
         return key
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> object:
@@ -134,11 +127,8 @@ class YamlNodeReader:
             raise self._problem(
                 node, path, f"'{printable(text)}' under the tag !!{kind}", "a value that fits the tag", "remove the tag"
             )
-        match kind:
-            case "null":
-                return None
-            case "bool":
-                return text.lower() == "true"
+        if kind in ("null", "bool"):
+            return text.lower() == "true" if kind == "bool" else None
         return self._number(node, path, text, kind)
 
     def _text(self, node: yaml.Node, path: Path, text: str) -> str:
@@ -156,13 +146,8 @@ class YamlNodeReader:
 
     def _number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
         if len(text) > _MAX_NUMBER_CHARACTERS:
-            raise self._problem(
-                node,
-                path,
-                f"a number of {len(text)} characters",
-                f"numbers of at most {_MAX_NUMBER_CHARACTERS} characters",
-                "write a shorter number",
-            )
+            possible = f"numbers of at most {_MAX_NUMBER_CHARACTERS} characters"
+            raise self._problem(node, path, f"a number of {len(text)} characters", possible, "write a shorter number")
         if kind == "int":
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         # Python writes inf and nan without the dot.
@@ -195,16 +180,9 @@ def read(text: str | bytes, name: str) -> Document:
     """
     node = compose(text, name)
     if not isinstance(node, yaml.MappingNode):
-        description = "is empty" if node is None else "is not a mapping"
-        raise SpecError(
-            Problem(
-                f"{name}:1:1",
-                "",
-                f"the document {description}",
-                "keys and values: `task: ...`",
-                "start from one of the examples in jobs/",
-            )
-        )
+        description = f"the document {'is empty' if node is None else 'is not a mapping'}"
+        action = "start from one of the examples in jobs/"
+        raise syntax_error(name, 1, 1, description, "keys and values: `task: ...`", action)
     reader = YamlNodeReader(name)
     data = reader.read(node, ())
     if data is None:
@@ -222,30 +200,24 @@ def set_value(document: Document, assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     parts = tuple(part.strip() for part in key.split("."))
     if not equals or not all(part and part.isprintable() for part in parts):
-        raise SpecError(
-            Problem(
-                f"{origin}:1:1",
-                "",
-                "not an assignment",
-                "key.path=value",
-                "write for example --set train.epochs=3",
-            )
-        )
+        action = "write for example --set train.epochs=3"
+        raise syntax_error(origin, 1, 1, "not an assignment", "key.path=value", action)
     # Spaces in place of the key give the right columns.
     root = compose(" " * (len(key) + 1) + text, origin)
     reader = YamlNodeReader(origin)
     value = reader.read(root, parts) if root else None
     if reader.problems:
         raise SpecError(reader.problems)
-    node = _find_mapping(document, parts, f"{origin}:1:1")
-    for path in [path for path in document.places if path[: len(parts)] == parts]:
-        del document.places[path]
-    node[parts[-1]] = value
-    document.places |= reader.places or {parts: f"{origin}:1:{len(key) + 2}"}
+    put_value(document, parts, value, f"{origin}:1:1", reader.places or {parts: f"{origin}:1:{len(key) + 2}"})
 
 
-def put_value(document: Document, parts: tuple[str, ...], value: Any, location: str) -> None:
-    """Set the value at `parts`, which comes from `location` in the same file.
+def put_value(
+    document: Document, parts: tuple[str, ...], value: Any, location: str, places: Mapping[Path, str] | None = None
+) -> None:
+    """Set the value at `parts`, which comes from `location`.
+
+    Args:
+        places: the positions of the value and of what is in it; all at `location` if None.
 
     Raises:
         SpecError: if its path leads through a value that is not a mapping.
@@ -254,7 +226,7 @@ def put_value(document: Document, parts: tuple[str, ...], value: Any, location: 
     for path in [path for path in document.places if path[: len(parts)] == parts]:
         del document.places[path]
     node[parts[-1]] = value
-    document.places |= _place_values(parts, value, location)
+    document.places |= _place_values(parts, value, location) if places is None else places
 
 
 def _place_values(path: Path, value: object, location: str) -> dict[Path, str]:
@@ -276,15 +248,8 @@ def _find_mapping(document: Document, parts: tuple[str, ...], origin: str) -> di
             child = node[part] = {"name": child}
             document.places[(*parent, "name")] = document.places.pop(parent, origin)
         if not isinstance(child, dict):
-            raise SpecError(
-                Problem(
-                    origin,
-                    dot_key(parent),
-                    f"is {format_value(child)}, not a mapping",
-                    "a key of a mapping",
-                    f"set all of {dot_key(parent)} instead",
-                )
-            )
+            description, action = f"is {format_value(child)}, not a mapping", f"set all of {dot_key(parent)} instead"
+            raise SpecError(Problem(origin, dot_key(parent), description, "a key of a mapping", action))
         node = child
         document.places.setdefault(parent, origin)
     return node

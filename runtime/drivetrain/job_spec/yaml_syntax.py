@@ -73,20 +73,14 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
         SpecError: with the first syntax error, after which nothing can be read.
     """
     if len(text) > MAX_BYTES:
-        raise _error(
-            name,
-            1,
-            1,
-            f"more than {MAX_BYTES} bytes",
-            f"a spec of at most {MAX_BYTES} bytes",
-            "keep data in separate files and put their paths into the job file",
-        )
+        action = "keep data in separate files and put their paths into the job file"
+        raise syntax_error(name, 1, 1, f"more than {MAX_BYTES} bytes", f"a spec of at most {MAX_BYTES} bytes", action)
     loader = _loader(_decode(text, name), name)
     try:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
-        raise _error(
+        raise syntax_error(
             name,
             mark.line + 1,
             mark.column + 1,
@@ -97,7 +91,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
     except (ValueError, OverflowError):
         # PyYAML raises these for escapes such as "\UFFFFFFFF" and for endless version numbers.
         mark = loader.get_mark()
-        raise _error(
+        raise syntax_error(
             name,
             mark.line + 1,
             mark.column + 1,
@@ -128,7 +122,7 @@ def _loader(text: str, name: str) -> CoreLoader:
         before = text[: error.position]
         line, column = before.count("\n") + 1, error.position - before.rfind("\n")
         description = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        raise _error(name, line, column, description, "printable text", "remove it") from None
+        raise syntax_error(name, line, column, description, "printable text", "remove it") from None
 
 
 def _decode(text: str | bytes, name: str) -> str:
@@ -140,8 +134,11 @@ def _decode(text: str | bytes, name: str) -> str:
         # Without the byte order mark, which editors do not count either.
         before = bytes(error.object[: error.start]).decode()
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise _error(name, line, column, "a byte that is not UTF-8", "UTF-8 text", "save the file as UTF-8") from None
+        raise syntax_error(
+            name, line, column, "a byte that is not UTF-8", "UTF-8 text", "save the file as UTF-8"
+        ) from None
 
 
-def _error(name: str, line: int, column: int, description: str, possible: str, action: str) -> SpecError:
+def syntax_error(name: str, line: int, column: int, description: str, possible: str, action: str) -> SpecError:
+    """The error at a place of the text."""
     return SpecError(Problem(f"{name}:{line}:{column}", "", description, possible, action))

@@ -10,6 +10,7 @@ import itertools
 import os
 import pwd
 import stat
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from pathlib import Path
 from drivetrain.errors import Problem, SpecError, StorageError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.custom import list_user_functions
+from drivetrain.job.formatting import printable
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_local_paths
-from drivetrain.launch import one_line
 from drivetrain.launch.project import PROJECT
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system.installation import INSTALL_TORCH
@@ -66,6 +67,9 @@ MAX_CHECKED_ENTRIES = 10_000
 """Number of entries of a folder that are checked for symlinks at most."""
 _POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
 
+_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+"""Control characters, bytes that are not UTF-8, and separators of lines and paragraphs."""
+
 
 @dataclass(frozen=True, order=True)
 class Mount:
@@ -86,7 +90,7 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
     """
     named_paths = [("the spec", Path(os.path.abspath(path)))]
     for key, text in list_files(job):
-        origin, target = f"{job.document.place(key)}: {dot_key(key)}", Path(os.path.abspath(job.resolve(text)))
+        origin, target = job.locate_key(key), Path(os.path.abspath(job.resolve(text)))
         if key[-1] == CODE_KEY:
             target = Path(os.path.abspath(job.folder / text)).parent
             origin = f"{origin}: {text!r} may import files next to it"
@@ -116,6 +120,25 @@ def drop_nested_mounts(mounts: Iterable[Mount]) -> list[Mount]:
     return sorted(outermost)
 
 
+def check_one_line(texts: Mapping[str, object]) -> None:
+    """Check what is written into a file for another program, or into its command line: a line break would begin a command.
+
+    Args:
+        texts: texts and paths, by how messages name them.
+
+    Raises:
+        SpecError: if one contains a control character.
+    """
+    for name, value in texts.items():
+        text = str(value)
+        if any(unicodedata.category(letter) in _CATEGORIES for letter in text):
+            raise SpecError(
+                f"{name}: {printable(text, 200)!r} contains a control character, such as a line break",
+                "text on one line, in UTF-8",
+                "rename it" if "/" in text else "write it without",
+            )
+
+
 def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
     """Yield the mount for an absolute path; nothing if it is inside the project.
 
@@ -130,7 +153,7 @@ def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterato
     full_path = _include_blobs(path)
     target, real = _path_in_container(full_path, root), full_path.resolve()
     for checked in (full_path, real):
-        one_line.check({origin: checked})
+        check_one_line({origin: checked})
     if target is not None:
         if obstacle := find_obstacle(real) or find_obstacle(full_path):
             raise SpecError(
@@ -312,7 +335,7 @@ def mount_output(output: Path | None, option: str = "--output ") -> Path | None:
         return None
     folder = _find_existing_parent(output).resolve()
     for path in (output, folder):
-        one_line.check({option.strip(" =") or "the output": path})
+        check_one_line({option.strip(" =") or "the output": path})
     if obstacle := find_obstacle(folder):
         raise SpecError(
             f"{option}{output}: a container would have to write to {folder}, and {obstacle}",

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job, remote_data
-from drivetrain.job.environment import check_environment
 from drivetrain.launch import engine_traits
 from drivetrain.launch.mounts import Mount
 from drivetrain.pretrained import hub_name
@@ -60,13 +59,10 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     Raises:
         SpecError: if a variable that the job names is not set, or the certificates or a file of credentials cannot be read.
     """
-    check_environment(job, environ)
+    job.check_environment(environ)
     if CERTIFICATES_FILE in job.environment:
-        raise SpecError(
-            f"{job.document.place(('environment',))}: environment: {CERTIFICATES_FILE} is in a container a file of certificates",
-            "any other name",
-            "give the variable another name",
-        )
+        description = f"{CERTIFICATES_FILE} is in a container a file of certificates"
+        raise job.spec_error(("environment",), description, "any other name", "give the variable another name")
     values = {name: environ[name] for name in job.environment}
     if online:
         values |= {name: environ[name] for name in PROXIES if environ.get(name)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from math import isfinite, sqrt
 from typing import Any
 
@@ -175,18 +175,9 @@ def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: fl
 
 def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skipped, ...]]:
     """What `to_json` wrote; what cannot be read is left out."""
-    rows = tuple(
-        Baseline(
-            str(row["name"]),
-            dict(row["metrics"]),
-            int(row["rows"]),
-            int(row["of"]),
-            float(row["seconds"]),
-            dict(row["answers"]),
-        )
-        for row in read_objects(data, "baselines")
-        if {"name", "metrics", "rows", "of", "seconds", "answers"} <= row.keys()
-    )
+    names = {part.name for part in fields(Baseline)}
+    complete = (row for row in read_objects(data, "baselines") if names <= row.keys())
+    rows = tuple(Baseline(**{name: row[name] for name in names}) for row in complete)
     return rows, tuple(Skipped(str(row.get("name")), str(row.get("reason"))) for row in read_objects(data, "skipped"))
 
 

@@ -151,11 +151,11 @@ class Headline:
     run: str
     what: str
     status: str
-    tone: Tone
     ending: str
     """How the run ended, in one sentence."""
     value: str
     label: str
-    tiles: tuple[Tile, ...]
-    alerts: tuple[tuple[str, str], ...]
+    tone: Tone = Tone.PLAIN
+    tiles: tuple[Tile, ...] = ()
+    alerts: tuple[tuple[str, str], ...] = ()
     """Warnings that must not be missed, as (text, anchor)."""

@@ -22,8 +22,9 @@ from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
-from drivetrain.report.log_series import thin_points
+from drivetrain.report.log_series import has_wide_range, thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
+from drivetrain.report.render.page import write_pages
 from drivetrain.system.console import open_console, say, say_json
 from drivetrain.system.files import blame_storage
 from drivetrain.system.printable import printable
@@ -106,18 +107,14 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
         run="comparison",
         what=" · ".join(run.name for run in runs),
         status=f"{len(runs)} runs",
-        tone=Tone.PLAIN,
         ending="runs side by side; settings that are equal in all runs are not listed",
         value=value,
         label=label,
         tiles=tiles,
-        alerts=(),
     )
 
 
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    from drivetrain.report.render.page import write_pages
-
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files = RunFiles(folder.resolve() if folder.is_symlink() else folder)  # the user may have named a link
@@ -141,8 +138,6 @@ def _print_section(section: Section) -> None:
 ABSENT = "-"
 TITLES = {"spec": "Job specs", "plan": "Plans", "machine": "Machines"}
 """Of the sections of differences, by anchor."""
-LOG_SCALE_FROM = 50
-"""Highest value relative to the lowest from which on a loss is drawn in log scale."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +265,7 @@ def make_curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
         # In a plot of several runs, a line has the name of its run.
         lines = tuple(run.record.metrics[key].scale(run.name) for run in runs if run.record.metrics.get(key))
         if len(lines) > 1:
-            low, high = min(min(line.ys) for line in lines), max(max(line.ys) for line in lines)
-            needs_log_scale = key.endswith("loss") and low > 0 and high > LOG_SCALE_FROM * low
+            needs_log_scale = key.endswith("loss") and has_wide_range(y for line in lines for y in line.ys)
             title = f"{format_json(key)}{' (log scale)' if needs_log_scale else ''}"
             yield Curves(title, "step", lines, logarithmic=needs_log_scale)
     speeds = tuple(

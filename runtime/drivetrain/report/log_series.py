@@ -11,6 +11,8 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.system.run_records import parse_number, read_number
 
 Point = tuple[float, float]
+WIDE_RANGE = 50
+"""The largest value relative to the smallest from which on a logarithmic scale shows more."""
 REPORTED_SHARE = 0.05
 """Share of the CPU time from which on it is reported."""
 
@@ -98,6 +100,12 @@ def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues
             if key != axis and (y := parse_number(row[key])) is not None:
                 by_key.setdefault(key, Series(key)).add(latest, y)
     return by_key
+
+
+def has_wide_range(values: Iterable[float]) -> bool:
+    """Whether values are drawn on a logarithmic scale: all are above 0, and the largest is many times the smallest."""
+    ys = list(values)
+    return min(ys) > 0 and max(ys) > WIDE_RANGE * min(ys)
 
 
 def thin_points(series: Series, limit: int = 1000) -> list[Point]:

@@ -12,6 +12,7 @@ from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.comparison import ABSENT, ComparedRun, make_curve_plots
 from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
 from drivetrain.report.record import read, summarize
+from drivetrain.report.render.page import write_pages
 from drivetrain.system.files import USER_RWX, make_folder
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number, read_mapping
@@ -56,8 +57,6 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
         CheckpointError: if a folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    from drivetrain.report.render.page import write_pages
-
     records = {key: read(run) for key, run in runs.items()}
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
     spreads, left_out = list(_list_spreads(entries)), list(_list_left_out(entries))
@@ -99,12 +98,10 @@ def _make_headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[
         run=f"{name}, repeated",
         what=" · ".join(entry.record.name for entry in entries),
         status=count,
-        tone=Tone.PLAIN,
         ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run, and of its test",
         value=str(spreads[0]) if spreads else "no result",
         label=f"{spreads[0].metric} of {count}" if spreads else "no metric is a number in all runs",
         tiles=tuple(Tile(format_json(spread.metric), *spread.format_parts()) for spread in spreads),
-        alerts=(),
     )
 
 

@@ -14,6 +14,8 @@ from drivetrain.job.sweep import Parameter
 from drivetrain.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
 from drivetrain.report.comparison import ABSENT
 from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
+from drivetrain.report.log_series import has_wide_range
+from drivetrain.report.render.page import write_pages
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number
 
@@ -21,8 +23,6 @@ State = Literal["done", "ended early", "failed"]
 KINDS = (("ended early", Tone.QUIET), ("done", Tone.PLAIN), ("best", Tone.GOOD))
 MIN_CORRELATED_TRIALS = 5
 """Finished trials from which a rank correlation is shown."""
-LOGARITHMIC_RATIO = 50
-"""Ratio of the largest to the smallest value from which the metric is drawn on a logarithmic scale."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,6 @@ def format_value(value: JsonValue) -> str:
 
 def write(folder: Path, result: SweepResult) -> None:
     """Write sweep.html, sweep.md and sweep.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.page import write_pages
-
     write_pages(RunFiles(folder), "sweep", _list_results(result), _make_headline(result), _make_sections(result))
 
 
@@ -124,7 +122,6 @@ def _make_headline(result: SweepResult) -> Headline:
         value=format_number(best.value) if best else "no result",
         label=f"{result.metric} of trial {best.number}, the best" if best else "no trial is done",
         tiles=values,
-        alerts=(),
     )
 
 
@@ -179,7 +176,7 @@ def _plot_search(result: SweepResult) -> Iterator[Scatter]:
     ys = [trial.value for trial in trials if trial.value is not None]
     if len(ys) < 2:
         return
-    is_logarithmic = min(ys) > 0 and max(ys) > LOGARITHMIC_RATIO * min(ys)
+    is_logarithmic = has_wide_range(ys)
     kinds = tuple(kind for kind in KINDS if any(_choose_kind(result, trial) == kind[0] for trial in trials))
     title = f"{format_json(result.metric)}{' (log scale)' if is_logarithmic else ''}"
 

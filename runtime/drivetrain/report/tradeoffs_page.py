@@ -10,6 +10,7 @@ from drivetrain.job.formatting import format_metric
 from drivetrain.report.blocks import Dot, Headline, Scatter, Section, Table, Text, Tone
 from drivetrain.report.comparison import ABSENT
 from drivetrain.report.formatting import format_duration, format_number, format_share
+from drivetrain.report.render.page import write_pages
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
 
@@ -85,8 +86,6 @@ class Result:
 
 def write(folder: Path, result: Result) -> None:
     """Write tradeoffs.html, tradeoffs.md and tradeoffs.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.page import write_pages
-
     headline, sections = _make_headline(result), list(_make_sections(result))
     write_pages(RunFiles(folder), "tradeoffs", asdict(result), headline, sections)
 
@@ -98,11 +97,9 @@ def _make_headline(result: Result) -> Headline:
         run=f"{result.name}, tradeoffs",
         what="what each change saves in time, and what it does to the model",
         status=f"{len(result.lines) - 1} variants",
-        tone=Tone.PLAIN,
         ending="trained with the same seed and data; nothing of the job was changed",
         value=format_number(base.value),
         label=f"{result.metric} of the job as it is, after {format_share(base.share)} of its epochs",
-        tiles=(),
         alerts=() if front else (("no variant was measured", "variants"),),
     )
 

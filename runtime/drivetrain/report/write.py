@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from drivetrain.report.baseline_results import baselines_section
-from drivetrain.report.blocks import Section, Table, Text
+from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.baseline_results import baselines_section, compare_best
+from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.confusion import read_confusions, read_label_tables
-from drivetrain.report.formatting import format_json, format_number
+from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, describe_exit, read, summarize
 from drivetrain.report.render.markdown import render_markdown
@@ -22,14 +23,14 @@ from drivetrain.report.render.page import write_pages
 from drivetrain.report.sections import body
 from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.body import list_sections, provenance_section
-from drivetrain.report.sections.headline import describe_baselines, list_alerts, make_headline
 from drivetrain.report.sections.mistakes import read_columns
 from drivetrain.report.sections.plan import list_differences
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import MODEL_CARD_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
+from drivetrain.system.units import format_bytes
 
-__all__ = ["write"]
+_TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
 
 
 def write(run: Path) -> Record:
@@ -42,7 +43,7 @@ def write(run: Path) -> Record:
     """
     record = read(run)
     summary = summarize(record)
-    headline, sections = make_headline(record, summary), list_sections(record, summary)
+    headline, sections = _make_headline(record, summary), list_sections(record, summary)
     write_pages(RunFiles(run), "report", _list_results(record, summary), headline, sections)
     if card := make_model_card(record, summary):
         RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
@@ -59,8 +60,10 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
         "extended_from": dict(record.extension) or None,
         "started": record.state.get("started"),
         "ended": record.state.get("ended"),
-        "baselines": {**record.baselines, "verdict": describe_baselines(record, summary)} if record.baselines else None,
-        "alerts": [text for text, _ in list_alerts(record)],
+        "baselines": {**record.baselines, "verdict": _describe_baselines(record, summary)}
+        if record.baselines
+        else None,
+        "alerts": [text for text, _ in _list_alerts(record)],
         "advice": [{key: vars(one)[key] for key in ("change", "why", "gain", "line")} for one in advice],
         "gaps": [{"file": gap.file, "wrong": gap.problem, "lost": gap.consequence} for gap in record.gaps],
         "hardware": hardware.to_json() if hardware else None,
@@ -98,7 +101,7 @@ def make_model_card(record: Record, summary: Summary) -> str:
         Section("limits", "Limits", tuple(map(Text, _list_limits(record, summary)))),
         provenance_section(record),
     ]
-    return render_markdown(make_headline(record, summary), [section for section in sections if section])
+    return render_markdown(_make_headline(record, summary), [section for section in sections if section])
 
 
 def _list_facts(record: Record, summary: Summary) -> Iterator[tuple[str, str]]:
@@ -128,3 +131,101 @@ def _list_limits(record: Record, summary: Summary) -> Iterator[str]:
         )
     yield f"Measure it with data of the place where it will be used: `drivetrain evaluate {record.name} --data PATH`."
     yield "What the model must not be used for, and whom its mistakes can harm, only its makers know: add it here."
+
+
+def _make_headline(record: Record, summary: Summary) -> Headline:
+    """The top of the report."""
+    best, ending = summary.best, _describe_ending(summary)
+    if record.state and not record.result and record.metrics:
+        ending += "; the numbers come from its logs, since it has not written its result"
+    what = [summary.job, summary.task]
+    run, epoch, step = (record.extension.get(key) for key in ("run", "epoch", "step"))
+    if run:
+        what.append(f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}")
+    return Headline(
+        run=record.name,
+        what=" · ".join(what),
+        status=summary.status,
+        tone=_TONES.get(summary.status, Tone.WARN),
+        ending=ending,
+        value=format_score(best.metric, best.value) if best else "no result",
+        label="; ".join(filter(None, (_format_label(summary), _describe_baselines(record, summary)))),
+        tiles=tuple(_make_tiles(summary, record)),
+        alerts=tuple(_list_alerts(record)),
+    )
+
+
+def _describe_baselines(record: Record, summary: Summary) -> str:
+    """What the simple models say about the network; empty without them."""
+    comparison = compare_best(record, summary)
+    return comparison.describe_verdict() if comparison else ""
+
+
+def _describe_ending(summary: Summary) -> str:
+    """How the run ended."""
+    if summary.status == "running" and summary.exit_code is None:
+        return "still running, or killed before it could record its end"
+    code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
+    reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
+    return f"{code}{describe_exit(summary.exit_code)}{reason}"
+
+
+def _list_alerts(record: Record) -> list[tuple[str, str]]:
+    """Warnings that must not be missed, with the section that has the details."""
+    warnings = [(f"{gap.file}: {gap.problem}; {gap.consequence}", "gaps") for gap in record.gaps]
+    warnings += [
+        (f"{name}: requested {format_json(row.get('asked'))}, effective {format_json(row.get('seen'))}", "seen")
+        for name, row in list_differences(record.plan)
+    ]
+    broken = [(name, series.broken) for name, series in record.metrics.items() if series.broken]
+    warnings += [(f"{name}: {count} values were NaN or infinite", "curves") for name, count in broken]
+    return warnings
+
+
+def _format_label(summary: Summary) -> str:
+    best = summary.best
+    if best is None:
+        return "no evaluation yet"
+    parts = []
+    if best.step is not None:
+        parts.append("at step " + _format_progress(best.step, summary.steps))
+    if best.epoch is not None:
+        parts.append("epoch " + _format_progress(best.epoch, summary.epochs))
+    return f"best {best.metric}" + (f", {', '.join(parts)}" if parts else "")
+
+
+def _format_progress(now: float, total: float | None) -> str:
+    return format_number(now) + (f" of {format_number(total)}" if total else "")
+
+
+def _make_tiles(summary: Summary, record: Record) -> list[Tile]:
+    tiles = [
+        Tile("time", format_duration(summary.seconds)),
+        Tile("speed", format_number(summary.samples_per_second), "samples/s"),
+        _make_memory_tile(summary, record),
+    ]
+    if summary.steps is not None:
+        epochs = "" if summary.epochs is None else f"{format_number(summary.epochs)} epochs"
+        tiles.append(Tile("steps", format_number(summary.steps), epochs))
+    if summary.parameters is not None:
+        frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
+        remark = "all trainable" if not frozen else f"{format_number(summary.trainable)} trainable"
+        tiles.append(Tile("parameters", format_number(summary.parameters), remark))
+    # Beside a model stand its own metrics; the last epoch can be worse or better.
+    metrics, remark = summary.choose_evaluation()
+    headline_metric = summary.best.metric if summary.best else ""
+    return tiles + [
+        Tile(name, format_score(name, value), remark)
+        for name, value in metrics.items()
+        if name.rsplit("/", 1)[-1] not in DETAILED_METRICS and name != headline_metric
+    ]
+
+
+def _make_memory_tile(summary: Summary, record: Record) -> Tile:
+    peak, limit = summary.peak_memory, summary.memory_limit
+    value = format_bytes(int(peak)) if peak is not None else "unknown"
+    if not limit:
+        is_known = record.hardware or "memory_limit" in record.result
+        return Tile("peak memory", value, "no limit" if is_known else "limit unknown")
+    used = None if peak is None else peak / limit
+    return Tile("peak memory", value, f"of {format_bytes(int(limit))}", used)

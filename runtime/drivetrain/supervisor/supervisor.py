@@ -23,7 +23,6 @@ from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.job.environment import check_environment
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, show_plan
@@ -109,7 +108,7 @@ def _train(request: TrainRequest, job: Job, copies: RemoteRuns | None) -> int:
         source = request.source
         request = replace(request, source=replace(source, assignments=[*source.assignments, *fixed]))
         job = request.source.load()
-    check_environment(job, os.environ)
+    job.check_environment(os.environ)
     for line in job.document.replaced:
         say(line)
     if job.sweep:

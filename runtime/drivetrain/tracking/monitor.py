@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from drivetrain.hardware import nvidia
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.facts import Gpu
 from drivetrain.system import cpu_starvation, process_tree
@@ -195,20 +196,10 @@ class Sensors:
             self.nvml.nvmlShutdown()
 
     def _open_gpu(self, gpu: Gpu) -> Any:
-        nvml = self.nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        if not gpu.mig:
-            return handle
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            except nvml.NVMLError:  # slots are numbered, and most are empty
-                continue
-            # By its id: equal instances have the same name, and the first of them may be a neighbour's.
-            uuid = nvml.nvmlDeviceGetUUID(part)
-            if (uuid.decode() if isinstance(uuid, bytes) else uuid) == gpu.uuid:
-                return part
-        return handle
+        handle = self.nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        instances = nvidia.list_instances(self.nvml, handle) if gpu.mig else ()
+        # By its id: equal instances have the same name, and the first of them may be a neighbour's.
+        return next((i for i in instances if self.nvml.nvmlDeviceGetUUID(i) == gpu.uuid), handle)
 
     def _list_queries(self, handle: object) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
         nvml = self.nvml

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from drivetrain.errors import StorageError
 from drivetrain.system.files import parse_json
@@ -62,7 +64,7 @@ class RankRecord:
 
 
 _SUMMED_FIELDS = ("samples", "computing", "data", "others")
-_TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str}
+_PARSER = TypeAdapter(RankRecord)
 
 
 def find_slowest(records: Sequence[RankRecord]) -> RankRecord | None:
@@ -112,8 +114,7 @@ def read_records(folder: Path) -> tuple[RankRecord, ...]:
 def _parse_record(data: Any) -> RankRecord | None:
     if not isinstance(data, dict) or not isinstance(data.get("rank"), int):
         return None
-    kinds = {field.name: _TYPES[str(field.type)] for field in fields(RankRecord)}
     try:
-        return RankRecord(**{name: kind(data[name]) for name, kind in kinds.items() if name in data})
-    except (TypeError, ValueError, OverflowError):
+        return _PARSER.validate_python(data)
+    except ValidationError:
         return None

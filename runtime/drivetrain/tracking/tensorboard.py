@@ -15,7 +15,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -30,23 +29,7 @@ _POLYNOMIAL = 0x82F63B78
 _MASK = 0xA282EAD8
 
 
-@dataclass(frozen=True)
-class PngImage:
-    """A PNG and its size."""
-
-    png: bytes
-    width: int
-    height: int
-
-    @classmethod
-    def of(cls, image: Image.Image) -> PngImage:
-        """Encode an image of Pillow."""
-        data = io.BytesIO()
-        image.save(data, "png")
-        return cls(data.getvalue(), *image.size)
-
-
-Value = float | str | Callable[[], PngImage]
+Value = float | str | Callable[[], Image.Image]
 """A scalar, Markdown, or a picture that is drawn when it is written."""
 _QueuedValues = tuple[int, float, Mapping[str, Value]]
 
@@ -139,8 +122,10 @@ def _build_value(tag: str, value: Value) -> object:
         text = TensorProto(dtype=DT_STRING, string_val=[value.encode()], tensor_shape=shape)
         return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=text)
     if callable(value):
-        image = value()
-        picture = Summary.Image(height=image.height, width=image.width, colorspace=3, encoded_image_string=image.png)
+        image, data = value(), io.BytesIO()
+        image.save(data, "png")
+        encoded = data.getvalue()
+        picture = Summary.Image(height=image.height, width=image.width, colorspace=3, encoded_image_string=encoded)
         return Summary.Value(tag=tag, image=picture)
     return Summary.Value(tag=tag, simple_value=value)
 
@@ -187,7 +172,7 @@ def draw_images(counts: Mapping[str, Any]) -> dict[str, Value]:
     }
 
 
-def draw_matrix(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> PngImage:
+def draw_matrix(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> Image.Image:
     """Draw a confusion matrix with true classes by row; the color is the share among the row's samples."""
     count = len(classes)
     cell = max(24, 340 // count) if count <= MAX_NAMED_CLASSES else max(2, 640 // count)
@@ -210,4 +195,4 @@ def draw_matrix(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> PngI
             if count <= MAX_NAMED_CLASSES and value:
                 ink = "white" if strength > 0.6 else "black"
                 draw.text((margin_left + j * cell + cell // 2, middle), f"{value}", fill=ink, font=font, anchor="mm")
-    return PngImage.of(sheet)
+    return sheet

@@ -24,7 +24,7 @@ from drivetrain.system.run_files import RESULT_FILE
 from drivetrain.system.signals import raise_stopped
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
-from drivetrain.tracking.tensorboard import PngImage, Value
+from drivetrain.tracking.tensorboard import Value
 from drivetrain.training import (
     effective_settings,
     final_model,
@@ -290,7 +290,7 @@ MIN_SIDE_PIXELS = 96
 """Pixels; smaller images are enlarged to this side."""
 
 
-def tile(images: Tensor, mean: object = None, std: object = None) -> PngImage:
+def tile(images: Tensor, mean: object = None, std: object = None) -> Image.Image:
     """Images (N, channels, height, width) in a grid of four columns, with the normalization undone."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
@@ -307,4 +307,4 @@ def tile(images: Tensor, mean: object = None, std: object = None) -> PngImage:
         tile.thumbnail((side, side))
         tile = tile.resize((side, side), Image.Resampling.NEAREST) if max(tile.size) < side else tile
         sheet.paste(tile, (number % columns * (side + 4) + 2, number // columns * (side + 4) + 2))
-    return PngImage.of(sheet)
+    return sheet

@@ -13,7 +13,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.series import augment
 from drivetrain.data.series.augment import SeriesPreprocessing
 from drivetrain.errors import SpecError
-from drivetrain.job.series_augment import SeriesAugment, TimeMask, TimeWarp, WindowWarp
+from drivetrain.job.series import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 from drivetrain.job_spec import load_job as job_spec
 from tests import tiny
 

@@ -21,7 +21,7 @@ from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Inputs, Preprocessing, keep_unchanged
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
-from drivetrain.job.series_augment import SeriesAugment, TimeMask, TimeWarp, WindowWarp
+from drivetrain.job.series import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 
 Floats = npt.NDArray[np.float64]
 MIN_WARP_SPEED = 0.1

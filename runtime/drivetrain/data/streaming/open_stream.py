@@ -23,8 +23,8 @@ from drivetrain.data.streaming.stores import HubStore, LocalStore, RemoteStore
 from drivetrain.errors import DataError
 from drivetrain.hardware.disk_space import SHARDS_FOLDER, find_cache_folder
 from drivetrain.job import Job, hub_address
+from drivetrain.job.data import Stream
 from drivetrain.job.images import ImageJob
-from drivetrain.job.stream import Stream
 from drivetrain.job.text import TextJob
 from drivetrain.storage.remote_address import is_remote, parse
 from drivetrain.system.units import format_bytes, parse_bytes

@@ -12,7 +12,7 @@ from drivetrain.job import Job
 from drivetrain.job.limits import NodeRange
 from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.job_spec import load_job as spec
-from drivetrain.job_spec.spec_file import read_content
+from drivetrain.job_spec.load_job import read_content
 from drivetrain.launch.container import LaunchRequest
 from drivetrain.report.record import read, summarize
 from drivetrain.supervisor.remote_copy.run_copy import STOPPED_SECONDS

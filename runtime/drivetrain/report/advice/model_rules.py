@@ -9,7 +9,7 @@ from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
 from drivetrain.report.advice.recommendation import Advice, Rule, get_nested, read_fact
 from drivetrain.report.confusion import read_confusions
-from drivetrain.report.formatting import format_share
+from drivetrain.report.formatting import PERCENT_METRICS, format_share
 from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import read_number
 
@@ -32,8 +32,6 @@ MIN_FALL_SHARE, COMPARED_SHARE = 0.05, 0.1
 """Share by which the training loss must fall for a network to have learned something; part of the steps compared."""
 MIN_OBLONG_SHARE, GOOD_ACCURACY = 0.5, 0.97
 """Share of images that are cropped, and the accuracy below which that may be why."""
-SHARES = ("accuracy", "f1", "micro_f1", "balanced_accuracy")
-"""Metrics that cannot be better than 1."""
 MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
 WEAK_F1, STRONG_SHARE = 0.6, 0.8
@@ -98,7 +96,7 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
     if best is None or summary.status != "done" or not isinstance(epochs, int):
         return
     # What is perfect gains nothing, and of `train.within` the time is the limit.
-    is_perfect = best.metric.rsplit("/", 1)[-1] in SHARES and best.value >= 1
+    is_perfect = best.metric.rsplit("/", 1)[-1] in PERCENT_METRICS and best.value >= 1
     if is_perfect or get_nested(record.spec, "train", "within"):
         return
     # A change of one standard error of a share is chance; a loss has no such error, and has to fall a lot.

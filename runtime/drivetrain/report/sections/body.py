@@ -11,7 +11,7 @@ from drivetrain.report.baseline_results import baselines_section
 from drivetrain.report.blocks import Block, Curves, Details, Dot, FoldedCurves, Scatter, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
-from drivetrain.report.log_series import Series
+from drivetrain.report.log_series import Series, has_wide_range
 from drivetrain.report.record import MissingRecord, Record, Summary
 from drivetrain.report.sections.advice import advice_section
 from drivetrain.report.sections.machine import machine_section, operators_section, ranks_section, time_section
@@ -42,8 +42,6 @@ _FOLDED = ("lr", "grad_norm", "scale", *DETAILED_METRICS)
 """Kinds of curves that the page shows on demand."""
 NOT_EVALUATED = ("lr", "grad_norm", "scale")
 """Kinds of curves of the steps, in whose plots the kept weights are not marked."""
-_WIDE_RANGE = 50
-"""Curves whose maximum is at least so many times their minimum get a logarithmic scale."""
 _MAX_EVENTS = 200
 _MAX_SPEC = 200_000
 
@@ -117,9 +115,7 @@ def curves_section(record: Record, best: Best | None) -> Section | None:
 
 
 def _make_plot(kind: str, axis: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
-    low = min(min(s.ys) for s in series)
-    high = max(max(s.ys) for s in series)
-    is_logarithmic = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
+    is_logarithmic = kind in ("loss", "grad_norm") and has_wide_range(y for one in series for y in one.ys)
     title = _choose_title(kind) + (" (log scale)" if is_logarithmic else "")
     return Curves(title, axis, tuple(series), marks=marks, logarithmic=is_logarithmic)
 
