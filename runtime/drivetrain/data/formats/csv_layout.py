@@ -337,25 +337,18 @@ def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
             'double quotes around cells, as in "a, b"',
             "write the file again with double quotes, or without any where no cell needs them",
         )
-    if line := _find_escaped_quote(path):
-        number, text = line
-        raise DataError(
-            f"{key}: {path} line {number}: a quote is written with a backslash: `{printable(text, 60)}`",
-            'a quote inside of a cell is written ""',
-            'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
-        )
-
-
-def _find_escaped_quote(path: Path) -> tuple[int, str] | None:
-    """Return the number and the text of the first line with a quote behind a backslash."""
     if not _has_escaped_quote(path):
-        return None
+        return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             # Programs write JSON into cells, with its own backslashes.
             if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
-                return number, line.decode("utf-8", "replace").strip()
-    return None
+                text = printable(line.decode("utf-8", "replace").strip(), 60)
+                raise DataError(
+                    f"{key}: {path} line {number}: a quote is written with a backslash: `{text}`",
+                    'a quote inside of a cell is written ""',
+                    'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
+                )
 
 
 def _has_escaped_quote(path: Path) -> bool:
