@@ -33,16 +33,16 @@ COMPARED_BYTES = 1 << 24
 
 def is_large(array: Any) -> bool:
     """Whether an array is large enough to share, lies in one piece, and is not a mapped file already."""
+    if array.nbytes < MIN_SHARED_BYTES:
+        return False
     if isinstance(array, Tensor):
-        has_own_memory = array.device.type == "cpu" and array.is_contiguous()
-        return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.data_ptr())
+        return array.device.type == "cpu" and array.is_contiguous() and not _is_mapped_file(array.data_ptr())
     if isinstance(array, np.ndarray):
         has_own_memory = array.flags.c_contiguous and not array.dtype.hasobject
-        return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.ctypes.data)
+        return has_own_memory and not _is_mapped_file(array.ctypes.data)
     # A pyarrow column; its values are in the last of its buffers.
     buffers = [buffer for chunk in array.chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
-    address = int(buffers[-1].address) if buffers else 0
-    return int(array.nbytes) >= MIN_SHARED_BYTES and not _is_mapped_file(address)
+    return not _is_mapped_file(int(buffers[-1].address) if buffers else 0)
 
 
 def _is_mapped_file(address: int) -> bool:
