@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from scipy import sparse
+from sklearn.feature_extraction.text import TfidfTransformer
 from torch import Tensor
 
 from drivetrain.data.dataset import Dataset, Preprocessing, Split
@@ -156,58 +157,51 @@ def _shrink(pictures: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(pictures, (height, width)).flatten(1)
 
 
-@dataclass
 class TextFeatures(Features):
     """Tokens and pairs of neighbours, weighted by TF-IDF."""
 
     looseness = 30.0
     has_unit_rows = True
     suits_trees = False
-    _columns: Ids = field(default_factory=lambda: np.arange(HASHED_COLUMNS))
-    """The columns that are used."""
-    _rarity: npt.NDArray[np.float32] = field(default_factory=lambda: np.ones(HASHED_COLUMNS, np.float32))
-    """The weight of each of them."""
+
+    def __init__(self) -> None:
+        self._weighting = TfidfTransformer(sublinear_tf=True)
+        self._columns = np.arange(HASHED_COLUMNS)
 
     def fit(self, split: Split, ids: Ids) -> None:
         """Count in how many training texts each token and pair occurs; what occurs in one alone says nothing of others."""
-        documents = np.zeros(HASHED_COLUMNS, np.int64)
-        for part in _chunks(ids):
-            documents += np.bincount(self._counts(split, part).indices, minlength=HASHED_COLUMNS)
-        self._columns = np.flatnonzero(documents >= LEAST_TEXTS)
-        self._rarity = (np.log((1 + len(ids)) / (1 + documents[self._columns])) + 1).astype(np.float32)
+        counts = self._count_all(split, ids)
+        self._columns = np.flatnonzero(np.bincount(counts.indices, minlength=HASHED_COLUMNS) >= LEAST_TEXTS)
+        self._weighting.fit(counts[:, self._columns])
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """One row a text, of length 1."""
-        counts = (self._counts(split, part)[:, self._columns] for part in _chunks(ids))
-        return sparse.vstack([self._weigh(part) for part in counts], format="csr")
+        return self._weighting.transform(self._count_all(split, ids)[:, self._columns], copy=False)
 
-    def _counts(self, split: Split, ids: Ids) -> Any:
-        """How often each token and pair occurs in each text."""
-        tokens, *_, mask = (x.numpy() for x in split.gather(ids))
-        real = mask.astype(bool)
-        pairs = tokens[:, :-1].astype(np.uint64) * np.uint64(0x9E3779B1) + tokens[:, 1:].astype(np.uint64)
-        # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
-        pair_columns = (pairs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
-        both = real[:, :-1] & real[:, 1:]
-        single_rows, single_places = np.nonzero(real)
-        pair_rows, pair_places = np.nonzero(both)
-        rows = np.concatenate([single_rows, pair_rows])
-        columns = np.concatenate(
-            [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
-        ).astype(np.int64)
-        ones = np.ones(len(rows), np.float32)
-        # Stochastic gradient descent refuses indices of 64 bits.
-        indices = rows.astype(np.int32), columns.astype(np.int32)
-        counts = sparse.csr_array((ones, indices), shape=(len(ids), HASHED_COLUMNS))
-        counts.sum_duplicates()
-        return counts
+    def _count_all(self, split: Split, ids: Ids) -> Any:
+        return sparse.vstack([_count_pairs(split, part) for part in _chunks(ids)], format="csr")
 
-    def _weigh(self, counts: Any) -> Any:
-        weights = (1 + np.log(counts.data)) * self._rarity[counts.indices]
-        rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
-        lengths = np.sqrt(np.bincount(rows, weights**2, minlength=counts.shape[0]))
-        counts.data = (weights / np.maximum(lengths, 1e-12)[rows]).astype(np.float32)
-        return counts
+
+def _count_pairs(split: Split, ids: Ids) -> Any:
+    """How often each token and pair occurs in each text."""
+    tokens, *_, mask = (x.numpy() for x in split.gather(ids))
+    real = mask.astype(bool)
+    pairs = tokens[:, :-1].astype(np.uint64) * np.uint64(0x9E3779B1) + tokens[:, 1:].astype(np.uint64)
+    # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
+    pair_columns = (pairs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
+    both = real[:, :-1] & real[:, 1:]
+    single_rows, single_places = np.nonzero(real)
+    pair_rows, pair_places = np.nonzero(both)
+    rows = np.concatenate([single_rows, pair_rows])
+    columns = np.concatenate(
+        [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
+    ).astype(np.int64)
+    ones = np.ones(len(rows), np.float32)
+    # Stochastic gradient descent refuses indices of 64 bits.
+    indices = rows.astype(np.int32), columns.astype(np.int32)
+    counts = sparse.csr_array((ones, indices), shape=(len(ids), HASHED_COLUMNS))
+    counts.sum_duplicates()
+    return counts
 
 
 def _chunks(ids: Ids) -> Iterator[Ids]:
