@@ -8,9 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from drivetrain.data import host_lengths
-from drivetrain.data.dataset import Batch
-from drivetrain.data.host_lengths import Lengths
+from drivetrain.data.dataset import Batch, Lengths, read_lengths
 from drivetrain.data.to_device import onto
 from drivetrain.job.text import PASS_TOKENS
 
@@ -44,7 +42,7 @@ def cut(batch: Batch, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> I
     if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
         return
-    lengths = host_lengths.read_lengths(batch.inputs[-1])
+    lengths = read_lengths(batch.inputs[-1])
     for rows in pieces(lengths, most, tokens, pass_cost):
         index = onto(batch.inputs[0].device, rows)
         longest = int(lengths[rows].max())
@@ -68,7 +66,7 @@ def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
         return
     first, token_count = 0, 0
     ends = []
-    lengths = host_lengths.read_lengths(batch.inputs[-1]).tolist()
+    lengths = read_lengths(batch.inputs[-1]).tolist()
     for position, length in enumerate(lengths):
         if position > first and (token_count + length > tokens or position - first == most):
             ends.append(position)
