@@ -63,7 +63,9 @@ def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> 
     if not any(head.outputs for head in dataset.heads.values()):
         yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
         return
-    yield _evaluate(job, dataset, CONSTANT, _fit_constants(dataset), len(dataset.train), 0.0)
+    targets = dataset.train.targets
+    constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
+    yield _evaluate(job, dataset, CONSTANT, constants, len(dataset.train), 0.0)
     if isinstance(dataset.train, FetchesAhead):
         # A fair sample is spread over all shards: it would fetch all of them.
         yield Skipped(LINEAR, "the samples are streamed, and a sample of them would fetch every shard")
@@ -120,10 +122,6 @@ def _fit(job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, id
             for output, head in dataset.heads.items()
         }
         return _evaluate(job, dataset, name, models, len(ids), time.monotonic() - started)
-
-
-def _fit_constants(dataset: Dataset) -> dict[str, Predict]:
-    return {name: simple_models.fit_constant(dataset.train.targets[name], head) for name, head in dataset.heads.items()}
 
 
 def _evaluate(job: Job, dataset: Dataset, name: str, models: dict[str, Predict], rows: int, seconds: float) -> Baseline:
