@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drivetrain.baselines import learning_curve, measure
-from drivetrain.baselines.learning_curve import describe_learning_curve
+from drivetrain.baselines import measure
+from drivetrain.baselines.measure import describe_learning_curve
 from drivetrain.data.load_data import load
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
@@ -48,7 +48,7 @@ def test_a_gain_of_unknown_uncertainty_promises_nothing(tmp_path: Path) -> None:
 
 def test_without_time_or_models_there_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = write_job(tmp_path, 80, 2)
-    monkeypatch.setattr(learning_curve, "SECONDS", 0.0)
+    monkeypatch.setattr(measure, "CURVE_SECONDS", 0.0)
     assert says(describe_learning_curve(job, load(job)), "more-data-no-curve", 0)
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
     assert "pip install" in describe_learning_curve(job, load(job))

@@ -19,6 +19,7 @@ from pyarrow import parquet
 from drivetrain.data import copies
 from drivetrain.data.dataset import Dataset, InputRecord
 from drivetrain.data.load_data import add_test, load
+from drivetrain.data.partition import COPIES_KEY
 from drivetrain.data.series.series_data import OVERLAPPING
 from drivetrain.job import JOBS, Job
 from tests.messages import begins_with, get_message, says
@@ -156,7 +157,7 @@ def test_copies_are_on_one_side(tmp_path: Path, task: str, write: Write) -> None
     # A resumed run has the same split, and one that was recorded before copies were looked for keeps the one it had.
     record = InputRecord(data.preprocessing, data.heads)
     assert torch.equal(load(training_job, record).train.targets[""], data.train.targets[""])
-    before = {name: value for name, value in data.preprocessing.items() if name not in (copies.COPIES_KEY, OVERLAPPING)}
+    before = {name: value for name, value in data.preprocessing.items() if name not in (COPIES_KEY, OVERLAPPING)}
     assert on_both_sides(load(training_job, replace(record, preprocessing=before))) > 0
 
 
@@ -261,7 +262,7 @@ def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
     rows = [["yn"[p], "yn"[q], "ab"[p ^ (r > 1)]] for p, q, r in draws.tolist()]
     write_rows(tmp_path / "t.csv", ["p", "q", "y"], rows)
     data = load(job(tmp_path, "tabular-classification", {"train": "t.csv", "target": "y"}))
-    assert copies.COPIES_KEY not in data.preprocessing
+    assert COPIES_KEY not in data.preprocessing
     assert len(data.validation) == 50
     assert says(data.notes, "validation-rows-identical-training", 4)
 
@@ -269,7 +270,7 @@ def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
 def test_without_copies_nothing_is_said_or_stored(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=noise(), labels=np.array(labels()))
     data = load(job(tmp_path, "image-classification", {"train": "x.npz"}))
-    assert copies.COPIES_KEY not in data.preprocessing
+    assert COPIES_KEY not in data.preprocessing
     assert not [note for note in data.notes if "copies" in note or "identical" in note]
 
 

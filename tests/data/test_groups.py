@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from drivetrain.data import groups
+from drivetrain.data import partition
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
@@ -90,17 +90,17 @@ def test_every_fold_has_whole_groups(home: Path, text: str, kind: str, target: s
 def test_shares_of_classes_and_of_parts() -> None:
     generator = np.random.default_rng(0)
     group_of_sample, labels = generator.integers(0, 200, 3000), generator.integers(0, 3, 3000)
-    part_of_sample = groups.assign_parts(labels, group_of_sample, [0.2] * 5, 0)
+    part_of_sample = partition.assign_parts(labels, group_of_sample, [0.2] * 5, 0)
     counts = np.array([np.bincount(labels[part_of_sample == part], minlength=3) for part in range(5)])
     assert np.abs(counts / np.bincount(labels) - 0.2).max() < 0.02
     assert all(len(set(part_of_sample[group_of_sample == group])) == 1 for group in range(200))
-    assert not np.array_equal(part_of_sample, groups.assign_parts(labels, group_of_sample, [0.2] * 5, 1))
+    assert not np.array_equal(part_of_sample, partition.assign_parts(labels, group_of_sample, [0.2] * 5, 1))
     # Each part has a group, however small its share.
-    assert set(groups.assign_parts(np.zeros(2, np.int64), np.array([0, 1]), [0.95, 0.05], 0)) == {0, 1}
+    assert set(partition.assign_parts(np.zeros(2, np.int64), np.array([0, 1]), [0.95, 0.05], 0)) == {0, 1}
 
 
 def test_a_sample_without_a_group_is_alone() -> None:
-    assert groups.number_groups(["a", None, "a", "", None]).tolist() == [0, 1, 0, 2, 3]
+    assert partition.number_groups(["a", None, "a", "", None]).tolist() == [0, 1, 0, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import torch
 
 from drivetrain.data import mixup
 from drivetrain.data.dataset import Batch, Head
-from drivetrain.data.mixup import draw_rectangle, mix, mix_batch
+from drivetrain.data.mixup import draw_rectangle, mix
 from drivetrain.job.data import Cutmix, Mixup
 from drivetrain.job.images import ImageClassificationJob, ImageJob
+from tests.data.mixed_batch import mix_batch
 
 torch.set_num_threads(1)
 HEADS = {"": Head("", ("a", "b", "c"))}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drivetrain.data import host_lengths
+from drivetrain.data.dataset import attach_lengths, count_tokens
 from drivetrain.models.networks import text_encoder
 from tests.models.packed_texts import build_network, make_batch
 
@@ -28,7 +28,7 @@ def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int
     """Tensors of this device have no numbers, so whoever reads one fails."""
     text_network, (ids, mask) = build_network(family).to("meta"), make_batch(lengths)
     meta_mask = mask.to("meta")
-    host_lengths.attach_lengths(meta_mask, host_lengths.count_tokens(mask))
+    attach_lengths(meta_mask, count_tokens(mask))
     assert text_network(ids.to("meta"), meta_mask)["one"].is_meta
     config: Any = text_network.encoder.config
     assert (text_encoder.reduce_mask(config, meta_mask) is None) == (text_encoder.reduce_mask(config, mask) is None)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain.data import mixup
 from drivetrain.data.dataset import Batch
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.preprocess import ImagePreprocessing
@@ -26,6 +25,7 @@ from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests import tiny
+from tests.data.mixed_batch import mix_batch
 from tests.training.wait_recorder import DEVICE, WaitRecorder
 
 CLASSES = 2
@@ -73,9 +73,7 @@ def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: WaitRecorder) -> Non
     device_batch = batch().to(DEVICE)
     (pixels,) = preparer(device_batch.inputs, device_batch.ids, 0)
     for option in ({"mixup": Mixup()}, {"cutmix": Cutmix()}):
-        (mixed,), soft = mixup.mix_batch(
-            (pixels,), device_batch.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option
-        )
+        (mixed,), soft = mix_batch((pixels,), device_batch.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option)
         assert (mixed.shape, soft[""].shape) == ((12, 3, 8, 8), (12, CLASSES))
     assert gpu.copies > 10
     assert gpu.waits == []

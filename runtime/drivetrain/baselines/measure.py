@@ -1,4 +1,7 @@
-"""Fits simple models to the training samples of a job and evaluates them as its network is evaluated."""
+"""Fits simple models to the training samples of a job and evaluates them as its network is evaluated.
+
+What they reach with a quarter, with half and with all of the samples says whether more data would help.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from threadpoolctl import threadpool_limits
 
 from drivetrain.baselines import simple_models
 from drivetrain.baselines.simple_models import Predict
+from drivetrain.data.class_balance import choose_best_metric
 from drivetrain.data.dataset import NO_LABEL, Dataset, FetchesAhead, Head, Split
 from drivetrain.data.stateless_random import Ids
-from drivetrain.job import Job
-from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
+from drivetrain.job import Job, lower_is_better
+from drivetrain.job.formatting import format_metric
+from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Comparison, Skipped
 from drivetrain.training import losses
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 
@@ -34,6 +39,10 @@ GROWTH = 2
 """Each further fit takes so many times the samples: what is not finished in time leaves at least the half of it."""
 EVALUATED_TOGETHER = 4_096
 """Samples whose outputs are computed at once."""
+CURVE_SECONDS = 60.0
+"""How long the fits of a learning curve may take."""
+CURVE_POINTS = 3
+"""Of a learning curve: a quarter, half and all of the training samples."""
 
 Outcome = Baseline | Skipped
 Fit = Callable[["Features", Split, Ids, torch.Tensor, Head, int], Predict]
@@ -54,7 +63,9 @@ def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> 
     if not any(head.outputs for head in dataset.heads.values()):
         yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
         return
-    yield _evaluate(job, dataset, CONSTANT, _fit_constants(dataset), len(dataset.train), 0.0)
+    targets = dataset.train.targets
+    constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
+    yield _evaluate(job, dataset, CONSTANT, constants, len(dataset.train), 0.0)
     if isinstance(dataset.train, FetchesAhead):
         # A fair sample is spread over all shards: it would fetch all of them.
         yield Skipped(LINEAR, "the samples are streamed, and a sample of them would fetch every shard")
@@ -113,10 +124,6 @@ def _fit(job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, id
         return _evaluate(job, dataset, name, models, len(ids), time.monotonic() - started)
 
 
-def _fit_constants(dataset: Dataset) -> dict[str, Predict]:
-    return {name: simple_models.fit_constant(dataset.train.targets[name], head) for name, head in dataset.heads.items()}
-
-
 def _evaluate(job: Job, dataset: Dataset, name: str, models: dict[str, Predict], rows: int, seconds: float) -> Baseline:
     """The metrics of one simple model on the validation samples, and on those of the final test if there is one."""
     metrics = _metrics(job, dataset, models, dataset.validation, "validation/")
@@ -150,3 +157,37 @@ def _constant_answers(dataset: Dataset) -> dict[str, str]:
             classes = targets.argmax(1) if targets.ndim == 2 else targets[targets != NO_LABEL]
             answers[name] = head.classes[int(torch.bincount(classes, minlength=len(head.classes)).argmax())]
     return answers
+
+
+def describe_learning_curve(job: Job, dataset: Dataset) -> str:
+    """Fit the simple models to more and more samples, and say what the last doubling of the samples has gained."""
+    curves: dict[str, list[Baseline]] = {}
+    reason = f"{CURVE_SECONDS:.0f} s were not enough to fit a simple model to all samples"
+    for outcome in measure(job, dataset, CURVE_SECONDS, first_rows=-(-len(dataset.train) // 2 ** (CURVE_POINTS - 1))):
+        if isinstance(outcome, Skipped):
+            reason = outcome.reason
+        elif outcome.name != CONSTANT:
+            curves.setdefault(outcome.name, []).append(outcome)
+    complete = [rows for rows in curves.values() if len(rows) == CURVE_POINTS]
+    if not complete:
+        return f"more data: no learning curve, since {reason}"
+    metric = choose_best_metric(job, dataset)
+    accuracy = metric.removesuffix("loss") + "accuracy"  # its uncertainty is known
+    metric = accuracy if metric.endswith("/loss") and accuracy in complete[0][0].metrics else metric
+    sign = -1 if lower_is_better(metric) else 1
+    curve = max(complete, key=lambda rows: sign * rows[-1].metrics[metric])
+    return f"more data: {_describe_curve(curve, metric, sign, len(dataset.validation))}"
+
+
+def _describe_curve(curve: list[Baseline], metric: str, sign: int, samples: int) -> str:
+    values = [row.metrics[metric] for row in curve]
+    points = ", ".join(
+        f"{format_metric(value)} of {row.rows:,} samples" for row, value in zip(curve, values, strict=True)
+    )
+    gain = sign * (values[-1] - values[-2])
+    error = Comparison(metric, values[-1], (), samples).compute_uncertainty()
+    start = f"the {curve[0].format_title()}: {metric} {points}: the last doubling gained {gain:+.4f}"
+    if not error:
+        return f"{start}, whose uncertainty is unknown"
+    verdict = "would probably help" if gain > error else "would hardly help this model"
+    return f"{start} (+-{error:.4f}), so more samples {verdict}"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from scipy import sparse
+from sklearn.feature_extraction.text import TfidfTransformer
 from torch import Tensor
 
 from drivetrain.data.dataset import Dataset, Preprocessing, Split
@@ -37,27 +38,26 @@ Matrix = Any
 """(samples, columns) float32, as a NumPy array or a sparse matrix of scipy."""
 
 
-class Features(Protocol):
+class Features:
     """The columns of some kind of samples."""
 
-    looseness: float
+    looseness = 1.0
     """scikit-learn's `C` of logistic regression: 1 is its default; rows of TF-IDF have the length 1 and need more."""
-    has_unit_rows: bool
+    has_unit_rows = False
     """Whether rows have the length 1, so that a few passes of stochastic gradient descent solve a logistic regression."""
-    suits_trees: bool
+    suits_trees = True
     """Whether boosted trees can learn from them; pixels and thousands of word counts are not for them."""
 
     def fit(self, split: Split, ids: Ids) -> None:
-        """Compute what the columns need from the training samples."""
-        ...
+        """Compute what the columns need from the training samples: nothing where they are prepared as for the network."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """The columns for a linear model."""
-        ...
+        raise NotImplementedError
 
     def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
         """The columns for trees, and the numbers of those that are categories."""
-        ...
+        return self.read_linear(split, ids), []
 
 
 def choose_features(dataset: Dataset) -> Features | None:
@@ -79,13 +79,10 @@ def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[T
 
 
 @dataclass
-class TableFeatures:
+class TableFeatures(Features):
     """Numbers (already scaled) and categories of rows."""
 
     preprocessing: dict[str, Any]
-    looseness: float = 1.0
-    has_unit_rows: bool = False
-    suits_trees: bool = True
 
     @property
     def _sizes(self) -> list[int]:
@@ -95,12 +92,8 @@ class TableFeatures:
     def _read(self, split: Split, ids: Ids) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         inputs = split.gather(ids)
         numbers = next((x.numpy() for x in inputs if x.is_floating_point()), np.zeros((len(ids), 0), np.float32))
-        return numbers, next(
-            (x.numpy() for x in inputs if not x.is_floating_point()), np.zeros((len(ids), 0), np.int32)
-        )
-
-    def fit(self, split: Split, ids: Ids) -> None:
-        """Nothing: the rows are scaled, and their categories numbered, as for the network."""
+        categories = next((x.numpy() for x in inputs if not x.is_floating_point()), np.zeros((len(ids), 0), np.int32))
+        return numbers, categories
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Numbers, and one column a category."""
@@ -119,24 +112,14 @@ class TableFeatures:
 
 
 @dataclass
-class SeriesFeatures:
+class SeriesFeatures(Features):
     """Simple statistics of windows (N, time, channels)."""
 
     prepare: Preprocessing
-    looseness: float = 1.0
-    has_unit_rows: bool = False
-    suits_trees: bool = True
-
-    def fit(self, split: Split, ids: Ids) -> None:
-        """Nothing: the channels are scaled as for the network."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Eight statistics a channel, shape (N, 8 * channels)."""
         return torch.cat([_statistics(windows) for windows in _read_prepared(split, ids, self.prepare)]).numpy()
-
-    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
-        """The same statistics."""
-        return self.read_linear(split, ids), []
 
 
 def _statistics(windows: Tensor) -> Tensor:
@@ -150,18 +133,14 @@ def _statistics(windows: Tensor) -> Tensor:
 
 
 @dataclass
-class ImageFeatures:
+class ImageFeatures(Features):
     """Small versions of pictures (N, channels, height, width)."""
 
     prepare: Preprocessing
-    looseness: float = 0.1
-    has_unit_rows: bool = False
-    suits_trees: bool = False
+    looseness = 0.1
+    suits_trees = False
     _rows: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     """By split and sample, since decoding takes most of the time and each fit reads the samples of all before."""
-
-    def fit(self, split: Split, ids: Ids) -> None:
-        """Nothing: pictures are normalized as for the network."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """The pixels of all channels, scaled down by averaging."""
@@ -172,72 +151,57 @@ class ImageFeatures:
             rows |= zip(missing.tolist(), small, strict=True)
         return torch.stack([rows[number] for number in ids.tolist()]).numpy()
 
-    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
-        """Not for pixels."""
-        raise NotImplementedError
-
 
 def _shrink(pictures: Tensor) -> Tensor:
     height, width = (min(side, PICTURE_SIDE) for side in pictures.shape[-2:])
     return F.adaptive_avg_pool2d(pictures, (height, width)).flatten(1)
 
 
-@dataclass
-class TextFeatures:
+class TextFeatures(Features):
     """Tokens and pairs of neighbours, weighted by TF-IDF."""
 
-    looseness: float = 30.0
-    has_unit_rows: bool = True
-    suits_trees: bool = False
-    _columns: Ids = field(default_factory=lambda: np.arange(HASHED_COLUMNS))
-    """The columns that are used."""
-    _rarity: npt.NDArray[np.float32] = field(default_factory=lambda: np.ones(HASHED_COLUMNS, np.float32))
-    """The weight of each of them."""
+    looseness = 30.0
+    has_unit_rows = True
+    suits_trees = False
+
+    def __init__(self) -> None:
+        self._weighting = TfidfTransformer(sublinear_tf=True)
+        self._columns = np.arange(HASHED_COLUMNS)
 
     def fit(self, split: Split, ids: Ids) -> None:
         """Count in how many training texts each token and pair occurs; what occurs in one alone says nothing of others."""
-        documents = np.zeros(HASHED_COLUMNS, np.int64)
-        for part in _chunks(ids):
-            documents += np.bincount(self._counts(split, part).indices, minlength=HASHED_COLUMNS)
-        self._columns = np.flatnonzero(documents >= LEAST_TEXTS)
-        self._rarity = (np.log((1 + len(ids)) / (1 + documents[self._columns])) + 1).astype(np.float32)
+        counts = self._count_all(split, ids)
+        self._columns = np.flatnonzero(np.bincount(counts.indices, minlength=HASHED_COLUMNS) >= LEAST_TEXTS)
+        self._weighting.fit(counts[:, self._columns])
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """One row a text, of length 1."""
-        counts = (self._counts(split, part)[:, self._columns] for part in _chunks(ids))
-        return sparse.vstack([self._weigh(part) for part in counts], format="csr")
+        return self._weighting.transform(self._count_all(split, ids)[:, self._columns], copy=False)
 
-    def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
-        """Not for hundreds of thousands of columns."""
-        raise NotImplementedError
+    def _count_all(self, split: Split, ids: Ids) -> Any:
+        return sparse.vstack([_count_pairs(split, part) for part in _chunks(ids)], format="csr")
 
-    def _counts(self, split: Split, ids: Ids) -> Any:
-        """How often each token and pair occurs in each text."""
-        tokens, *_, mask = (x.numpy() for x in split.gather(ids))
-        real = mask.astype(bool)
-        pairs = tokens[:, :-1].astype(np.uint64) * np.uint64(0x9E3779B1) + tokens[:, 1:].astype(np.uint64)
-        # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
-        pair_columns = (pairs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
-        both = real[:, :-1] & real[:, 1:]
-        single_rows, single_places = np.nonzero(real)
-        pair_rows, pair_places = np.nonzero(both)
-        rows = np.concatenate([single_rows, pair_rows])
-        columns = np.concatenate(
-            [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
-        ).astype(np.int64)
-        ones = np.ones(len(rows), np.float32)
-        # Stochastic gradient descent refuses indices of 64 bits.
-        indices = rows.astype(np.int32), columns.astype(np.int32)
-        counts = sparse.csr_array((ones, indices), shape=(len(ids), HASHED_COLUMNS))
-        counts.sum_duplicates()
-        return counts
 
-    def _weigh(self, counts: Any) -> Any:
-        weights = (1 + np.log(counts.data)) * self._rarity[counts.indices]
-        rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
-        lengths = np.sqrt(np.bincount(rows, weights**2, minlength=counts.shape[0]))
-        counts.data = (weights / np.maximum(lengths, 1e-12)[rows]).astype(np.float32)
-        return counts
+def _count_pairs(split: Split, ids: Ids) -> Any:
+    """How often each token and pair occurs in each text."""
+    tokens, *_, mask = (x.numpy() for x in split.gather(ids))
+    real = mask.astype(bool)
+    pairs = tokens[:, :-1].astype(np.uint64) * np.uint64(0x9E3779B1) + tokens[:, 1:].astype(np.uint64)
+    # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
+    pair_columns = (pairs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
+    both = real[:, :-1] & real[:, 1:]
+    single_rows, single_places = np.nonzero(real)
+    pair_rows, pair_places = np.nonzero(both)
+    rows = np.concatenate([single_rows, pair_rows])
+    columns = np.concatenate(
+        [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
+    ).astype(np.int64)
+    ones = np.ones(len(rows), np.float32)
+    # Stochastic gradient descent refuses indices of 64 bits.
+    indices = rows.astype(np.int32), columns.astype(np.int32)
+    counts = sparse.csr_array((ones, indices), shape=(len(ids), HASHED_COLUMNS))
+    counts.sum_duplicates()
+    return counts
 
 
 def _chunks(ids: Ids) -> Iterator[Ids]:

@@ -1,4 +1,4 @@
-"""Finds samples that are copies of each other, and keeps copies on one side of a split.
+"""Finds samples that are copies of each other; `drivetrain.data.partition` keeps copies on one side of a split.
 
 If one copy is in training and another in validation, the score of the second says nothing: a network that has only
 memorized its samples answers it correctly.
@@ -13,17 +13,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import groups
-from drivetrain.data.dataset import InputRecord
-from drivetrain.data.groups import Groups, find_root
 from drivetrain.data.labels import list_names
 from drivetrain.data.stateless_random import Ids
-from drivetrain.job.data import Data
 
 Contents = npt.NDArray[np.int64]
 """A digest of each sample, shape (N,): equal for samples with the same content."""
-COPIES_KEY = "copies"
-"""Key in the stored preprocessing of a run whose split keeps copies together."""
 MAX_MEAN_REPEATS = 20
 """Samples that repeat more often than this on average, such as short texts, are a few kinds of samples, not copies."""
 MAX_LISTED_SAMPLES = 3
@@ -76,7 +70,7 @@ def digest_table_rows(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Content
     return hashes.view(np.int64), equal_share
 
 
-def number_contents(contents: Contents) -> Groups:
+def number_contents(contents: Contents) -> Ids:
     """Number the contents from 0 in the order of their first samples; the number for each sample, shape (N,)."""
     _, first_rows, content_of_sample = np.unique(contents, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first_rows))[content_of_sample].astype(np.int64)
@@ -95,73 +89,6 @@ def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
     sizes = np.unique(contents, return_counts=True)[1].astype(np.float64)
     equal_pairs, all_pairs = (sizes * (sizes - 1)).sum(), len(contents) * (len(contents) - 1)
     return bool(len(contents) > MAX_MEAN_REPEATS * len(sizes) or chance * all_pairs > MAX_CHANCE_SHARE * equal_pairs)
-
-
-class Division:
-    """Divides samples into training and validation, with all copies of a sample on one side."""
-
-    def __init__(
-        self, contents: Contents, sample_noun: str, recorded: InputRecord | None, *, independent: bool = False
-    ) -> None:
-        """Prepare to divide samples with these digests, called such as `images` in messages.
-
-        A resumed run without COPIES_KEY in `recorded` keeps the split it began with. Samples that are equal by chance are
-        `independent`, and need not be kept together.
-        """
-        self.content_numbers, self.sample_noun = number_contents(contents), sample_noun
-        self.copy_count = len(contents) - int(self.content_numbers.max(initial=-1)) - 1
-        ignored_copies = recorded is not None and recorded.same_data and COPIES_KEY not in recorded.preprocessing
-        self.keeps_together = self.copy_count > 0 and not ignored_copies and not independent
-
-    def divide(self, labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-        """Indices for training and for validation, as `groups.divide` gives them, without a content on both sides."""
-        if self.keeps_together:
-            # The first sample of each content is divided; its copies follow it.
-            first_rows = np.unique(self.content_numbers, return_index=True)[1]
-            training, validation = groups.divide(labels[first_rows], data, seed)
-            if len(training) and len(validation):
-                is_validation = np.isin(self.content_numbers, validation)
-                return np.flatnonzero(~is_validation).astype(np.int64), np.flatnonzero(is_validation).astype(np.int64)
-            self.keeps_together = False
-        return groups.divide(labels, data, seed)
-
-    def join_groups(self, members: Groups) -> Groups:
-        """Join groups of the user that have copies of the same sample; the group of each sample, shape (N,)."""
-        if not self.keeps_together:
-            return members
-        parents = list(range(int(members.max()) + 1))
-        # Each sample joins its group with that of the first sample of the same content.
-        first_rows = np.unique(self.content_numbers, return_index=True)[1]
-        for group, group_of_first_copy in zip(
-            members.tolist(), members[first_rows[self.content_numbers]].tolist(), strict=True
-        ):
-            parents[find_root(parents, group)] = find_root(parents, group_of_first_copy)
-        roots = [find_root(parents, group) for group in members.tolist()]
-        return np.unique(roots, return_inverse=True)[1].astype(np.int64)
-
-    def to_json(self) -> dict[str, int]:
-        """What the stored preprocessing needs so that a resumed run has the same split; empty without copies."""
-        return {COPIES_KEY: self.copy_count} if self.keeps_together else {}
-
-    def describe(self, training: Ids, validation: Ids) -> list[str]:
-        """A note on how many copies there are, and whether they are on both sides."""
-        if not self.copy_count:
-            return []
-        content_count = np.unique(self.content_numbers).size
-        if self.keeps_together:
-            return [
-                f"{self.copy_count:,} of {len(self.content_numbers):,} {self.sample_noun} are copies of others, with the same content; "
-                f"copies are on the same side of the split, which divides the {content_count:,} different ones"
-            ]
-        shared_count = int(np.isin(self.content_numbers[validation], self.content_numbers[training]).sum())
-        return (
-            [
-                f"{shared_count:,} of {len(validation):,} validation {self.sample_noun} are identical to training {self.sample_noun}, since there "
-                f"are only {content_count:,} different ones among {len(self.content_numbers):,}; the score says little about new ones"
-            ]
-            if shared_count
-            else []
-        )
 
 
 def note_contradictions(

@@ -9,10 +9,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from drivetrain.data import host_lengths
-from drivetrain.data.host_lengths import Lengths
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
 from drivetrain.system import torch_errors
@@ -23,6 +22,12 @@ if TYPE_CHECKING:
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
+Lengths = npt.NDArray[np.int64]
+"""Number of real (not padding) tokens of each row of a mask, shape (N,); kept on the host, since reading the mask would wait
+for the GPU.
+"""
+_LENGTHS = "host_lengths"
+"""Attribute of a mask that holds its lengths."""
 NO_LABEL = -1
 """Class index of a sample that has no label for a head; it counts for the other heads alone."""
 
@@ -141,7 +146,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.lengths is not None:
-            host_lengths.attach_lengths(self.inputs[-1], self.lengths)
+            attach_lengths(self.inputs[-1], self.lengths)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -186,6 +191,29 @@ class Batch:
         """`count` micro-batches, in order, whose sizes differ by at most one."""
         bounds = [len(self) * number // count for number in range(count + 1)]
         return (self.between(start, end) for start, end in pairwise(bounds))
+
+
+def attach_lengths(mask: Any, lengths: Lengths) -> None:
+    """Store the lengths of a mask (N, tokens) on that tensor; tensors computed from it do not inherit them."""
+    setattr(mask, _LENGTHS, lengths)
+
+
+def find_known_lengths(mask: torch.Tensor) -> Lengths | None:
+    """The attached lengths, or those counted on the CPU; None if the mask would have to be read from a GPU."""
+    attached: Lengths | None = getattr(mask, _LENGTHS, None)
+    return count_tokens(mask) if attached is None and mask.device.type == "cpu" else attached
+
+
+def read_lengths(mask: torch.Tensor) -> Lengths:
+    """The real tokens of each row; waits for the GPU if they must be counted there."""
+    lengths = find_known_lengths(mask)
+    return count_tokens(mask) if lengths is None else lengths
+
+
+def count_tokens(mask: torch.Tensor) -> Lengths:
+    """Count the real tokens of each row of a mask (N, tokens), on its device."""
+    lengths: Lengths = mask.sum(dim=1).cpu().numpy()
+    return lengths
 
 
 class Split(Protocol):

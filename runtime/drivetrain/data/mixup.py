@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain.data import stateless_random
-from drivetrain.data.dataset import Batch, Head, Inputs, Targets
+from drivetrain.data.dataset import Batch, Head
 from drivetrain.data.to_device import onto
 from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, Mixup
@@ -31,44 +31,24 @@ def uses_mixing(job: Job) -> bool:
 
 
 def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
-    """Mix the batch as the job's `data.augment` says; unchanged without either method, or if the step is not drawn."""
-    augment = getattr(job.data, "augment", None)
-    mixup, cutmix = getattr(augment, "mixup", None), getattr(augment, "cutmix", None)
-    inputs, targets = mix_batch(batch.inputs, batch.targets, heads, job.train.seed, step, mixup, cutmix)
-    return replace(batch, inputs=inputs, targets=targets)
+    """Blend each sample with another one of the batch, as the job's `data.augment` says.
 
-
-def mix_batch(
-    inputs: Inputs,
-    targets: Targets,
-    heads: Mapping[str, Head],
-    seed: int,
-    step: int,
-    mixup: Mixup | None = None,
-    cutmix: Cutmix | None = None,
-) -> tuple[Inputs, Targets]:
-    """Blend each sample with another one of the batch.
-
-    Args:
-        inputs: float tensors of shape (N, ...); for cutmix (N, C, H, W).
-        targets: by head, class indices (N,), probabilities (N, classes) or numbers (N, columns).
-        heads: the outputs, for their number of classes.
-        seed: the run's seed.
-        step: the optimizer step.
-        mixup: share * x + (1 - share) * partner, with share from Beta(alpha, alpha) (Zhang et al. 2018).
-        cutmix: a rectangle is replaced by the partner's (Yun et al. 2019); share is the part of the image that is kept.
+    Mixup makes share * x + (1 - share) * partner of the inputs, with share from Beta(alpha, alpha) (Zhang et al. 2018). Cutmix
+    replaces a rectangle by the partner's (Yun et al. 2019); share is then the part of the image (N, C, H, W) that is kept.
 
     Returns:
         Inputs of the same shapes; targets share * y + (1 - share) * partner, with class indices turned into
-        probabilities. Both are unchanged if the step is not mixed.
+        probabilities. Without either method, or if the step is not mixed, the batch itself.
     """
-    rng = stateless_random.make_generator(seed, "mixup", step)
-    methods = [method for method in (mixup, cutmix) if method is not None]
+    augment, inputs = getattr(job.data, "augment", None), batch.inputs
+    named = (getattr(augment, name, None) for name in ("mixup", "cutmix"))
+    methods = [method for method in named if method is not None]
+    rng = stateless_random.make_generator(job.train.seed, "mixup", step)
     if not methods or len(inputs[0]) < 2:
-        return inputs, targets
-    method = methods[int(rng.integers(len(methods)))]
+        return batch
+    method: Mixup | Cutmix = methods[int(rng.integers(len(methods)))]
     if rng.random() >= method.probability:
-        return inputs, targets
+        return batch
     share = float(rng.beta(method.alpha, method.alpha))
     partner = onto(inputs[0].device, rng.permutation(len(inputs[0])))
     if isinstance(method, Mixup):
@@ -81,9 +61,11 @@ def mix_batch(
     # Class indices become probabilities.
     soft_targets = {
         name: y if y.is_floating_point() else functional.one_hot(y, heads[name].outputs).to(torch.float32)
-        for name, y in targets.items()
+        for name, y in batch.targets.items()
     }
-    return inputs, {name: blend(y, y[partner], share) for name, y in soft_targets.items()}
+    return replace(
+        batch, inputs=inputs, targets={name: blend(y, y[partner], share) for name, y in soft_targets.items()}
+    )
 
 
 def blend(values: Tensor, partners: Tensor, share: float) -> Tensor:

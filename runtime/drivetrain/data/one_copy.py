@@ -33,16 +33,16 @@ COMPARED_BYTES = 1 << 24
 
 def is_large(array: Any) -> bool:
     """Whether an array is large enough to share, lies in one piece, and is not a mapped file already."""
+    if array.nbytes < MIN_SHARED_BYTES:
+        return False
     if isinstance(array, Tensor):
-        has_own_memory = array.device.type == "cpu" and array.is_contiguous()
-        return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.data_ptr())
+        return array.device.type == "cpu" and array.is_contiguous() and not _is_mapped_file(array.data_ptr())
     if isinstance(array, np.ndarray):
         has_own_memory = array.flags.c_contiguous and not array.dtype.hasobject
-        return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.ctypes.data)
+        return has_own_memory and not _is_mapped_file(array.ctypes.data)
     # A pyarrow column; its values are in the last of its buffers.
     buffers = [buffer for chunk in array.chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
-    address = int(buffers[-1].address) if buffers else 0
-    return int(array.nbytes) >= MIN_SHARED_BYTES and not _is_mapped_file(address)
+    return not _is_mapped_file(int(buffers[-1].address) if buffers else 0)
 
 
 def _is_mapped_file(address: int) -> bool:
@@ -69,47 +69,25 @@ def align_size(size: int) -> int:
 
 
 def append_array(array: Any, handle: int, start: int) -> int:
-    """Write an array into the file, from byte `start` on; returns its size in bytes.
+    """Write an array to the end of the file, from byte `start` on; returns its size in bytes.
 
     Raises:
         OSError: if there is not enough memory.
     """
-    size = _measure_bytes(array)
-    os.ftruncate(handle, start + align_size(size))
-    os.posix_fallocate(handle, start, align_size(size))  # a later lack of memory would kill the process
-    with mmap.mmap(handle, size, offset=start) as mapping:
-        _write_array(array, mapping)
-    return size
-
-
-def _measure_bytes(array: Any) -> int:
+    os.ftruncate(handle, start)
     if isinstance(array, Tensor | np.ndarray):
-        return int(array.nbytes)
-    import pyarrow
+        with open(handle, "ab", closefd=False) as file:
+            file.write(_view_bytes(array).data)
+    else:
+        import pyarrow
 
-    byte_counter = pyarrow.MockOutputStream()
-    _write_column(array, byte_counter)
-    return int(byte_counter.size())
-
-
-def _write_array(array: Any, mapping: mmap.mmap) -> None:
-    if isinstance(array, Tensor | np.ndarray):
-        np.frombuffer(mapping, np.uint8)[:] = _view_bytes(array)
-        return
-    import pyarrow
-
-    sink = pyarrow.FixedSizeBufferWriter(pyarrow.py_buffer(mapping))
-    _write_column(array, sink)
-    sink.close()
-    del sink  # it refers to the mapping, which could not be closed
-
-
-def _write_column(column: Any, sink: Any) -> None:
-    import pyarrow
-
-    table = pyarrow.table({"": column})
-    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+        table = pyarrow.table({"": array})
+        with (
+            pyarrow.OSFile(f"/proc/self/fd/{handle}", "ab") as sink,
+            pyarrow.ipc.new_stream(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
+    return os.fstat(handle).st_size - start
 
 
 def map_array(like: Any, handle: int, start: int, size: int) -> Any:

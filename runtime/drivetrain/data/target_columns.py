@@ -13,7 +13,7 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import list_names, sort_class_names
+from drivetrain.data.labels import index_labels, list_names, sort_class_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -135,7 +135,11 @@ def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -
         DataError: for a label that is no class of the head; names `key`.
     """
     if target.texts is not None:
-        return torch.from_numpy(column_values.class_indices(target.texts.take(rows), target_head.classes, key))
+        texts = target.texts.take(rows)
+        indices = column_values.positions(texts, target_head.classes).astype(np.int64)
+        # Of a text that is no class, the error says more.
+        is_complete = not (indices < 0).any()
+        return torch.from_numpy(indices if is_complete else index_labels(texts.to_pylist(), target_head.classes, key))
     values = target.numbers[rows]
     if not target_head.several:
         values = (values - np.array(target_head.mean)) / np.array(target_head.std)

@@ -67,7 +67,7 @@ def open_table(path: Path, files: CsvFiles) -> InputTable:
     first_line = start.decode(encoding, "ignore").partition("\n")[0]
     line_end = "\r\n" if first_line.endswith("\r") else "\n"
     form = TableForm(layout.sign, encoding, line_end, _has_decimal_comma(layout.sign, files.last))
-    rows = _read_csv_rows(path, encoding, layout)
+    rows = layout.read_rows(path)
     return InputTable(path, next(rows), rows, form)
 
 
@@ -109,14 +109,6 @@ def _has_decimal_comma(sign: str, dialect: Dialect | None) -> bool:
     """As the file's numbers are; without any, as spreadsheets that separate by semicolons write them."""
     decimal = dialect.decimal if dialect else None
     return decimal == "comma" or (decimal is None and sign == ";")
-
-
-def _read_csv_rows(path: Path, encoding: str, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
-    """The header, and the rows as the reader of the samples counts them: lines without anything are none."""
-    with path.open(encoding=encoding, newline="") as file:
-        for _ in range(layout.skipped):
-            file.readline()
-        yield from (row for row in csv.reader(file, delimiter=layout.sign) if row)
 
 
 def _list_arrow_rows(table: Any) -> Iterator[list[str]]:

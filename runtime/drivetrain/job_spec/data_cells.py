@@ -6,11 +6,11 @@ numbers in columns of numbers, and classes that training does not have. The read
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from drivetrain.data import bad_samples
@@ -283,24 +283,12 @@ def _check_images(
 
 def _read_rows(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
     """Yield the rows below the header, without empty ones, and without those of only separators at the end."""
-    encoding = "utf-8-sig" if layout.encoding == "utf-8" else layout.encoding
-    with path.open(encoding=encoding, newline="") as file:
-        for _ in range(layout.skipped):
-            file.readline()
-        reader = csv.reader(file, delimiter=layout.sign)
-        empty: list[list[str]] = []
-        started = False
-        for cells in reader:
-            if not cells:
-                continue
-            if not started:
-                started = True
-            elif any(map(str.strip, cells)):
-                yield from empty
-                empty = []
-                yield cells
-            else:
-                empty.append(cells)
+    empty: list[list[str]] = []
+    for cells in islice(layout.read_rows(path), 1, None):
+        empty.append(cells)
+        if any(map(str.strip, cells)):
+            yield from empty
+            empty = []
 
 
 def _find_reasons(cells: list[str], places: Mapping[str, int], expected: _ExpectedCells) -> Iterator[str]:

@@ -84,7 +84,7 @@ def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
 
 def _run_network(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
     call = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
-    with blame_user_code(lambda error, action: refuse(f"{call} {error}", "", action)):
+    with blame_user_code(refuse, call):
         return module(*batch.inputs)
 
 
@@ -192,9 +192,7 @@ def check_storable(module: nn.Module, name: str, refuse: Refuse) -> None:
     for path, layer in module.named_modules():
         _check_attributes(path, layer, name, refuse)
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    with blame_user_code(
-        lambda error, action: refuse(f"{name} cannot be copied: copy.deepcopy raised {error}", "", action)
-    ):
+    with blame_user_code(refuse, f"{name} cannot be copied: copy.deepcopy raised"):
         copy.deepcopy(module, dict(tensors))  # shares the weights, so it takes no memory
 
 

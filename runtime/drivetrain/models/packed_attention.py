@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.backends import cuda
 from torch.nn import functional
 
-from drivetrain.data import host_lengths
-from drivetrain.data.host_lengths import Lengths
+from drivetrain.data.dataset import Lengths, read_lengths
 from drivetrain.data.text import length_buckets
 from drivetrain.data.to_device import onto
 from drivetrain.system import torch_settings
@@ -154,7 +153,7 @@ class PackedRow:
 
 def lay_out(mask: Tensor, kernel: Kernel | None = None) -> PackedRow:
     """Lay out the texts of a mask, (N, tokens): in groups, or with a kernel in their order."""
-    lengths = host_lengths.read_lengths(mask)
+    lengths = read_lengths(mask)
     return _lay_out_groups(mask, lengths) if kernel is None else _lay_out_in_order(mask, lengths, kernel)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -129,17 +130,14 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
         if not callable(argument):
             raise refuse("optimizer", f"is {describe(argument)}", POSSIBLE_OPTIMIZERS, "choose one of these")
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        with blame_user_code(lambda told, do: refuse("optimizer", f"raised {told}", POSSIBLE_OPTIMIZERS, do)):
+        with blame_user_code(partial(refuse, "optimizer"), "raised", POSSIBLE_OPTIMIZERS):
             optimizer = argument(trained)
         if not isinstance(optimizer, Optimizer):
             raise refuse("optimizer", f"returned {describe(optimizer)}", POSSIBLE_OPTIMIZERS, "return an optimizer")
     _check_parameters(optimizer, model, refuse)
     # Finds out what the state consists of by a step of a copy, so code of the user may raise here.
-    with blame_user_code(
-        lambda told, do: refuse(
-            "optimizer", f"is {_describe_type(optimizer)}, whose step() raised {told}", POSSIBLE_OPTIMIZERS, do
-        )
-    ):
+    call = f"is {_describe_type(optimizer)}, whose step() raised"
+    with blame_user_code(partial(refuse, "optimizer"), call, POSSIBLE_OPTIMIZERS):
         obstacle = find_unstorable_state(optimizer, model)
     if obstacle and stored:
         raise refuse(
@@ -220,7 +218,7 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
     schedule, scheduler = UserSchedule(argument, every), argument
     if not isinstance(argument, LRScheduler):
         # Called with a copy: building a scheduler changes the rates of its optimizer.
-        with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", POSSIBLE_SCHEDULES, do)):
+        with blame_user_code(partial(refuse, "schedule"), "raised", POSSIBLE_SCHEDULES):
             scheduler = schedule.build(optimizer.build(copy.deepcopy(optimizer.model)))
     if isinstance(scheduler, ReduceLROnPlateau):
         raise refuse(

@@ -152,7 +152,7 @@ def _describe_more_data(job: Job) -> list[str]:
     """Whether more data would help; nothing without simple models."""
     if "off" in (job.baselines, os.environ.get(baseline_run.SWITCH)):
         return []
-    from drivetrain.baselines.learning_curve import describe_learning_curve
+    from drivetrain.baselines.measure import describe_learning_curve
     from drivetrain.data.load_data import load
 
     return [describe_learning_curve(job, load(job))]

@@ -101,7 +101,7 @@ class UserBatches:
         name, loss = "the model", outputs
         if self.loss is not None:
             name = "loss"
-            with blame_user_code(lambda error, advice: SpecError(f"loss raised {error}", "", advice)):
+            with blame_user_code(SpecError, "loss raised"):
                 loss = self.loss(_to_float32(outputs), targets if self.argument_names else targets[""])
         elif isinstance(outputs, Mapping):
             loss = outputs.get("loss")

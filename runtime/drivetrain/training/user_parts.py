@@ -79,8 +79,7 @@ class UserMetrics:
 
 
 def _blame_user_code(name: str, method: str) -> Any:
-    call = f"metrics: {name}: {method}()"
-    return blame_user_code(lambda error, advice: UserCodeError(f"{call} raised {error}", "", advice))
+    return blame_user_code(UserCodeError, f"metrics: {name}: {method}() raised")
 
 
 Scheduling = LRScheduler | Callable[[Optimizer], LRScheduler]
@@ -231,7 +230,7 @@ class Callbacks:
         if callback is None:
             return None
         try:
-            with blame_user_code(lambda error, advice: UserCodeError(f"{name} raised {error}", "", advice)):
+            with blame_user_code(UserCodeError, f"{name} raised"):
                 callback(info)
         except UserCodeError as error:
             if isinstance(error.__cause__, StopTraining):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.formats import csv_dialect, row_lines, table_file
+from drivetrain.data.formats import csv_dialect, csv_layout, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from tests.messages import saying
@@ -138,6 +138,7 @@ def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
     for end, encoding in (("\n", "utf-8-sig"), ("\r\n", "utf-16"), ("\r", "utf-8")):
         path = tmp_path / "a.csv"
         path.write_bytes(end.join(rows).encode(encoding))
+        csv_layout.find(path, "k", CsvFiles())
         assert [row_lines.place(path, row) for row in (1, 2, 3)] == [
             "row 1 (line 4)",
             "row 2 (line 8)",

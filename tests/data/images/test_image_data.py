@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import groups
+from drivetrain.data import partition
 from drivetrain.data.images.image_data import load
 from drivetrain.data.labels import sort_class_names
 from tests.messages import begins_with, says, says_only
@@ -49,7 +49,7 @@ def test_one_image_in_colour_makes_three_channels(tmp_path: Path) -> None:
 def test_validation_is_taken_from_every_class(fraction: float) -> None:
     sizes = {0: 1, 1: 2, 2: 3, 3: 10, 4: 1000}
     labels = np.random.default_rng(0).permutation(np.repeat(list(sizes), list(sizes.values())))
-    train_rows, validation_rows = groups.hold_out(labels, fraction, seed=3)
+    train_rows, validation_rows = partition.split_fraction(labels, fraction, seed=3)
     assert np.array_equal(np.sort(np.concatenate([train_rows, validation_rows])), np.arange(len(labels)))
     counts = Counter(labels[validation_rows].tolist())
     for label, size in sizes.items():
@@ -71,7 +71,7 @@ def test_validation_depends_on_the_seed_alone(tmp_path: Path) -> None:
 
 def test_validation_is_not_the_first_of_each_class() -> None:
     labels = np.repeat([0, 1], 500)
-    validation_rows = groups.hold_out(labels, 0.2, seed=0)[1]
+    validation_rows = partition.split_fraction(labels, 0.2, seed=0)[1]
     assert 200 < validation_rows[labels[validation_rows] == 0].mean() < 300
     assert not np.array_equal(validation_rows[:100], validation_rows[100:] - 500)
 
@@ -79,7 +79,7 @@ def test_validation_is_not_the_first_of_each_class() -> None:
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
     labels = np.repeat(np.arange(5), [50, 7, 2, 1, 23])
-    parts = [groups.split_fold(labels, number, count, seed=3) for number in range(1, count + 1)]
+    parts = [partition.split_fold(labels, number, count, seed=3) for number in range(1, count + 1)]
     all_validation_rows = np.concatenate([part[1] for part in parts])
     assert sorted(all_validation_rows.tolist()) == [i for i in range(len(labels)) if labels[i] != 3]
     for train_rows, validation_rows in parts:
@@ -87,7 +87,7 @@ def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
         sizes = np.bincount(labels[validation_rows], minlength=5)
         assert (abs(sizes - np.array([50, 7, 2, 0, 23]) / count) < 1).all()
         assert set(labels[train_rows]) == set(range(5))
-    assert not np.array_equal(parts[0][1], groups.split_fold(labels, 1, count, seed=4)[1])
+    assert not np.array_equal(parts[0][1], partition.split_fold(labels, 1, count, seed=4)[1])
 
 
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:

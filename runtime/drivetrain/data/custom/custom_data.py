@@ -31,7 +31,7 @@ def load(job: CustomJob) -> Dataset:
     """
     data = job.data
     name = f"data.file: {data.factory}() in {data.file}"
-    with blame_user_code(lambda error, action: DataError(f"{name} raised {error}", "", action)):
+    with blame_user_code(DataError, f"{name} raised"):
         code = user_code.open_code(job.folder)
         returned, _ = code.call(data.file, data.factory, data.arguments)
         if data.reader:  # files that the reader needs, such as a vocabulary, are stored with the model
@@ -165,7 +165,7 @@ def _check_like_training(
 
 def _call_reader(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
     name, code = f"{reader['function']}() in {reader['file']}", user_code.find_opened(Path(preprocessing["code"]))
-    with blame_user_code(lambda error, action: DataError(f"{name} raised {error}", "", action)):
+    with blame_user_code(DataError, f"{name} raised"):
         arguments = code.with_copies(reader["arguments"])
         return code.call(reader["file"], reader["function"], {}, arguments, [list(paths)])[0]
 

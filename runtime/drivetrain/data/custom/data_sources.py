@@ -95,7 +95,7 @@ class StreamSplit(ItemSplit):
     def _start_epoch(self, epoch: int) -> Iterator[Any]:
         """Iterate the dataset from its beginning, after a call of its `set_epoch`."""
         stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch))
-        with blame_user_code(lambda error, action: DataError(f"{self.name}: __iter__ raised {error}", "", action)):
+        with blame_user_code(DataError, f"{self.name}: __iter__ raised"):
             set_epoch = getattr(self.dataset, "set_epoch", None)
             if inspect.ismethod(set_epoch):
                 set_epoch(epoch)
@@ -109,9 +109,7 @@ class StreamSplit(ItemSplit):
 
     def _take_batch(self, stream: Iterator[Any], epoch: int, batch_number: int, ids: Ids) -> list[Any]:
         """The next samples of the stream, one for each id."""
-        with blame_user_code(
-            lambda error, action: DataError(f"{self.name}: batch {batch_number + 1} raised {error}", "", action)
-        ):
+        with blame_user_code(DataError, f"{self.name}: batch {batch_number + 1} raised"):
             items = list(self._read_seeded(stream, epoch, ids))
         if len(items) < len(ids):
             raise DataError(
@@ -230,9 +228,7 @@ def build_order(data_source: DataSource, seed: int) -> Order | None:
         return SequentialOrder(len(data_source.data))
     if type(sampler) is WeightedRandomSampler:
         return WeightedOrder(sampler.weights, sampler.num_samples, sampler.replacement, seed)
-    with blame_user_code(
-        lambda error, action: DataError(f"{data_source.name}: its sampler raised {error}", "", action)
-    ):
+    with blame_user_code(DataError, f"{data_source.name}: its sampler raised"):
         return SamplerOrder(sampler, len(data_source.data), seed, data_source.name)
 
 
@@ -266,7 +262,7 @@ def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_ste
 def open_validation(data_source: DataSource, seed: int) -> Any:
     """Bring the validation data into a form that `map_dataset.open_split` takes; an iterable is read into memory."""
     if data_source.streams:
-        with blame_user_code(lambda error, action: DataError(f"{data_source.name}: raised {error}", "", action)):
+        with blame_user_code(DataError, f"{data_source.name}: raised"):
             return list(data_source.data)
     if data_source.sampler is None or type(data_source.sampler) is SequentialSampler:
         return data_source.data

@@ -137,18 +137,14 @@ class ItemSplit:
 
     def items(self, ids: Ids) -> list[Any]:
         """The dataset's items of these samples; raises DataError if the dataset raises."""
-        index = 0
+        return [self._read_item(*divmod(number, len(self))) for number in ids.tolist()]
 
-        def item(number: int) -> Any:
-            nonlocal index
-            repetition, index = divmod(number, len(self))
-            # Other samples have the same random numbers in every run, so that `evaluate` sees what the run saw.
-            key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
-            stateless_random.seed_globally(stateless_random.derive_key(*key, index, repetition))
+    def _read_item(self, repetition: int, index: int) -> Any:
+        # Other samples have the same random numbers in every run, so that `evaluate` sees what the run saw.
+        key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
+        stateless_random.seed_globally(stateless_random.derive_key(*key, index, repetition))
+        with blame_user_code(DataError, f"{self.name}: sample {index} raised"):
             return self.dataset[index]
-
-        with blame_user_code(lambda error, do: DataError(f"{self.name}: sample {index} raised {error}", "", do)):
-            return [item(number) for number in ids.tolist()]
 
     def collate_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
         """Inputs and raw targets of some items; raises DataError if they cannot be put into a batch."""
@@ -177,7 +173,7 @@ class ItemSplit:
     def _call_collate(self, items: list[Any], ids: Ids) -> Any:
         """Make a batch of the items, by the user's collate function or that of torch."""
         if self.collate is not default_collate:
-            with blame_user_code(lambda error, do: DataError(f"{self.name}: collate_fn raised {error}", "", do)):
+            with blame_user_code(DataError, f"{self.name}: collate_fn raised"):
                 return self.collate(items)
         try:
             return default_collate(items)
@@ -248,7 +244,7 @@ def open_split(
     ):
         hint = "pass its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
         raise DataError(f"{name}: is {describe(value)}, which has no __getitem__ or no __len__", FORMS, hint)
-    with blame_user_code(lambda error, action: DataError(f"{name}: len() raised {error}", FORMS, action)):
+    with blame_user_code(DataError, f"{name}: len() raised", FORMS):
         size = len(value)
     if not size:
         raise no_samples_error(name)

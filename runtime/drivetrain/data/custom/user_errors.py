@@ -25,10 +25,12 @@ _INSTALLED = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"])
 
 
 @contextlib.contextmanager
-def blame_user_code(refuse: Callable[[str, str], DrivetrainError]) -> Iterator[None]:
-    """Turn an exception of user code into `refuse(text, action)`.
+def blame_user_code(
+    refuse: Callable[[str, str, str], DrivetrainError], call: str, possible: str = "", action: str | None = None
+) -> Iterator[None]:
+    """Turn an exception of user code into `refuse("CALL ERROR", possible, action)`, such as with `build() raised` as call.
 
-    The text holds the exception, the user's lines, and the layer; the action says which of them to change.
+    The error is followed by the user's lines and the layer; without an action, it says which of them to change.
     """
     try:
         yield
@@ -37,7 +39,8 @@ def blame_user_code(refuse: Callable[[str, str], DrivetrainError]) -> Iterator[N
     except (Exception, SystemExit) as error:
         if torch_errors.is_out_of_memory(error):
             raise
-        raise refuse(describe_error(error), suggest_action(error)) from error
+        action = suggest_action(error) if action is None else action
+        raise refuse(f"{call} {describe_error(error)}", possible, action) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from drivetrain.data.custom import code_files, user_code
 from drivetrain.data.custom.arrays import describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.to_device import onto
-from drivetrain.errors import OutOfMemory, Problem, SpecError
+from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job.custom import CustomJob, CustomLossSpec
 
 TOLERANCE = 2e-5
@@ -128,7 +128,7 @@ def try_division(
         (Division(summed=True), [1.0] * len(slices)),
     ]
     if weight_of is not None:
-        with blame_user_code(lambda error, action: refuse(f"weight_of raised {error}", "", action)):
+        with blame_user_code(refuse, "weight_of raised"):
             candidates = [(Division(weight_of), [float(sum_counts(weight_of, targets_of(part))) for part in slices])]
     try:
         batch_values = [value.double() for value in compute_loss(slices[0])]
@@ -268,7 +268,7 @@ class CustomTerms:
     def check_call(self, outputs: Tensor, targets: Tensor) -> None:
         """Call the loss once as a check; raises SpecError if it raises, or its result cannot be a loss."""
         call = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
-        with blame_user_code(lambda error, action: self.refuse(f"{call} {error}", "", action)):
+        with blame_user_code(self.refuse, call):
             self(outputs, targets)
 
     def divide(self, outputs: Tensor, targets: Tensor) -> None:
@@ -316,11 +316,9 @@ def load(job: CustomJob) -> CustomTerms | None:
     if not isinstance(spec, CustomLossSpec):
         return None
 
-    def refuse(description: str, possible: str, action: str) -> SpecError:
-        return SpecError([Problem(job.document.place(key), ".".join(key), description, possible, action)])
-
+    refuse: Refuse = partial(job.spec_error, key)
     name = f"{spec.factory}() in {spec.file}"
-    with blame_user_code(lambda error, action: refuse(f"{name} raised {error}", "", action)):
+    with blame_user_code(refuse, f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
         with code_files.record_opened() as opened:

@@ -37,8 +37,7 @@ class ArrowReader:
 
     def names(self) -> list[str]:
         """The column names."""
-        with memory_map(str(self.files[0])) as source:
-            return list(_open_stream(source).schema.names)
+        return list(schema(self.files[0]).names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; classes by their names."""
@@ -54,7 +53,8 @@ class ArrowReader:
 def schema(path: Path) -> pyarrow.Schema:
     """The columns of a file."""
     with memory_map(str(path)) as source:
-        return _open_stream(source).schema
+        _seek_stream(source)
+        return ipc.open_stream(source).schema
 
 
 def _read(path: Path, key: str) -> pyarrow.Table:
@@ -66,11 +66,6 @@ def _read(path: Path, key: str) -> pyarrow.Table:
         # A file with an index is a stream with an index behind it; what was counted is what is read.
         source.seek(start)
         return shards.class_names(decode(ipc.open_stream(source).read_all(), str(path), key))
-
-
-def _open_stream(source: pyarrow.MemoryMappedFile) -> pyarrow.RecordBatchReader:
-    _seek_stream(source)
-    return ipc.open_stream(source)
 
 
 def _seek_stream(source: pyarrow.MemoryMappedFile) -> int:

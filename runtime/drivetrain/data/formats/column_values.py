@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import labels
 from drivetrain.data.formats import number_marks
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
@@ -141,16 +140,6 @@ def different(column: pyarrow.ChunkedArray) -> list[str]:
     from pyarrow import compute
 
     return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
-
-
-def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
-    """The class index of each text, shape (N,); no cell may be empty.
-
-    Raises:
-        DataError: for a text that is no class; names `key`.
-    """
-    indices = positions(column, classes).astype(np.int64)
-    return labels.index_labels(column.to_pylist(), classes, key) if (indices < 0).any() else indices
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:

@@ -36,24 +36,15 @@ class CsvReader:
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
         self.path, self.key, self.files = path, key, files
         self.layout = csv_layout.find(path, key, files)
+        self.nameless = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
         self.block = csv_layout.BLOCK_BYTES
         csv_layout.check_quotes(path, key, self.layout.names)
+        if not self.layout.names:
+            raise csv_layout.no_rows_error(path, key)
 
     def names(self) -> list[str]:
-        """The column names in the header; raises DataError if there is none."""
-        if self.layout.blank:
-            return list(self.layout.names)
-        try:
-            options = {"read_options": self._read_options(), "parse_options": self._parse_options()}
-            with csv.open_csv(self.path, **options) as reader:
-                return list(reader.schema.names)
-        except ArrowInvalid as error:
-            if "Empty CSV" in str(error):
-                raise csv_layout.no_rows_error(self.path, self.key) from None
-            self._check_lengths()
-            if self._enlarge_blocks():
-                return self.names()
-            raise
+        """The column names in the header."""
+        return list(self.layout.names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> Any:
         """Read these columns; those in `text` are kept as written.
@@ -62,13 +53,12 @@ class CsvReader:
             DataError: if rows have different numbers of cells, a quote is not closed, or numbers are not clear.
         """
         parse = partial(self._parse, csv.read_csv)
-        nameless_columns = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
         # An unclosed quote shows in the last column alone; elsewhere its row is too short.
-        last_column = nameless_columns[-1] if nameless_columns else self.names()[-1]
-        extra_columns = [] if nameless_columns or last_column in columns else [last_column]
-        table = parse([*columns, *nameless_columns, *extra_columns], [*text, *extra_columns])
+        last_column = [*self.layout.names, *self.nameless][-1]
+        extra_columns = self.nameless or [name for name in (last_column,) if name not in columns]
+        table = parse([*columns, *extra_columns], [*text, *extra_columns])
         self._check_last(table[last_column])
-        for name in nameless_columns:
+        for name in self.nameless:
             self._check_nameless(table[name])
         table = table.select(list(columns))
         empty_count = min(self._count_empty_rows(), len(table))
@@ -104,10 +94,11 @@ class CsvReader:
         return table
 
     def _parse(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
-        kinds = dict.fromkeys([*text, *(name for name in columns if name.startswith(_NAMELESS))], string())
         # A mark for no value must not turn a column of dates or of truth values into one of text.
         nothing = [*csv.ConvertOptions().null_values, *self.files.missing]
-        conversion = csv.ConvertOptions(include_columns=list(columns), column_types=kinds, null_values=nothing)
+        conversion = csv.ConvertOptions(
+            include_columns=list(columns), column_types=dict.fromkeys(text, string()), null_values=nothing
+        )
         options = {"read_options": self._read_options(), "parse_options": self._parse_options()}
         try:
             return parse(self.path, convert_options=conversion, **options)
@@ -130,13 +121,10 @@ class CsvReader:
         return self.block > block
 
     def _read_options(self, **options: object) -> object:
-        layout = self.layout
-        if layout.blank:
-            names = [*layout.names, *(f"{_NAMELESS}{i}" for i in range(layout.blank))]
-            options |= {"column_names": names, "skip_rows": layout.header}
-        else:
-            options |= {"skip_rows": layout.skipped}
-        return csv.ReadOptions(encoding=layout.encoding, block_size=self.block, **options)
+        names, lines = [*self.layout.names, *self.nameless], self.layout.header
+        return csv.ReadOptions(
+            encoding=self.layout.encoding, block_size=self.block, column_names=names, skip_rows=lines, **options
+        )
 
     def _parse_options(self, **options: object) -> object:
         return csv.ParseOptions(delimiter=self.layout.sign, newlines_in_values=True, **options)
@@ -150,8 +138,8 @@ class CsvReader:
         expected: list[int] = []
 
         def note(row: Any) -> str:
-            # For the parser the header is row 1.
-            row_title = row_lines.place(self.path, row.number - 1)
+            # The parser counts the lines above, too.
+            row_title = row_lines.place(self.path, row.number - self.layout.header)
             wrong_rows.append(f"{row_title}: {row.actual_columns} cells, {printable(row.text)}")
             expected.append(row.expected_columns)
             return "skip"

@@ -6,9 +6,9 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from drivetrain.data.formats import row_lines, text_encoding
@@ -62,6 +62,10 @@ class CsvLayout:
         """The character that separates cells."""
         return SIGNS[self.delimiter]
 
+    def read_rows(self, path: Path) -> Iterator[list[str]]:
+        """Yield the rows of a file with this layout, the header first; empty lines are no rows."""
+        return (cells for _, cells in row_lines.read_rows(path, self.sign, self.encoding, self.skipped))
+
 
 def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> CsvLayout:
     """Find the layout of a file, whose encoding is found from the whole file or, faster, from its start.
@@ -75,9 +79,9 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     readings, skipped, named_delimiter, is_empty = _read_sample(path, encoding, files)
     _check_lines_above(readings, skipped, path, key, files)
-    row_lines.note_skipped(path, skipped)
     declared = files.list_settings.get("delimiter") or named_delimiter
     delimiter = declared or _find_delimiter(path, key, files, readings)
+    row_lines.note_form(path, SIGNS[delimiter], encoding, skipped)
     if delimiter not in readings:
         return CsvLayout(delimiter, encoding, (), skipped=skipped, is_empty=is_empty)
     rows, lines = readings[delimiter]
@@ -109,7 +113,8 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> tuple[Readings, 
         text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
         first = _SEPARATOR_LINE.match(text)
         skipped = int(files.list_settings.get("skip", 1 if first else 0))
-        body = text[_end_of_lines(text, skipped) :]
+        lines = _LINE_END.split(text, skipped) if skipped else [text]
+        body = lines[skipped] if skipped < len(lines) else ""
         readings = {
             name: rows_and_lines
             for name, sign in SIGNS.items()
@@ -132,12 +137,6 @@ def _count_blank_columns(names: list[str], rows: Rows) -> int:
     longer = max((len(row) for row in rows), default=len(names)) - len(names)
     has_surplus = longer > 0 and all(len(row) - len(names) == longer and _is_blank(row[-longer:]) for row in rows)
     return longer if has_surplus else 0
-
-
-def _end_of_lines(text: str, count: int) -> int:
-    """Index at which the text behind `count` lines begins."""
-    ends = [0, *(line_end.end() for line_end in islice(_LINE_END.finditer(text), count))]
-    return ends[count] if count < len(ends) else len(text)
 
 
 def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, files: CsvFiles) -> None:
@@ -200,7 +199,9 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
         return files.usual.delimiter
     if len(best) > 1:
         headers = {name: candidates[name][0] for name in best}
-        descriptions = [f"{name} ({len(names)} columns: {_list_names(names)})" for name, names in headers.items()]
+        descriptions = [
+            f"{name} ({len(names)} columns: {printable(' | '.join(names), 40)})" for name, names in headers.items()
+        ]
         raise DataError(
             f"{key}: the columns of {path} could be separated by {' or by '.join(descriptions)}",
             f"one of them, in {files.key('delimiter')}",
@@ -222,10 +223,6 @@ def _is_blank(cells: list[str]) -> bool:
 def _fits(row: list[str], header: list[str]) -> bool:
     """Whether a row has as many cells as the header, besides blank ones at its end."""
     return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
-
-
-def _list_names(names: list[str]) -> str:
-    return printable(" | ".join(names), 40)
 
 
 def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
@@ -337,25 +334,18 @@ def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
             'double quotes around cells, as in "a, b"',
             "write the file again with double quotes, or without any where no cell needs them",
         )
-    if line := _find_escaped_quote(path):
-        number, text = line
-        raise DataError(
-            f"{key}: {path} line {number}: a quote is written with a backslash: `{printable(text, 60)}`",
-            'a quote inside of a cell is written ""',
-            'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
-        )
-
-
-def _find_escaped_quote(path: Path) -> tuple[int, str] | None:
-    """Return the number and the text of the first line with a quote behind a backslash."""
     if not _has_escaped_quote(path):
-        return None
+        return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             # Programs write JSON into cells, with its own backslashes.
             if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
-                return number, line.decode("utf-8", "replace").strip()
-    return None
+                text = printable(line.decode("utf-8", "replace").strip(), 60)
+                raise DataError(
+                    f"{key}: {path} line {number}: a quote is written with a backslash: `{text}`",
+                    'a quote inside of a cell is written ""',
+                    'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
+                )
 
 
 def _has_escaped_quote(path: Path) -> bool:

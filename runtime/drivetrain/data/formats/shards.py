@@ -43,12 +43,13 @@ def files(path: Path, key: str) -> list[Path]:
         path.with_name(f"{match['stem']}-{number:05}-of-{count:05}{match['suffix']}") for number in range(max(1, count))
     ]
     if missing := [file.name for file in all_files if not file.exists()]:
-        raise DataError(
-            f"{key}: {path} is one of {count} files of a table, and {len(missing)} are not there: {', '.join(missing[:3])}",
-            "all of them in one folder",
-            "copy the others beside it",
-        )
+        listed = f"{len(missing)} are not there: {', '.join(missing[:3])}"
+        raise _missing_error(f"{key}: {path} is one of {count} files of a table, and {listed}")
     return all_files
+
+
+def _missing_error(description: str) -> DataError:
+    return DataError(description, "all of them in one folder", "copy the others beside it")
 
 
 def siblings(path: str, paths: Sequence[str]) -> list[str]:
@@ -75,10 +76,9 @@ def _list_numbered(path: Path, key: str) -> list[Path]:
     all_files = sorted(file for file in path.parent.iterdir() if NUMBERED.fullmatch(file.name))
     missing = [f"{number:04}.parquet" for number, file in enumerate(all_files) if file.name != f"{number:04}.parquet"]
     if missing:
-        raise DataError(
-            f"{key}: {path} is one of the files of a table, up to {all_files[-1].name}, and {missing[0]} is not there",
-            "all of them in one folder",
-            "copy the others beside it",
+        last = all_files[-1].name
+        raise _missing_error(
+            f"{key}: {path} is one of the files of a table, up to {last}, and {missing[0]} is not there"
         )
     return all_files
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from drivetrain.data import copies, groups, stateless_random
+from drivetrain.data import copies, stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -31,7 +31,7 @@ from drivetrain.data.images.preprocess import (
 )
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import ImageSource, ImageSplit
-from drivetrain.data.partition import Partition, Parts, hold_out, hold_out_groups
+from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata
 from drivetrain.hardware.disk_space import DECODED_FOLDER
@@ -264,19 +264,19 @@ def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, fil
         path = job.resolve(data.validation)
         validation = source.read(path, data.path_column, form, "data.validation", files, data.bad_samples)
         return ImageParts(train, train.rows, validation, validation.rows, job, {}, image_geometry)
-    division = copies.Division(train.images.contents[train.rows], "images", recorded)
+    division = Division(train.images.contents[train.rows], "images", recorded)
     partition = _hold_out(job, train, division)
     train_rows, validation_rows = train.rows[partition.training], train.rows[partition.validation]
     return ImageParts(train, train_rows, train, validation_rows, job, division.to_json(), image_geometry)
 
 
-def _hold_out(job: ImageJob, train: ImageSource, division: copies.Division) -> Partition:
+def _hold_out(job: ImageJob, train: ImageSource, division: Division) -> Partition:
     """Divide the usable images of one source; adds notes on their targets and on the division."""
     targets = train.targets
     classes = targets.head(train.rows, train.rows, train.key).classes if isinstance(targets, ClassTargets) else ()
     strata = Strata(targets.strata(train.rows), classes)
     if train.groups:
-        members = division.join_groups(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
+        members = division.join_groups(number_groups([train.groups[row] for row in train.rows.tolist()]))
         partition = hold_out_groups(job, strata, job.data.groups or "", members, division)
     else:
         partition = hold_out(job, strata, division)

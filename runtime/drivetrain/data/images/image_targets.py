@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drivetrain.data import groups, labels, target_columns
+from drivetrain.data import labels, partition, target_columns
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
 from drivetrain.data.images import separated_labels
@@ -134,7 +134,7 @@ class LabelSets:
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image."""
-        return groups.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
+        return partition.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
         """The output with all labels."""
@@ -178,7 +178,9 @@ class NumberTargets:
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image; numbers are split at random."""
         return (
-            groups.find_rarest_labels(self.goal.numbers[rows]) if self.goal.several else np.zeros(len(rows), np.int64)
+            partition.find_rarest_labels(self.goal.numbers[rows])
+            if self.goal.several
+            else np.zeros(len(rows), np.int64)
         )
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import torch
 
-from drivetrain.data import host_lengths, stateless_random
-from drivetrain.data.dataset import Batch, ChangesByEpoch, FetchesAhead, JointTargets, Masked, Split
+from drivetrain.data import stateless_random
+from drivetrain.data.dataset import Batch, ChangesByEpoch, FetchesAhead, JointTargets, Masked, Split, count_tokens
 from drivetrain.data.loader.orders import Order
 from drivetrain.data.loader.workers import SharedMemory, WorkerSettings
 from drivetrain.data.stateless_random import Ids
@@ -174,7 +174,7 @@ class _BatchSource(torch.utils.data.Dataset[Batch]):
         inputs, targets = self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()}
         # Tokens are counted here, where the mask is still on the host.
         masked = isinstance(self.split, Masked) and self.split.masked
-        return Batch(ids, inputs, targets, host_lengths.count_tokens(inputs[-1]) if masked else None)
+        return Batch(ids, inputs, targets, count_tokens(inputs[-1]) if masked else None)
 
 
 class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from drivetrain.data import target_columns
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
-from drivetrain.data.groups import Groups
+from drivetrain.data.partition import Groups
 from drivetrain.data.series import array_axes
 from drivetrain.data.series.windows import WindowSplit
 from drivetrain.data.source import Source

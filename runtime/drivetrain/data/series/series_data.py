@@ -13,7 +13,7 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
-from drivetrain.data.partition import hold_out, hold_out_groups
+from drivetrain.data.partition import Division, hold_out, hold_out_groups
 from drivetrain.data.series import augment, npz_windows, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.windows import Scale, SeriesSplit, WindowSplit
@@ -158,7 +158,7 @@ def _read_arrays(
         validation_part.check_shape(*train.shape)
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored
-    division = copies.Division(copies.digest_rows(train.windows()), "windows", recorded)
+    division = Division(copies.digest_rows(train.windows()), "windows", recorded)
     # A resumed run that was started before windows were compared keeps its split.
     joins_stretches = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
     if train.groups is None and joins_stretches:
@@ -180,7 +180,7 @@ def _find_strata(part: WindowSplit) -> Strata:
 
 
 def _divide_by_group(
-    job: SeriesJob, train: WindowSplit, division: copies.Division | None = None
+    job: SeriesJob, train: WindowSplit, division: Division | None = None
 ) -> tuple[WindowSplit, WindowSplit]:
     """Divide windows into training and validation by whole groups, or by whole stretches of windows that share rows.
 

@@ -17,7 +17,7 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import column_values
-from drivetrain.data.groups import Groups, find_root
+from drivetrain.data.partition import Groups, find_root
 from drivetrain.data.series.timeline import Timeline
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids

@@ -21,7 +21,6 @@ from drivetrain.data.survey import (
     series_draft,
     table_draft,
     table_sample,
-    text_draft,
 )
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
@@ -33,8 +32,6 @@ from drivetrain.system.run_files import JOB_FILE
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
-TEXTS = "text-classification"
-IMAGES = ("image-classification", "image-regression")
 KEYS_OF_WEIGHTS = ("image_size", "fit", "augment")
 """Keys of image jobs that are not drafted: the folder of the weights sets size and fit, and augmentation
 would give every epoch other features.
@@ -151,15 +148,15 @@ def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         return draft
     if not request.texts and (draft := series_draft.draft_series(request, sample)):
         return draft
-    if request.task in (None, text_draft.TASK):
-        texts = text_draft.find_text_columns(request, sample)
+    if request.task in (None, table_draft.TEXTS):
+        texts = table_draft.find_text_columns(request, sample)
         is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
         most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
         # Features of a table job: numbers, and texts with few values.
         columns = [c for c in sample.columns.values() if not c.refused and not table_sample.is_identifier(c)]
         feature_count = sum(c.kind == "number" or c.classes for c in columns)
         is_text_job = texts and (request.task or request.texts or feature_count <= most_features)
-        if is_text_job and (draft := text_draft.draft_texts(request, sample, texts)):
+        if is_text_job and (draft := table_draft.draft_texts(request, sample, texts)):
             return draft
     if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.texts:
         raise _refuse_options(request, sample)
@@ -185,9 +182,11 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
         SpecError: if the task has no pretrained networks, or the folder is not one.
     """
     name = str(request.pretrained)
-    if draft.task != TEXTS and draft.task not in IMAGES:
+    if draft.task != table_draft.TEXTS and draft.task not in image_draft.TASKS:
         raise SpecError(
-            f"{OPTION} {name}: {draft.task} has no pretrained networks", f"{TEXTS}, {', '.join(IMAGES)}", "leave it out"
+            f"{OPTION} {name}: {draft.task} has no pretrained networks",
+            f"{table_draft.TEXTS}, {', '.join(image_draft.TASKS)}",
+            "leave it out",
         )
     draft.model = Entry("model", _describe_network(request, name, draft.task), REASON)
     draft.data = [entry for entry in draft.data if entry.key not in KEYS_OF_WEIGHTS]
@@ -209,9 +208,9 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
             "a folder with config.json and model.safetensors, a name such as ORGANIZATION/NETWORK, or a run folder",
             "check the spelling",
         )
-    if task in IMAGES and name in RESNET_WEIGHTS:
+    if task in image_draft.TASKS and name in RESNET_WEIGHTS:
         return f"{{name: {name}, pretrained: true, {FROZEN}}}"
-    if task in IMAGES and name.startswith("timm/"):
+    if task in image_draft.TASKS and name.startswith("timm/"):
         return f"{{source: timm, name: {quote(name.removeprefix('timm/'))}, pretrained: true, {FROZEN}}}"
     return f"{{source: transformers, name: {quote(name)}, {FROZEN}}}"
 
@@ -230,6 +229,6 @@ def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
             "name the folder that holds config.json and model.safetensors",
         ) from None
     architecture = config.get("architecture") if isinstance(config, dict) else None
-    if task in IMAGES and isinstance(architecture, str):
+    if task in image_draft.TASKS and isinstance(architecture, str):
         return f"{{source: timm, name: {quote(architecture)}, pretrained: {path}, {FROZEN}}}"
     return f"{{source: transformers, name: {path}, {FROZEN}}}"

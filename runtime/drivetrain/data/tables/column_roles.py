@@ -142,18 +142,12 @@ def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     if not np.isnan(
         column_values.numbers(array(set(distinct_texts).difference(column_values.TRUTH), string()))[0]
     ).all():
-        _check_mostly_numbers(column, name, source, filled_count)
+        values, not_numbers = column_values.numbers(column)
+        if (~np.isnan(values)).sum() >= text_column.NUMBERS_SHARE * filled_count:
+            row = int(not_numbers.argmax())
+            first_text = f"{row_lines.place(source, row + 1)} has {column_values.format_cell(column, row)}"
+            raise text_column.mixed_numbers_error(name, source, int(not_numbers.sum()), first_text)
     text_column.check_distinct(distinct_texts, filled_count, name, source)
-
-
-def _check_mostly_numbers(column: pyarrow.ChunkedArray, name: str, source: str, filled_count: int) -> None:
-    """Refuse a text column that is mostly numbers, and name the first cell that is not."""
-    values, not_numbers = column_values.numbers(column)
-    if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled_count:
-        return
-    text_count, row = int(not_numbers.sum()), int(not_numbers.argmax())
-    first_text = f"{row_lines.place(source, row + 1)} has {column_values.format_cell(column, row)}"
-    raise text_column.mixed_numbers_error(name, source, text_count, first_text)
 
 
 def _check_not_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:

@@ -265,12 +265,4 @@ def _extract_part(times: Any, part: str) -> Any:
         return compute.divide(
             compute.cast(compute.cast(times, int64()), float64(), safe=False), float(DAY_MICROSECONDS)
         )
-    extractors = {
-        "year": compute.year,
-        "month": compute.month,
-        "day": compute.day,
-        "weekday": compute.day_of_week,
-        "hour": compute.hour,
-        "minute": compute.minute,
-    }
-    return extractors[part](times)
+    return getattr(compute, "day_of_week" if part == "weekday" else part)(times)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from drivetrain.data import copies, groups, target_columns
-from drivetrain.data.copies import Contents, Division
+from drivetrain.data import copies, target_columns
+from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
-from drivetrain.data.partition import Partition, hold_out, hold_out_groups
+from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import features, revealing_columns
@@ -179,7 +179,7 @@ def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partitio
     strata, notes = target_columns.find_strata(target, rows), []
     if job.data.groups:
         # Groups that have copies of one row are joined, so that neither a group nor copies are divided.
-        members = groups.number_groups(column_values.texts(train.table[job.data.groups]).take(rows).to_pylist())
+        members = number_groups(column_values.texts(train.table[job.data.groups]).take(rows).to_pylist())
         partition = hold_out_groups(job, strata, job.data.groups, division.join_groups(members), division)
     else:
         partition = hold_out(job, strata, division)
@@ -252,8 +252,11 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     inputs = fitted.to_tensors(train_rows.table)
     train = _build_split(train_rows, inputs, partition.training, head)
     if isinstance(data.validation, str):
-        validation_source = Source.of_job(job, "validation", files)
-        validation, validation_notes = _read_validation(job, validation_source, fitted, train, head)
+        sources, classes = [Source.of_job(job, "validation", files)], isinstance(job, TableClassificationJob)
+        validation, validation_notes = _read_new(sources, fitted, data.target, classes, head)
+        validation_notes += copies.note_shared(
+            train.contents(), validation.contents(), validation.title, "validation rows"
+        )
     else:
         validation = _build_split(train_rows, inputs, partition.validation, head)
         validation_notes = fitted.notes(train_rows.take(partition.validation), "validation")
@@ -309,36 +312,28 @@ def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> Tabl
     return TableSplit(inputs, rows, {} if tensor is None else {"": tensor}, (part.source.path.name,))
 
 
-def _read_validation(
-    job: TableJob, source: Source, fitted: Features, train: TableSplit, head: Head
-) -> tuple[TableSplit, list[str]]:
-    """Read a validation file; returns its rows, and notes such as on rows that are also in the training data."""
-    part = read_new_rows(source, fitted, job.data.target, isinstance(job, TableClassificationJob))
-    split = _build_split(part, fitted.to_tensors(part.table), part.usable, head)
-    shared = copies.note_shared(train.contents(), split.contents(), split.title, "validation rows")
-    return split, [*part.notes, *shared]
-
-
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
     """Read new rows of files that have the columns that the network uses; errors as of `load_new.read`."""
-    fitted = features.from_json(preprocessing)
-    splits: list[TableSplit] = []
-    notes: list[str] = []
-    for source in sources:
-        part = read_new_rows(source, fitted, preprocessing["target"], preprocessing["classes"])
-        splits.append(_build_split(part, fitted.to_tensors(part.table), part.usable, heads[""]))
-        notes += part.notes
-    split = _join_splits(splits)
+    fitted, target = features.from_json(preprocessing), preprocessing["target"]
+    split, notes = _read_new(sources, fitted, target, preprocessing["classes"], heads[""])
     return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(sources) == 1 else None)
 
 
-def _join_splits(splits: Sequence[TableSplit]) -> TableSplit:
-    """Concatenate the rows of several files."""
+def _read_new(
+    sources: Sequence[Source], fitted: Features, target: Sequence[str], classes: bool, head: Head
+) -> tuple[TableSplit, list[str]]:
+    """Read files other than that of the training; returns the rows of all of them, and notes."""
+    splits, notes = list[TableSplit](), list[str]()
+    for source in sources:
+        part = read_new_rows(source, fitted, target, classes)
+        splits.append(_build_split(part, fitted.to_tensors(part.table), part.usable, head))
+        notes += part.notes
     starts = np.cumsum([0, *(len(split.inputs[0]) for split in splits)])[:-1].tolist()
-    return TableSplit(
+    split = TableSplit(
         inputs=tuple(map(torch.cat, zip(*(split.inputs for split in splits), strict=True))),
         rows=np.concatenate([split.rows + start for split, start in zip(splits, starts, strict=True)]),
         targets={name: torch.cat([split.targets[name] for split in splits]) for name in splits[0].targets},
         files=tuple(split.files[0] for split in splits),
         starts=tuple(starts),
     )
+    return split, notes

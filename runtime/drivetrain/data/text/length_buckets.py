@@ -8,9 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from drivetrain.data import host_lengths
-from drivetrain.data.dataset import Batch
-from drivetrain.data.host_lengths import Lengths
+from drivetrain.data.dataset import Batch, Lengths, read_lengths
 from drivetrain.data.to_device import onto
 from drivetrain.job.text import PASS_TOKENS
 
@@ -35,7 +33,7 @@ class TokenSplitter:
         """
         if len(batch.inputs) == 1 or not len(batch):
             return batch.split(most)
-        lengths = host_lengths.read_lengths(batch.inputs[-1])
+        lengths = read_lengths(batch.inputs[-1])
         return self._keep_order(batch, most, lengths) if self.in_order else self._group(batch, most, lengths)
 
     def _group(self, batch: Batch, most: int, lengths: Lengths) -> Iterator[Batch]:

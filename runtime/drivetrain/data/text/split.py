@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drivetrain.data import bad_samples, copies, groups, labels
+from drivetrain.data import bad_samples, copies, labels, partition
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -158,7 +158,7 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     else:
         # Equal texts stay on one side of the split, unless there are so many that they are no copies of each other.
         independent = copies.are_coincidences(contents) or copies.are_few_kinds(contents)
-        division = copies.Division(contents, "texts", recorded, independent=independent)
+        division = partition.Division(contents, "texts", recorded, independent=independent)
         train_rows, validation_rows, split_notes = _divide(classes, heads, train, job, division)
         stored_division = division.to_json()
         train_part = take_rows(train, classes, train_rows)
@@ -287,7 +287,7 @@ def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
 
 
 def _divide(
-    classes: Classes, heads: Heads, train: Corpus, job: TextJob, division: copies.Division
+    classes: Classes, heads: Heads, train: Corpus, job: TextJob, division: partition.Division
 ) -> tuple[Ids, Ids, list[str]]:
     """Divide rows into training and validation, stratified by the class of the first head; also returns notes.
 
@@ -297,16 +297,14 @@ def _divide(
     strata = number_strata(classes)
     if train.groups is not None:
         # Moving a row to training would tear its group apart; the note names the classes instead.
-        group_numbers = division.join_groups(groups.number_groups(train.groups))
-        train_rows, validation_rows = groups.divide_by_group(
-            strata, group_numbers, job.data, job.train.seed, "data.train"
-        )
+        group_numbers = division.join_groups(partition.number_groups(train.groups))
+        train_rows, validation_rows = partition.divide_by_group(strata, group_numbers, job.data, job.train.seed)
         without_training = [
             heads[name].classes[index]
             for name, column in classes.items()
             for index in np.setdiff1d(column[validation_rows], [*column[train_rows], NO_LABEL]).tolist()
         ]
-        group_note = groups.describe_division(
+        group_note = partition.describe_division(
             job.data.groups or "", group_numbers, train_rows, validation_rows, without_training
         )
         return train_rows, validation_rows, [group_note, *division.describe(train_rows, validation_rows)]

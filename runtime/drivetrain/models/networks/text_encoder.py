@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data import host_lengths
-from drivetrain.data.dataset import Inputs
+from drivetrain.data.dataset import Inputs, find_known_lengths
 from drivetrain.models import packed_attention
 from drivetrain.models.frozen_split import FrozenSplit
 from drivetrain.models.networks import bert
@@ -134,7 +133,7 @@ def reduce_mask(config: Any, mask: Tensor) -> Tensor | None:
     if not takes_booleans or is_decoder or config.model_type not in ENCODERS_PASSING_MASKS:
         return mask
     # A compiled or exported network must work for other texts, too.
-    lengths = None if torch.compiler.is_compiling() else host_lengths.find_known_lengths(mask)
+    lengths = None if torch.compiler.is_compiling() else find_known_lengths(mask)
     if lengths is not None and len(lengths) and lengths.min() == mask.shape[1]:
         return None
     return mask[:, None, None].bool()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     first = dry_run.take_first_batch(dataset, dataset.train)
     # The user's code may have used random numbers when it read the samples, so seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
-    with blame_user_code(lambda error, act: job.spec_error(KEY, f"{name} raised {error}", "", act)):
+    with blame_user_code(partial(job.spec_error, KEY), f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
         with code_files.record_opened() as opened:
@@ -97,9 +98,8 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
     """
     code, name = load_code(model, digests, consent=consent), f"{origin['factory']}() in {origin['file']}"
     say_aside(f"running the model's own code: {origin['file']} in {code.folder}")
-    with blame_user_code(
-        lambda error, _: CheckpointError(f"{name} raised {error}", "the Python and the libraries of the training")
-    ):
+    possible = "the Python and the libraries of the training"
+    with blame_user_code(CheckpointError, f"{name} raised", possible, action=""):
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
         arguments = code.with_copies(origin["arguments"])

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from drivetrain.data import host_lengths
-from drivetrain.data.dataset import Batch
+from drivetrain.data.dataset import Batch, find_known_lengths, read_lengths
 from drivetrain.data.loader import batches
 from drivetrain.data.text import length_buckets
 from drivetrain.data.text.text_data import load
@@ -28,24 +27,22 @@ def batch() -> Batch:
 def test_they_go_with_the_batch_to_a_device_that_nobody_reads() -> None:
     pickled_batch = pickle.loads(pickle.dumps(batch()))
     device_batch = pickled_batch.to(torch.device("meta"))
-    assert host_lengths.read_lengths(device_batch.inputs[-1]).tolist() == LENGTHS
-    assert host_lengths.find_known_lengths(device_batch.inputs[0]) is None
+    assert read_lengths(device_batch.inputs[-1]).tolist() == LENGTHS
+    assert find_known_lengths(device_batch.inputs[0]) is None
     for part, lengths in (
         (device_batch.between(1, 3), [9, 4]),
         (device_batch.take_rows(np.array([3, 0])), [4, 3]),
         (next(device_batch.split(2)), [3, 9]),
         (replace(device_batch, ids=device_batch.ids + 1), LENGTHS),
     ):
-        assert host_lengths.read_lengths(part.inputs[-1]).tolist() == lengths
+        assert read_lengths(part.inputs[-1]).tolist() == lengths
 
 
 def test_a_batch_is_cut_by_them() -> None:
     device_batch = batch().to(torch.device("meta"))
-    buckets = [
-        host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.TokenSplitter(9)(device_batch, 4)
-    ]
+    buckets = [read_lengths(part.inputs[-1]).tolist() for part in length_buckets.TokenSplitter(9)(device_batch, 4)]
     rows = [
-        host_lengths.read_lengths(part.inputs[-1]).tolist()
+        read_lengths(part.inputs[-1]).tolist()
         for part in length_buckets.TokenSplitter(12, in_order=True)(device_batch, 4)
     ]
     assert (buckets, rows) == ([[9], [4, 4], [3]], [[3, 9], [4, 4]])
@@ -61,6 +58,6 @@ def test_the_loader_counts_them(tmp_path: Path) -> None:
 
 def test_what_nobody_noted_is_counted_on_the_device() -> None:
     mask = torch.ones(2, 3, dtype=torch.int64)
-    assert host_lengths.read_lengths(mask).tolist() == [3, 3]
+    assert read_lengths(mask).tolist() == [3, 3]
     with pytest.raises(RuntimeError):
-        host_lengths.read_lengths(mask.to("meta"))
+        read_lengths(mask.to("meta"))
