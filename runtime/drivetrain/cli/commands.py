@@ -105,7 +105,7 @@ def train(options: argparse.Namespace) -> int:
     """Train or resume."""
     from drivetrain.distributed.placement import Options as PlacementOptions
     from drivetrain.job_spec.spec_source import COPY_VARIABLE
-    from drivetrain.plan import show_plan
+    from drivetrain.plan import plan_table
     from drivetrain.supervisor import supervisor, trainer_error
     from drivetrain.supervisor.extended_run import ExtendRequest
     from drivetrain.supervisor.supervisor import TrainRequest
@@ -122,7 +122,7 @@ def train(options: argparse.Namespace) -> int:
         extend=extend,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
-        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN_PLAN)) else None,
+        shown=Path(shown_plan) if (shown_plan := os.environ.get(plan_table.SHOWN_PLAN)) else None,
         copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
     )
     if not options.json:

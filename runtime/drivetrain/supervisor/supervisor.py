@@ -27,7 +27,7 @@ from drivetrain.job import Job
 from drivetrain.job.environment import check_environment
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.plan import effective_plan, evidence, show_plan
+from drivetrain.plan import effective_plan, evidence, plan_table
 from drivetrain.plan import plan as plans
 from drivetrain.supervisor import baseline_run, extended_run, run_folder
 from drivetrain.supervisor.extended_run import ExtendRequest
@@ -155,7 +155,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     request, job = _add_measured(request, job, length)
     if code:
         return code
-    show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
+    plan_table.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
     return _run(request, job, machine, plan, run, plan_request, placement, copies)
 
 
