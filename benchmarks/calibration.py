@@ -116,8 +116,7 @@ def prepare_tuner(name: str, machine: Any, options: argparse.Namespace, scratch:
     from drivetrain.models.build import build
     from drivetrain.plan import plan as plans
     from drivetrain.system.signals import Signals
-    from drivetrain.training import run as runs
-    from drivetrain.training.phase_timer import PhaseTimer
+    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
     from drivetrain.tuning.tuner import Tuner
 
     row = replace(ROWS[name], samples=min(ROWS[name].samples, max(ROWS[name].smoke_samples, options.samples)))
@@ -128,8 +127,8 @@ def prepare_tuner(name: str, machine: Any, options: argparse.Namespace, scratch:
     facts = inspection.inspect_workload(dataset, network.module)
     plan = plans.resolve(job, machine, facts)
     plan_today = plans.resolve(job, replace(machine, calibration=None), facts)
-    run = runs.assemble(job, machine, plan, scratch, dataset, network, Signals(), PhaseTimer())
-    return Tuner(run, dataset, network, lambda text: None), plan_today
+    search = MicroBatchSearch(job, machine, plan, dataset, network, facts, scratch, Signals(), lambda text: None)
+    return Tuner(search), plan_today
 
 
 def list_combinations(tuner: Any) -> Iterator[dict[str, Any]]:

@@ -30,10 +30,9 @@ from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates, f
 from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
-    MODULE,
+    REACHED_SHARE,
     Measured,
     StepWork,
-    scale_rates,
 )
 from drivetrain.tuning.processes.count_work import count_step_work  # noqa: E402
 
@@ -86,7 +85,9 @@ def print_cpu_table(folder: Path) -> None:
         spec = row.write_job(folder, smoke=False, long=True)
         source = SpecSource(spec, []).read()
         job = source.load()
-        code, figures = measuring_child.measure_result(MODULE, source, plans.resolve(job, this_machine), this_machine)
+        code, figures = measuring_child.measure_result(
+            "count_work", source, plans.resolve(job, this_machine), this_machine
+        )
         if code:
             continue
         measured = Measured.from_json(figures, this_machine.cpu.budget)
@@ -137,7 +138,7 @@ def print_gpu_tables(folder: Path) -> None:
 
 
 def compute_seconds(work: StepWork, target: CatalogMachine) -> float:
-    return work.compute_seconds(scale_rates(target.rates), low_precision=True, least_seconds=KERNEL_SECONDS)
+    return work.compute_seconds(target.rates.scale(REACHED_SHARE), low_precision=True, least_seconds=KERNEL_SECONDS)
 
 
 def count_work(folder: Path, name: str, batch: int, tokens: int = 256) -> StepWork:

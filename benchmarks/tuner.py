@@ -118,9 +118,8 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
     from drivetrain.models.build import build
     from drivetrain.plan import plan as plans
     from drivetrain.system.signals import Signals
-    from drivetrain.training import run as runs
-    from drivetrain.training.phase_timer import PhaseTimer
     from drivetrain.tuning import tuner_state
+    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
     from drivetrain.tuning.tuner import Tuner
 
     machine, signals = detect(scratch), Signals()
@@ -131,9 +130,12 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
         job = job_spec.load(path)
         dataset = load(job)
         network = build(job, dataset)
-        plan = plans.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
-        run = runs.assemble(job, machine, plan, scratch, dataset, network, signals, PhaseTimer())
-        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), SpecSource(path))
+        facts = inspection.inspect_workload(dataset, network.module)
+        plan = plans.resolve(job, machine, facts)
+        search = MicroBatchSearch(
+            job, machine, plan, dataset, network, facts, scratch, signals, lambda text: print(f"  {text}", flush=True)
+        )
+        return Tuner(search, SpecSource(path))
 
     first = make_tuner(1)
     _, total = tuner_state.predict_seconds(first.build(first.run.plan), first.run.total_steps)

@@ -102,7 +102,7 @@ def _make_rows(optimization: Optimization, job: Job, machines: list[Hardware]) -
             value = " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1])))
         lacking = optimization.lacks(job, machine)
         reason = reasons.setdefault((value, on_cpu), f"{choice.reason}{f' ({lacking})' if lacking else ''}")
-        rows.setdefault((value, reason), []).append(find_profile(machine).name)
+        rows.setdefault((value, reason), []).append(find_profile(machine))
     return rows
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.EXACT
 OFF = False
+UNMEASURED = "it is used on request only"
 Values = bool
 
 
@@ -27,11 +23,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if value and workload is not None and not workload.has("ReLU"):
         return "the network has no ReLU, so the setting would do nothing"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not measured: used on request only."""
-    return [False]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -22,7 +22,7 @@ def test_the_file_is_what_its_command_prints() -> None:
 
 
 def test_every_setting_has_every_recorded_class_once_or_more() -> None:
-    classes = {find_profile(facts.read_hardware(path)).name for path in MACHINES.glob("*.json")}
+    classes = {find_profile(facts.read_hardware(path)) for path in MACHINES.glob("*.json")}
     sections = PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
     assert [section.splitlines()[0] for section in sections] == [one.name for one in optimizations.every()]
     for section in sections:

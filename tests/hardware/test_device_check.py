@@ -18,6 +18,7 @@ from drivetrain.inference import thread_limits
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan
+from drivetrain.system import console
 from tests.hardware.checked_machines import AMPERE, CPU, machine, machine_with_gpus, make_card
 from tests.messages import begins_with, ends_with, get_message, saying, says, says_each, says_only
 from tests.paths import ROOT
@@ -382,5 +383,5 @@ def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the
     monkeypatch.setattr(thread_limits, "os", SimpleNamespace(environ=dict[str, str]()))
     usable_hardware = thread_limits.limit_threads()
     assert usable_hardware.gpus == ()
-    assert device_check.select_usable_device(usable_hardware, thread_limits.report) == "cpu"
+    assert device_check.select_usable_device(usable_hardware, console.say_aside) == "cpu"
     assert ends_with(capsys.readouterr().err, "code-gpu-computing-cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import calibrated as deciding
 from drivetrain.plan import plan as plans
-from drivetrain.plan.chip_profiles import PROFILES, Preference
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import Decision
 from drivetrain.plan.plan_table import render
@@ -86,16 +84,6 @@ def test_the_precedence() -> None:
     assert row("precision", make_job(), machine, plain=True).source == "plain"
     assert row("precision", make_job(), machine, replay={"precision": "fp32"}).source == "file"
     assert row("precision", make_job(), read_machine()).source == "choice"
-
-
-def test_it_comes_before_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    preferences = {"precision": Preference("fp32", "another machine of this kind")}
-    monkeypatch.setattr("drivetrain.plan.chip_profiles.PROFILES", (replace(PROFILES[-1], preferences=preferences),))
-    assert row("precision", make_job(), read_machine()).source == "profile"
-    assert (
-        row("precision", make_job(), calibrations.add_calibration(read_machine(), calibrations.make_probes(1.6))).source
-        == "calibrated"
-    )
 
 
 def test_measure_off_and_several_processes_use_none() -> None:

@@ -20,7 +20,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.plan import final_plan, plan, show_plan
+from drivetrain.plan import final_plan, plan, plan_table
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan_table import render, render_changes
 from tests.messages import get_message, says, says_each
@@ -276,11 +276,11 @@ def test_a_plan_is_one_line_unless_details_are_asked_for(
     names = re.findall(r"^(\w+)  ", capture_lines(render(job_plan, job, machine)), re.MULTILINE)
     for verbose, name in (("", "short"), ("1", "long")):
         monkeypatch.setenv("DRIVETRAIN_VERBOSE", verbose)
-        show_plan.show(job_plan, job.model_copy(update={"name": name}), machine, tmp_path / "plan.json", None)
+        plan_table.show(job_plan, job.model_copy(update={"name": name}), machine, tmp_path / "plan.json", None)
         text = capsys.readouterr().out
         assert ("cpu_threads" in text) == bool(verbose)
     monkeypatch.delenv("DRIVETRAIN_VERBOSE")
-    show_plan.show(job_plan, job.model_copy(update={"name": "shortest"}), machine, tmp_path / "plan.json", None)
+    plan_table.show(job_plan, job.model_copy(update={"name": "shortest"}), machine, tmp_path / "plan.json", None)
     text = capsys.readouterr().out
     rows = len(names) - 1  # without the head of the table
     assert f"  settings {rows}: {rows - 1} choice, 1 job; -v lists them" in text
@@ -382,10 +382,10 @@ def test_a_plan_of_another_run_that_the_same_command_has_shown_is_not_shown_agai
     job_plan = plan.resolve(job, machine)
     file.write_text(json.dumps(job_plan.to_json()))
     first_job = job.model_copy(update={"name": "a-seed1"})
-    show_plan.show(job_plan, first_job, machine, tmp_path / "other.json", None, file)
+    plan_table.show(job_plan, first_job, machine, tmp_path / "other.json", None, file)
     assert capsys.readouterr().out.startswith("plan for a-seed1 (image-classification): unchanged from ")
     second_job = job.model_copy(update={"name": "a-seed2"})
-    show_plan.show(job_plan, second_job, machine, tmp_path / "other.json", None, tmp_path / "missing.json")
+    plan_table.show(job_plan, second_job, machine, tmp_path / "other.json", None, tmp_path / "missing.json")
     assert "-v lists them" in capsys.readouterr().out
 
 

@@ -175,20 +175,10 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(child_process, "run_child", lambda command, environment, forward: exit_codes.pop(0))
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
     first_plan = plan.resolve(job, machine)
-    assert (
-        measuring_child.measure(
-            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine
-        )
-        == 0
-    )
+    assert measuring_child.measure("memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine) == 0
     assert says(capsys.readouterr().out, "crash-crashed-sigsegv-inside", "drivetrain.tuning.processes.memory_profile")
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False
-    assert (
-        measuring_child.measure(
-            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine
-        )
-        == 9
-    )
+    assert measuring_child.measure("memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine) == 9
     assert says(capsys.readouterr().err, "with-every-optimization-off")
 
 

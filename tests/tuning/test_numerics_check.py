@@ -14,8 +14,6 @@ from drivetrain.job import Job
 from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import evidence, plan
-from drivetrain.training import run
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, variants
 from drivetrain.tuning import tuner as tune
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
@@ -128,9 +126,12 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
     """A contest before anything is measured, its own choices vetted."""
     hardware, dataset = machine(folder), tiny.dataset()
     network = build(job, dataset)
-    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, hardware, first_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
-    tuner = tune.Tuner(training_run, dataset, network, messages.append)
+    facts = inspection.inspect_workload(dataset, network.module)
+    first_plan = plan.resolve(job, hardware, facts)
+    search = MicroBatchSearch(
+        job, hardware, first_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
+    )
+    tuner = tune.Tuner(search)
     state = TunerState(first_plan, tuner.build(first_plan))
     numerics_check.veto_wrong_defaults(tuner, state, math.inf)
     return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import subprocess
@@ -203,6 +202,5 @@ def test_a_timed_run_has_one_network_in_memory(tmp_path: Path, monkeypatch: pyte
     write_json(tmp_path / "hardware.json", machine.to_json())
     write_json(tmp_path / "plan.json", plan.resolve(job, machine, plain=True).to_json())
     monkeypatch.setattr(run_times, "time_run", count_networks)
-    options = argparse.Namespace(folder=tmp_path)
-    run_times.measure(MeasuringCall(options, SpecSource(tmp_path / "tiny.yaml", []), job, tiny.QuietSignals()))
+    run_times.measure(MeasuringCall(tmp_path, SpecSource(tmp_path / "tiny.yaml", []), job, tiny.QuietSignals()))
     assert counts == [1]

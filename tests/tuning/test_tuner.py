@@ -25,7 +25,6 @@ from drivetrain.optimizations import cuda_graphs, step_graph
 from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
@@ -40,9 +39,11 @@ def make_tuner(folder: Path, values: dict[str, optimizations.Value]) -> tuple[tu
     """A tuner of a tiny run, and the plan of that run: the rules' one, with these values."""
     hardware, dataset, job = machine(folder), tiny.dataset(), tiny.job()
     network = build(job, dataset)
-    job_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module)).with_values(values)
-    training_run = run.assemble(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
-    return tune.Tuner(training_run, dataset, network, lambda line: None), job_plan
+    facts = inspection.inspect_workload(dataset, network.module)
+    job_plan = plan.resolve(job, hardware, facts).with_values(values)
+    signals = tiny.QuietSignals()
+    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, signals, lambda line: None)
+    return tune.Tuner(search), job_plan
 
 
 def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
@@ -237,12 +238,13 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
     hardware, dataset = machine(tmp_path), load(job)
     network = build(job, dataset)
-    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    facts = inspection.inspect_workload(dataset, network.module)
+    first_plan = plan.resolve(job, hardware, facts)
     assert first_plan.value("unpadding") == "packed"
-    training_run = run.assemble(
-        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
+    signals = tiny.QuietSignals()
+    tuner = tune.Tuner(
+        MicroBatchSearch(job, hardware, first_plan, dataset, network, facts, tmp_path, signals, lambda line: None)
     )
-    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
         verdict = tuner._compare(row, tuner.build(first_plan), first_plan.with_values({"unpadding": value}), 0.01, 5.0)

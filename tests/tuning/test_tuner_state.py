@@ -21,10 +21,9 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
-from drivetrain.training import run
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import tiny
 from tests.messages import says_only
 
@@ -60,8 +59,8 @@ def make_tuner(
     """A tuner whose arms take a time by their plan."""
     job, dataset = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, dataset)
-    job_plan = plan.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, machine, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
+    workload = inspection.inspect_workload(dataset, network.module)
+    job_plan, signals = plan.resolve(job, machine, workload), tiny.QuietSignals()
 
     class Tuned(tune.Tuner):
         def build(self, variant_plan: plan.Plan) -> Any:
@@ -70,7 +69,7 @@ def make_tuner(
         def batches(self, variant_run: Any) -> Any:
             return iter(())
 
-    return Tuned(training_run, dataset, network, messages.append)
+    return Tuned(MicroBatchSearch(job, machine, job_plan, dataset, network, workload, folder, signals, messages.append))
 
 
 def list_values(measurements: dict[str, Any]) -> dict[str, Value]:

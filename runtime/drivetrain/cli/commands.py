@@ -129,7 +129,7 @@ def train(options: argparse.Namespace) -> int:
     """Train or resume."""
     from drivetrain.distributed.placement import Options as PlacementOptions
     from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
-    from drivetrain.plan import show_plan
+    from drivetrain.plan import plan_table
     from drivetrain.supervisor import supervisor, trainer_error
     from drivetrain.supervisor.extended_run import ExtendRequest
     from drivetrain.supervisor.supervisor import TrainRequest
@@ -143,7 +143,7 @@ def train(options: argparse.Namespace) -> int:
         extend=ExtendRequest(options.extend, options.restart_schedule) if options.extend else None,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
-        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN_PLAN)) else None,
+        shown=Path(shown_plan) if (shown_plan := os.environ.get(plan_table.SHOWN_PLAN)) else None,
     )
     if not options.json:
         return supervisor.train(request)

@@ -72,7 +72,7 @@ def evaluate(request: EvaluateRequest) -> int:
     trained = saved_model.load(request.run, consent=request.run_code)
     if request.explain:
         explanation.check_explainable(trained, request.data)
-    device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
+    device = torch.device(device_check.select_usable_device(machine, say_aside))
     if request.data is None:
         samples = _load_samples(request, trained, device)
         accumulator, validation = samples.make_accumulator(), samples.data.validation

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError, StorageError
+from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError, StorageError
 from drivetrain.inference import thread_limits
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import installation
@@ -107,16 +107,18 @@ def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs,
     def random_inputs(count: int) -> Inputs:
         return dummy_inputs.make_inputs(trained.preprocessing, count, seed=count)
 
-    if request.data is None and (problem := read_stored_spec(request.run).problem):
+    problem = read_stored_spec(request.run).problem if request.data is None else None
+    reason = f"{request.run / JOB_FILE}: {problem}" if problem else ""
+    if not problem:
+        try:
+            split, prepare, source = _load_samples(trained, request)
+        except (DataError, SpecError, StorageError) as error:
+            if request.data is not None:
+                raise
+            reason = str(error).splitlines()[0]
+    if reason:
         if problem != MISSING:
-            say_aside(f"export: compared with random samples, since {request.run / JOB_FILE}: {problem}")
-        return random_inputs(TRACED_SAMPLES), [random_inputs(count) for count in TESTED_SAMPLES], "random samples"
-    try:
-        split, prepare, source = _load_samples(trained, request)
-    except (DataError, SpecError, StorageError) as error:
-        if request.data is not None:
-            raise
-        say_aside(f"export: compared with random samples, since {_read_first_line(error)}")
+            say_aside(f"export: compared with random samples, since {reason}")
         return random_inputs(TRACED_SAMPLES), [random_inputs(count) for count in TESTED_SAMPLES], "random samples"
     import numpy as np
 
@@ -145,10 +147,6 @@ def _load_samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, P
     say_aside("export: reading the run's validation data for the comparison")
     _, dataset = evaluate.load_validation_data(request.run, trained, consent=request.run_code)
     return dataset.validation, dataset.prepare, "validation samples"
-
-
-def _read_first_line(error: DrivetrainError) -> str:
-    return str(error).splitlines()[0]
 
 
 def _describe_model(

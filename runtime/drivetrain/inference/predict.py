@@ -85,7 +85,7 @@ def predict(request: PredictRequest) -> int:
 
     trained = saved_model.load(request.run, consent=request.run_code)
     if STDIN in request.inputs:
-        device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
+        device = torch.device(device_check.select_usable_device(machine, say_aside))
         return _predict_stream(request, trained, device)
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
     data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
@@ -93,7 +93,7 @@ def predict(request: PredictRequest) -> int:
     for note in data.notes:
         say_aside(notes.format_note(note))
     start_time = time.monotonic()
-    device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
+    device = torch.device(device_check.select_usable_device(machine, say_aside))
     batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)
     is_for_terminal = _is_for_terminal(request)
     if not is_for_terminal:

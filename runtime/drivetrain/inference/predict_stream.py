@@ -76,24 +76,22 @@ class PredictStream:
         with TemporaryDirectory() as folder:
             file = Path(folder, f"{NAME}{suffix}")
             for group in stdin_records.group_records(records):
-                for used, data in self._read_usable(group, file, header, files):
+                for record in group:
+                    if record.problem:
+                        self._leave_out(record, record.problem)
+                usable = [record for record in group if not record.problem]
+                for used, data in self._read_halves(usable, file, header, files):
                     yield from self._predict(data, [_make_title(record, suffix) for record in used])
                 written()
         self._check_any()
 
-    def _read_usable(
-        self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles
-    ) -> Iterator[tuple[Sequence[Record], NewSamples]]:
-        """The records that can be read, in as few parts as possible; the others are told."""
-        for record in group:
-            if record.problem:
-                self._leave_out(record, record.problem)
-        yield from self._read_halves([record for record in group if not record.problem], file, header, files)
-
     def _read_halves(
         self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles
     ) -> Iterator[tuple[Sequence[Record], NewSamples]]:
-        """Halve a group until each part can be read whole: what is read of a record must not depend on the others."""
+        """The records that can be read, in as few parts as possible; the others are reported.
+
+        A group is halved until each part can be read whole: what is read of a record must not depend on the others.
+        """
         if not group:
             return
         try:

@@ -163,7 +163,7 @@ def group_records(
 
 
 def _read_objects(first: Line, lines: Iterator[Line], columns: Sequence[str]) -> Iterator[Record]:
-    for number, line in _chain((first[0], first[1].removeprefix(_UTF8_MARK)), lines):
+    for number, line in chain([(first[0], first[1].removeprefix(_UTF8_MARK))], lines):
         if not line.strip():
             continue
         try:
@@ -210,43 +210,30 @@ def _read_rows(first: Line, lines: Iterator[Line], sign: str, width: int) -> Ite
 
     def lines_of_row() -> Iterator[str]:
         nonlocal start, ended
-        for number, line in _chain(first, lines):
+        for number, line in chain([first], lines):
             start = start if row_lines else number
             row_lines.append(line)
             yield line.decode("utf-8", "surrogateescape")
         # Within quotes the reader asks for one more line.
         ended = True
 
-    rows = csv.reader(lines_of_row(), delimiter=sign)
-    while True:
-        try:
-            cells = next(rows)
-        except StopIteration:
-            return
-        except csv.Error:
-            raise _make_open_quote_error(start) from None
-        content = b"".join(row_lines)
-        if ended:
-            raise _make_open_quote_error(start)
-        row_lines.clear()
-        if not content.strip():
-            continue
-        extra_cells = [cell for cell in cells[width:] if cell.strip()]
-        problem = f"{len(cells)} cells, and the header has {width}" if len(cells) < width or extra_cells else ""
-        yield Record(start, content.rstrip(b"\r\n") + b"\n", problem)
-
-
-def _make_open_quote_error(line: int) -> DataError:
-    return DataError(
-        f"{NAME} line {line}: a quote is not closed, so all that follows is read as one cell",
-        'quotes in pairs; a quote inside of a cell is written ""',
-        "close it",
-    )
-
-
-def _chain(first: Line, following: Iterator[Line]) -> Iterator[Line]:
-    yield first
-    yield from following
+    try:
+        for cells in csv.reader(lines_of_row(), delimiter=sign):
+            content = b"".join(row_lines)
+            if ended:
+                raise csv.Error
+            row_lines.clear()
+            if not content.strip():
+                continue
+            extra_cells = [cell for cell in cells[width:] if cell.strip()]
+            problem = f"{len(cells)} cells, and the header has {width}" if len(cells) < width or extra_cells else ""
+            yield Record(start, content.rstrip(b"\r\n") + b"\n", problem)
+    except csv.Error:
+        raise DataError(
+            f"{NAME} line {start}: a quote is not closed, so all that follows is read as one cell",
+            'quotes in pairs; a quote inside of a cell is written ""',
+            "close it",
+        ) from None
 
 
 def name_stdin(error: DataError, file: Path) -> DataError:

@@ -14,12 +14,7 @@ from drivetrain.system.console import say_aside
 
 def limit_threads() -> Hardware:
     """Keep this process within the container's limits; returns the hardware. Call it before torch is imported."""
-    machine = device_check.select_usable_hardware(detect(Path()), report)
+    machine = device_check.select_usable_hardware(detect(Path()), say_aside)
     os.environ.update(gpu_selection.build_environment(machine))
     os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
     return machine
-
-
-def report(text: str) -> None:
-    """Print a line to stderr, separate from the results."""
-    say_aside(text)

@@ -5,16 +5,20 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
     STAGE, EFFECT, OFF, Values                          EFFECT may be a function of the workload
     choose(job, hardware, workload) -> Choice           the default and its reason; workload may be None
     refuse(job, hardware, workload, value) -> str|None  why a requested value is not possible
-    candidates(job, hardware, workload) -> list         values that the tuner compares; one value: not measured
-    apply(run, value) -> None                           with `effective`, the only part that touches torch
     effective(run) -> value                             the effective value, read back after assembly
 
-and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
-read_preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
-lacks(job, hardware) -> str|None: what is missing here, in two or three words. NEEDS
-names the optimization without which it has no effect, and so is not measured; QUICK = True has it measured in short
-runs, too. A setting that `drivetrain calibrate`
-probes has select_probes(job, hardware, workload) -> probes: those of `hardware.calibration` that are nearest to the network.
+and what of these it needs:
+
+    apply(run, value) -> None                           with `effective`, the only part that touches torch
+    candidates(job, hardware, workload) -> list         values that the tuner compares; else UNMEASURED may say why none are
+    environment(hardware, value) -> dict                for a setting that must be made before the process starts
+    read_preloaded() -> value                           if `environment` preloads a library
+    GPU_ONLY = True                                     if it applies to GPUs only
+    lacks(job, hardware) -> str|None                    what is missing for it to apply here, in two or three words
+    NEEDS                                               the optimization without which it has no effect, and so is not measured
+    QUICK = True                                        has it measured in short runs, too
+    REDRAWS = True                                      if it changes the random numbers of dropout
+    select_probes(job, hardware, workload) -> probes    those of `hardware.calibration` that are nearest to the network
 
 Their types are in the folder `interface`. `run` is an AssembledRun: the part of `drivetrain.training.run.Run` that an
 optimization may read and change.
@@ -28,24 +32,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from drivetrain.hardware.calibration import Probe
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
 from drivetrain.optimizations.interface.assembled_run import AssembledRun
 from drivetrain.optimizations.interface.choice import Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 __all__ = [
     "AssembledRun",
     "Choice",
     "Effect",
+    "Hardware",
+    "Job",
     "Optimization",
+    "Probe",
     "Stage",
     "Value",
+    "Workload",
     "environment",
     "every",
     "off_values",
@@ -87,7 +93,28 @@ def _return_effect(effect: Effect, workload: Workload | None) -> Effect:
     return effect
 
 
+def _lacks_gpu(job: Job, hardware: Hardware) -> str | None:
+    return None if hardware.gpu else "no GPU"
+
+
+def _apply_nothing(run: AssembledRun, value: Value) -> None:
+    """Nothing: the environment already did it."""
+
+
+def _make_candidates(module: ModuleType) -> Callable[[Job, Hardware, Workload | None], list[Value]]:
+    """The function for a module that names no values to measure."""
+
+    def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+        return [module.choose(job, hardware, workload).value]
+
+    reason = getattr(module, "UNMEASURED", "")
+    # A page shows what every function says about itself.
+    candidates.__doc__ = f"The choice alone, as it is not measured{': ' if reason else ''}{reason}."
+    return candidates
+
+
 def _read_module(module: ModuleType) -> Optimization:
+    default_lacks = _lacks_gpu if getattr(module, "GPU_ONLY", False) else lambda job, hardware: None
     return Optimization(
         name=module.__name__.rsplit(".", 1)[-1],
         sentence=(module.__doc__ or "").strip().partition("\n")[0],
@@ -97,11 +124,11 @@ def _read_module(module: ModuleType) -> Optimization:
         values=module.Values,
         choose=module.choose,
         refuse=module.refuse,
-        candidates=module.candidates,
-        apply=module.apply,
+        candidates=getattr(module, "candidates", None) or _make_candidates(module),
+        apply=getattr(module, "apply", _apply_nothing),
         effective=module.effective,
         environment=getattr(module, "environment", lambda hardware, value: {}),
-        lacks=getattr(module, "lacks", lambda job, hardware: None),
+        lacks=getattr(module, "lacks", default_lacks),
         read_preloaded=getattr(module, "read_preloaded", None),
         needs=getattr(module, "NEEDS", None),
         select_probes=getattr(module, "select_probes", lambda job, hardware, workload: ()),

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from drivetrain.hardware import image_selection
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 # Before anything touches the GPU; the variable is not read earlier.
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
 OFF = False
+GPU_ONLY = True
+UNMEASURED = "no cost was ever found"
 Values = bool
 
 VARIABLE, SETTING = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
@@ -31,8 +27,7 @@ WSL_DRIVER = 616
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if a GPU is used whose driver can map memory piece by piece."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     assert hardware.gpu is not None
     if hardware.wsl2 and image_selection.parse_driver_major(hardware.gpu) < WSL_DRIVER:
@@ -43,11 +38,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(True, "avoids GPU memory fragmentation when batch sizes differ")
 
 
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only."""
-    return None if hardware.gpu else "no GPU"
-
-
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: on a CPU: it is a setting of CUDA's allocator."""
     if value and hardware.gpu is None:
@@ -55,18 +45,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     return None
 
 
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: no cost was ever found."""
-    return [choose(job, hardware, workload).value]
-
-
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     """The variable that the allocator reads before its first segment."""
     return {VARIABLE: SETTING} if value else {}
-
-
-def apply(run: AssembledRun, value: Value) -> None:
-    """Nothing: the environment already did it."""
 
 
 def effective(run: AssembledRun) -> Value:

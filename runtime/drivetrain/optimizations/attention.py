@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = "auto"
+GPU_ONLY = True
+UNMEASURED = "torch picks the fastest of the allowed kernels"
 Values = Literal["auto", "flash", "efficient", "math"]
 
 _KERNELS = {
@@ -49,11 +46,6 @@ def _attends(workload: Workload | None) -> bool:
     return workload is None or any("Attention" in layer for layer in workload.layers)
 
 
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only, which have several kernels."""
-    return None if hardware.gpu else "no GPU"
-
-
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: on a CPU, which has one kernel; flash below capability 8.0; any value if
     the network has no attention.
@@ -68,11 +60,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         chip = hardware.gpu
         return f"{chip.name} has capability {chip.capability[0]}.{chip.capability[1]}; flash attention needs 8.0"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: torch picks the fastest of the allowed kernels."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from drivetrain.hardware.calibration import Probe
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
 from drivetrain.optimizations.interface import similar_work
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING

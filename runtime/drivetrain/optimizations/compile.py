@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, pick_requested, sharding, unpadding
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.COMPILE
 EFFECT = Effect.ROUNDING
@@ -20,8 +17,7 @@ Values = bool
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off unless the job sets cuda_graphs: only a measurement shows whether a run is long enough to pay for it."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if hardware.gpu is None:
         return Choice(

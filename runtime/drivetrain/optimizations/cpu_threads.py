@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from drivetrain.distributed import world
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
 from drivetrain.optimizations.interface import similar_work
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, compile
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, compile
 
 STAGE = Stage.COMPILE
 EFFECT = Effect.ROUNDING
 OFF = False
+GPU_ONLY = True
 NEEDS = "compile"
 Values = bool
 
@@ -28,11 +22,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(
         OFF, refuse(job, hardware, workload, True) or "used for small networks if measured faster, or if requested"
     )
-
-
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only."""
-    return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

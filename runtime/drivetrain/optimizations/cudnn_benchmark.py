@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 from drivetrain.optimizations.precision import tensor_cores
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = False
+GPU_ONLY = True
 Values = bool
 
 TRIED_KERNELS = 3
@@ -23,19 +17,13 @@ TRIED_KERNELS = 3
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(OFF, obstacle)
     if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
         return Choice(OFF, "on GTX 16 GPUs cuDNN's benchmark has picked slow kernels")
     return Choice(
         OFF, "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested"
     )
-
-
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only."""
-    return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

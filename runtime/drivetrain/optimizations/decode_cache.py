@@ -6,19 +6,14 @@ changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, feature_cache
+from drivetrain.optimizations.gpu_resident_data import count_sample_bytes
 from drivetrain.system.units import format_bytes
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
 OFF = False
+UNMEASURED = "decoding again is never faster"
 Values = bool
 
 CACHE_DIVISOR = 2
@@ -27,8 +22,7 @@ CACHE_DIVISOR = 2
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for images that are decoded from files in more than one epoch, if disk and memory have space."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if job.train.epochs < 2:
         return Choice(False, "in a single epoch no image is decoded twice")
@@ -36,7 +30,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(True, "decode each image file once, if the pixels fit into the cache")
     if feature_cache.choose(job, hardware, workload).value:
         return Choice(False, "feature_cache reads every image only once")
-    pixel_bytes = _bytes(workload)
+    pixel_bytes = count_sample_bytes(workload)
     if pixel_bytes > hardware.memory.available:
         return Choice(
             False,
@@ -63,18 +57,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not hardware.storage.cache_writable:
         return f"the cache {hardware.storage.cache} is not writable"
     room = hardware.storage.cache_room
-    if workload is not None and _bytes(workload) * CACHE_DIVISOR > (room or 0):
-        return f"the pixels take {format_bytes(_bytes(workload))}, more than half of the cache space ({format_bytes(room)})"
+    if workload is not None and count_sample_bytes(workload) * CACHE_DIVISOR > (room or 0):
+        return f"the pixels take {format_bytes(count_sample_bytes(workload))}, more than half of the cache space ({format_bytes(room)})"
     return None
-
-
-def _bytes(workload: Workload) -> int:
-    return workload.samples * (workload.sample_bytes + 8)
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: decoding again is never faster."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING
@@ -29,11 +22,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if value and hardware.cpu.architecture not in ("x86_64", "aarch64"):
         return f"{hardware.cpu.architecture} cannot flush denormal numbers to zero"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -6,19 +6,16 @@ their format. It pays where the network is slower than the backward pass: Ethern
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from drivetrain.distributed import world
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, sharding
 
 STAGE = Stage.STEP
 EFFECT = Effect.ROUNDING
 OFF = "fp32"
+lacks = sharding.lacks
+UNMEASURED = "the process that measures is alone"
 Values = Literal["fp32", "bf16"]
 
 
@@ -31,23 +28,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     )
 
 
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to several processes only; how many machines there are may
-    be known only when they meet.
-    """
-    return "one process here" if world.seems_alone(job, hardware) else None
-
-
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if there is certainly one process."""
     if value == OFF or not world.seems_alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
         return None
     return "there is only one process, so no gradients travel"
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: the process that measures is alone."""
-    return [OFF]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -10,22 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain.distributed import world
+from drivetrain.job.model import Freeze
 from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, sharding
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
     from drivetrain.data.dataset import Dataset, Inputs, Split
     from drivetrain.data.stateless_random import Ids
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.model import Freeze
-    from drivetrain.job.workload import Workload
     from drivetrain.models.frozen_split import FrozenSplit
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = False
+UNMEASURED = "the saving is computed from FLOPs and bytes"
 Values = bool
 
 SPACE_DIVISOR = 4
@@ -39,8 +37,7 @@ WITHOUT = "they are computed in every step; results may no longer be bit-identic
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if a prefix is frozen, its outputs are constant and fit, and computing them again costs more than reading."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     epochs, views = job.train.epochs, _views(job)
     if epochs < 2:
@@ -138,11 +135,6 @@ def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
     if needed * SPACE_DIVISOR <= hardware.memory.available:
         return "memory"
     return "disk" if needed * SPACE_DIVISOR <= (hardware.storage.runs_free or 0) else None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: the saving is computed from FLOPs and bytes."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

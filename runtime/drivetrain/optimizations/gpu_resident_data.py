@@ -5,22 +5,19 @@ Images stay 8-bit. Augmentation runs on the GPU, as it does for batches from the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from drivetrain.hardware import gpu_selection
-from drivetrain.job.workload import BATCHES_PER_WORKER
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import BATCHES_PER_WORKER, Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
 from drivetrain.system.units import format_bytes
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.LOADER
 # The same numbers, gathered elsewhere.
 EFFECT = Effect.EXACT
 OFF = False
+GPU_ONLY = True
+UNMEASURED = "leaving out the copies is never slower"
 Values = bool
 
 MEMORY_DIVISOR = 4
@@ -34,8 +31,7 @@ MAX_WORKERS = 16
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if the samples fit into a quarter of the available GPU memory and are used in more than one epoch."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if workload is None:
         return Choice(True, "used if the samples fit into a quarter of the available GPU memory")
@@ -57,11 +53,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         f"{workload.samples:,} samples take {format_bytes(count_sample_bytes(workload))} of "
         f"{format_bytes(gpu_selection.count_available_bytes(hardware.gpu, job.limits.gpu_memory))}",
     )
-
-
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only."""
-    return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -99,11 +90,6 @@ def is_expected(job: Job, hardware: Hardware, workload: Workload) -> bool:
 def count_sample_bytes(workload: Workload) -> int:
     """Bytes of all samples with their targets."""
     return workload.samples * (workload.sample_bytes + 8)
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: leaving out the copies is never slower."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

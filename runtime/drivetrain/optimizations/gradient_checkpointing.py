@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from drivetrain.hardware import gpu_selection
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 from drivetrain.system.units import format_bytes
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.MODEL
 # The same operations on the same numbers, with the same dropout masks.
 EFFECT = Effect.EXACT
 OFF = False
+UNMEASURED = "it never makes a step faster"
 Values = bool
 TORCH_BYTES = 300 << 20
 """Bytes that torch itself needs: code and threads on the host, its context on a GPU."""
@@ -87,11 +81,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if value and workload is not None and workload.blocks < 2:
         return "the network has no repeated blocks, such as encoder layers or residual blocks"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: it never makes a step faster."""
-    return [OFF]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

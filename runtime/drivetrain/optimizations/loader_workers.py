@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from drivetrain.distributed import world
-from drivetrain.job.workload import BATCHES_PER_WORKER
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import BATCHES_PER_WORKER, Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, gpu_resident_data
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
@@ -57,11 +54,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if int(value) > room:
         return f"/dev/shm has {(shm or 0) >> 20} MiB, enough for {room} workers (set limits.shm)"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure, only if samples are decoded from files."""
-    return [choose(job, hardware, workload).value]
 
 
 def _streams(job: Job) -> bool:

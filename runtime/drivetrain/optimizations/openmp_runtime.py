@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
 from drivetrain.optimizations.interface import similar_work
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING
@@ -63,10 +57,6 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """Networks of the job's kind, in processes with this runtime and with torch's own."""
     return similar_work.for_any_size(job, hardware, "openmp_runtime")
-
-
-def apply(run: AssembledRun, value: Value) -> None:
-    """Nothing: the environment already did it."""
 
 
 def effective(run: AssembledRun) -> Value:

@@ -7,27 +7,19 @@ inside recurrent and attention kernels, stays torch's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = False
+UNMEASURED = "it changes the random numbers, so its steps cannot be compared one by one"
 REDRAWS = True
 Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for every CPU; small calls still use torch's dropout, so nothing is lost."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     return Choice(
         True, "generates random bits for four elements at a time; same distribution, different random numbers"
@@ -45,13 +37,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if workload is not None and not {"Dropout", "DropoutFromBits"} & set(workload.layers):
         return "the network has no dropout layer"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: it changes the random numbers, so its steps cannot be compared one by
-    one.
-    """
-    return [choose(job, hardware, workload).value]
 
 
 def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:

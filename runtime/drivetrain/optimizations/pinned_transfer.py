@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gpu_resident_data
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
 OFF = False
+GPU_ONLY = True
 Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if batches are copied to a GPU."""
-    obstacle = refuse(job, hardware, workload, True)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if workload is not None and gpu_resident_data.is_expected(job, hardware, workload):
         return Choice(False, "with gpu_resident_data nothing is copied from the host")
     return Choice(True, "batches are gathered ahead, and the host does not wait for their copy")
-
-
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only."""
-    return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -41,11 +32,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if workload is not None and feature_cache.choose(job, hardware, workload).value:
         return "with feature_cache batches are already on the GPU"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

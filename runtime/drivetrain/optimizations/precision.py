@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.hardware.facts import Gpu
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
 from drivetrain.optimizations.interface import similar_work
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Gpu, Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.STEP
 EFFECT = Effect.ROUNDING

@@ -6,18 +6,18 @@ They are computed once, without gradients, and kept in fp32; the rest of the net
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, precision
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = "fp32"
+lacks = feature_cache.lacks
+UNMEASURED = "the prefix is computed only once"
 Values = Literal["fp32", "bf16"]
 
 MIN_FLOPS = 1e11
@@ -28,8 +28,7 @@ slower in bf16.
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """bf16 for a large prefix on AMX or tensor cores with bf16, unless the job requests another precision."""
-    obstacle = refuse(job, hardware, workload, "bf16")
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, "bf16"):
         return Choice("fp32", obstacle)
     cache = feature_cache.choose(job, hardware, workload)
     if job.optimize.get("feature_cache", "auto") == "auto" and not cache.value:
@@ -52,11 +51,6 @@ def _unit(hardware: Hardware) -> str | None:
     return f"{hardware.gpu.name} has bf16 tensor cores" if hardware.gpu.capability >= (8, 0) else None
 
 
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies only with feature_cache."""
-    return feature_cache.lacks(job, hardware)
-
-
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if no outputs can be cached, or the chip does not support the format."""
     if value == OFF:
@@ -67,11 +61,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if obstacle:
         return f"feature_cache is not used: {obstacle}"
     return precision.refuse(job, hardware, workload, value)
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: the prefix is computed only once."""
-    return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

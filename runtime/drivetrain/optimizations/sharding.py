@@ -6,21 +6,18 @@ plain data parallelism, and less memory with every process. The sums are the sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from drivetrain.distributed import world
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
 from drivetrain.job.train import Sgd
+from drivetrain.job.workload import Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, gradient_checkpointing, pick_requested
 from drivetrain.system.units import format_bytes
-
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = False
+UNMEASURED = "it saves memory and costs time"
 Values = bool
 OLDEST = (2, 9)
 """The first torch that writes parts of tensors as safetensors."""
@@ -89,11 +86,6 @@ def obstacle(job: Job, hardware: Hardware, workload: Workload | None) -> str | N
     """Why an optimization that needs whole weights is not possible, if the weights are divided."""
     divides = pick_requested(job, "sharding", choose(job, hardware, workload))
     return "optimize.sharding divides the weights among the processes" if divides else None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice alone, as it is not measured: it saves memory and costs time."""
-    return [OFF]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from drivetrain.distributed import world
 from drivetrain.job.train import Focal
 from drivetrain.optimizations import (
     AssembledRun,
     Choice,
     Effect,
+    Hardware,
+    Job,
     Stage,
     Value,
+    Workload,
     fused_optimizer,
     gradient_checkpointing,
     pick_requested,
     unpadding,
 )
 
-if TYPE_CHECKING:
-    from drivetrain.hardware.facts import Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
-
 STAGE = Stage.COMPILE
 # Learning rates are rounded to float32; nothing else differs.
 EFFECT = Effect.ROUNDING
 OFF = False
+GPU_ONLY = True
 QUICK = True
 Values = bool
 
@@ -39,11 +36,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(
         OFF, refuse(job, hardware, workload, True) or "used if measured faster, also in runs of a minute, or requested"
     )
-
-
-def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to GPUs only."""
-    return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -9,17 +9,22 @@ from the same distribution.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from drivetrain.hardware.facts import Gpu
 from drivetrain.job.text import PART_TOKENS, PASS_TOKENS
 from drivetrain.optimizations import (
     AssembledRun,
     Choice,
     Effect,
+    Hardware,
+    Job,
+    Probe,
     Stage,
     Value,
+    Workload,
     attention,
     feature_cache,
     gradient_checkpointing,
@@ -30,13 +35,8 @@ from drivetrain.optimizations import (
 from drivetrain.optimizations.interface import similar_work
 from drivetrain.system.units import format_bytes
 
-if TYPE_CHECKING:
-    from drivetrain.hardware.calibration import Probe
-    from drivetrain.hardware.facts import Gpu, Hardware
-    from drivetrain.job import Job
-    from drivetrain.job.workload import Workload
-
 STAGE = Stage.STEP
+EFFECT = micro_batch.EFFECT
 OFF = "off"
 REDRAWS = True
 PACKED = "packed"
@@ -58,15 +58,9 @@ at best. A rate too high splits too little, which costs no more than the padding
 """
 
 
-def EFFECT(workload: Workload | None) -> Effect:
-    """The same as for every split of a batch."""
-    return micro_batch.EFFECT(workload)
-
-
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more than a pass."""
-    obstacle = refuse(job, hardware, workload, PART_TOKENS)
-    if obstacle:
+    if obstacle := refuse(job, hardware, workload, PART_TOKENS):
         return Choice(OFF, obstacle)
     if EFFECT(workload) is Effect.TRAINING:
         return Choice(

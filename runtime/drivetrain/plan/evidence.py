@@ -53,13 +53,15 @@ def make_key(
         structure: names and shapes of all weights and inputs.
         settings: settings of the job that change what a step computes.
     """
-    return _hash([VERSION, _describe_machine(hardware), workload.to_json(), batch_size, dict(structure), settings])
+    return compute_hash(
+        [VERSION, _describe_machine(hardware), workload.to_json(), batch_size, dict(structure), settings]
+    )
 
 
 def make_early_key(hardware: Hardware, job: Job) -> str:
     """A cache key for one spec on one machine, which the supervisor can compute without data or network."""
     spec = {key: value for key, value in job.dump().items() if key not in ("name", "checkpoint", "sweep")}
-    return _hash([VERSION, _describe_machine(hardware), spec])
+    return compute_hash([VERSION, _describe_machine(hardware), spec])
 
 
 def load_process_settings(hardware: Hardware, job: Job) -> dict[str, Measurement]:
@@ -81,7 +83,8 @@ def _describe_machine(hardware: Hardware) -> dict[str, object]:
     }
 
 
-def _hash(parts: object) -> str:
+def compute_hash(parts: object) -> str:
+    """The hash of what a key covers."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -1,32 +1,31 @@
 """The plan: every decision with value, source, reason, effect and evidence, made once before the first step.
 
-Precedence: job > measured > calibrated > profile > the optimization's default. A value that the job requests and that is not
-possible is an error; a preference of ours that is not possible is a row in the plan.
+Precedence: job > measured > calibrated > the optimization's default. A value that the job requests and that is not possible is
+an error; a preference of ours that is not possible is a row in the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from drivetrain import optimizations
 from drivetrain.errors import Problem, SpecError
-from drivetrain.hardware import gpu_selection
-from drivetrain.hardware import image_selection as image
-from drivetrain.hardware.facts import Hardware
+from drivetrain.hardware import gpu_selection, image_selection
+from drivetrain.hardware.facts import EMULATION, NO_MPS, Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import Choice, Optimization, Value
 from drivetrain.plan.calibrated import judge_by_calibration
 from drivetrain.plan.chip_profiles import find_profile
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan_notes import list_notes
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import PLAN_FILE, RunFiles, damaged_error
+from drivetrain.system.units import format_bytes, parse_bytes
 
-OPEN = ("choice", "profile", "calibrated")
+OPEN = ("choice", "calibrated")
 """Sources of decisions that a measurement may change."""
 LEARNED = ("memory", "crash")
 """Sources of decisions learned from a crash or from running out of memory; they override everything, even the job."""
@@ -39,7 +38,7 @@ class Decision:
     name: str
     value: Value
     source: str
-    """job, measured, calibrated, profile, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
+    """job, measured, calibrated, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
     reason: str
     effect: str
     evidence: str | None = None
@@ -142,13 +141,13 @@ def resolve(
         decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, requested))
     if problems:
         raise SpecError(problems)
-    selected_image = image.choose_image(hardware)
+    selected_image = image_selection.choose_image(hardware)
     return Plan(
         tuple(decisions),
         selected_image.word,
         selected_image.reason,
-        find_profile(hardware).name,
-        tuple(list_notes(job, hardware)),
+        find_profile(hardware),
+        tuple(_list_notes(job, hardware)),
     )
 
 
@@ -189,12 +188,43 @@ def _decide(
     calibrated = judge_by_calibration(optimization, job, hardware, workload, choice.value)
     if calibrated and calibrated.value is not None:
         return make_decision(calibrated.value, "calibrated", calibrated.text)
-    preference = find_profile(hardware).preferences.get(optimization.name)
-    if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
-        return make_decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
     return make_decision(
         choice.value, "choice", choice.reason, calibrated.text if calibrated else None, measurable=choice.provisional
     )
+
+
+def _list_notes(job: Job, hardware: Hardware) -> Iterator[str]:
+    """Notes on limits that differ from the request, a GPU that cannot be used, an image for another machine."""
+    limits, memory = job.limits, hardware.memory
+    if hardware.gpu_trouble:
+        yield f"gpu: {hardware.gpu_trouble}"
+    if hardware.system == "Darwin":
+        yield f"gpu: {NO_MPS}"
+    if hardware.cpu.emulated:
+        yield f"cpu: {EMULATION}"
+    if hardware.gpu_note:
+        yield f"gpu: {hardware.gpu_note}"
+    if limits.gpu_memory is not None and hardware.gpu is None:
+        yield f"limits.gpu_memory: {limits.gpu_memory} has no effect without a GPU"
+    elif limits.gpu_memory is not None and hardware.gpu is not None:
+        allowed_bytes = gpu_selection.count_allowed_bytes(hardware.gpu, limits.gpu_memory)
+        yield f"limits.gpu_memory: tensors may use {format_bytes(allowed_bytes)} of {format_bytes(hardware.gpu.memory)}"
+    if hardware.gpu is None and hardware.image in image_selection.BUILDS and job.limits.gpus != "none":
+        yield f"image: {hardware.image} needs a GPU and sees none, so `train` will not start"
+    cpus = hardware.cpu.quota or float(hardware.cpu.budget)
+    if limits.cpus is not None and cpus > limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} requested but not enforced; {cpus:g} CPUs are available"
+    if limits.cpus is not None and cpus < limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} requested, only {cpus:g} available"
+    if limits.memory is not None:
+        requested = parse_bytes(limits.memory)
+        if memory.limit is None or memory.limit > requested:
+            yield f"limits.memory: {limits.memory} requested but not enforced; {format_bytes(memory.limit or memory.host)} available"
+        elif memory.limit < requested:
+            yield f"limits.memory: {limits.memory} requested, only {format_bytes(memory.limit)} available"
+    shm = hardware.storage.shm
+    if limits.shm is not None and hardware.place != "host" and shm is not None and shm < parse_bytes(limits.shm):
+        yield f"limits.shm: {limits.shm} requested, /dev/shm has {shm >> 20} MiB"
 
 
 def _make_problem(

@@ -33,7 +33,7 @@ from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
 from drivetrain.job.model import Freeze
 from drivetrain.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
 from drivetrain.models.build import Model
-from drivetrain.plan import effective_plan, show_plan
+from drivetrain.plan import effective_plan, plan_table
 from drivetrain.plan import plan as plans
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.plan.evidence import Measurement
@@ -309,7 +309,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     search = MicroBatchSearch(job, machine, decide({}), dataset, network, facts, folder.path, signals, say, call.parts)
     if stored is None:
         search = assembly.measure_plan(search, decide)
-    show_plan.show(search.plan, job, machine, plan_path, stored)
+    plan_table.show(search.plan, job, machine, plan_path, stored)
     run = assembly.apply_plan(search, timer)
     run.kept_in_eval_mode = [run.model.get_submodule(name) for name in call.layers_in_eval_mode]
     return run

@@ -25,7 +25,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.plan import effective_plan, evidence, show_plan
+from drivetrain.plan import effective_plan, evidence, plan_table
 from drivetrain.plan import plan as plans
 from drivetrain.supervisor import baseline_run, extended_run, run_folder
 from drivetrain.supervisor.extended_run import ExtendRequest
@@ -136,7 +136,7 @@ def _train(request: TrainRequest, job: Job, copies: RemoteRuns | None) -> int:
     request, job = _add_measured(request, job, length)
     if code:
         return code
-    show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
+    plan_table.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
     return _run(request, job, machine, plan, run, plan_request, copies)
 
 

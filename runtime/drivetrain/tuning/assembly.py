@@ -29,9 +29,9 @@ from drivetrain.system.console import report_if_slow, say
 from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.signals import Signals
 from drivetrain.training import effective_settings, recorded_inputs
-from drivetrain.training import run as runs
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run
 from drivetrain.tuning import process_settings, tuner
 from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
@@ -45,7 +45,7 @@ def assemble_run(
     source: SpecSource | None = None,
     *,
     is_measured: bool = False,
-) -> runs.Run:
+) -> Run:
     """Assemble the run of a folder with hardware.json and plan.json; the plan is finalized, applied and recorded.
 
     With a source, child processes may measure threads, OpenMP runtime and allocator; with `is_measured`, nothing is
@@ -122,19 +122,9 @@ def measure_plan(
     return replace(search, plan=decide(measurements | memory_measurements)) if measurements else search
 
 
-def apply_plan(search: MicroBatchSearch, timer: PhaseTimer) -> runs.Run:
+def apply_plan(search: MicroBatchSearch, timer: PhaseTimer) -> Run:
     """Assemble the run of these data and this network under their plan; reports and records the effective settings."""
-    run = runs.assemble(
-        search.job,
-        search.hardware,
-        search.plan,
-        search.folder,
-        search.dataset,
-        search.network,
-        search.signals,
-        timer,
-        user_parts=search.parts,
-    )
+    run = search.assemble(timer)
     if run.ranks.count > 1:
         say(f"processes: {run.ranks.count}, each trains on its share of every batch")
     if run.batch_parts.count > 1:

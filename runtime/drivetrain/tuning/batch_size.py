@@ -64,8 +64,7 @@ def measure_once(
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
         source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
-        module = "drivetrain.tuning.processes.batch_size"
-        code, measurement = measuring_child.measure_result(module, source_with_size, plan, machine)
+        code, measurement = measuring_child.measure_result("batch_size", source_with_size, plan, machine)
         if code:
             return code, {}
         write_json(path, measurement)

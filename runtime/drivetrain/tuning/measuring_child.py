@@ -1,14 +1,20 @@
-"""Measuring programs of `tuning/processes`: how a command runs one in a child, under a plan, and what each begins with."""
+"""Measuring programs of `tuning/processes`: how a command runs one in a child, under a plan, and what each begins with.
+
+    python -m drivetrain.tuning.processes.NAME FOLDER REQUEST SPEC [--set key=value ...]
+
+FOLDER holds hardware.json and plan.json. REQUEST is JSON: what the program takes beside them, which most do not.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.errors import DrivetrainError
 from drivetrain.hardware.facts import Hardware
@@ -21,43 +27,46 @@ from drivetrain.system.console import guard_output, say, say_error
 from drivetrain.system.files import read_json, write_json
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import process_death
 
-if TYPE_CHECKING:
-    from drivetrain.training.run import Run
-    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
-
+PACKAGE = "drivetrain.tuning.processes"
+NOTHING: Mapping[str, object] = {}
 RESULT = "result.json"
 """In the folder: what a program has measured, for its parent."""
 
 
+def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
+    """The command line of a measuring program."""
+    folder_word, spec_word = map(child_process.format_path_argument, (folder, source.spec))
+    module = f"{PACKAGE}.{program}"
+    return [sys.executable, "-m", module, folder_word, json.dumps(request), spec_word, *source.options()]
+
+
 def measure(
-    module: str,
+    program: str,
     folder: Path,
     source: SpecSource,
     plan: Plan,
     machine: Hardware,
-    extra_arguments: Sequence[str] = (),
+    request: Mapping[str, object] = NOTHING,
 ) -> int:
-    """Run a measuring module; returns its exit code.
+    """Run a measuring program; returns its exit code.
 
     Args:
-        module: called with the folder, the spec and `extra_arguments`.
-        folder: holds hardware and plan, and gets the results.
+        program: the name of its file.
+        folder: gets hardware, plan and results.
         plan: sets threads, OpenMP runtime and allocator.
-        extra_arguments: what the module takes beside them.
+        request: what the program takes beside them.
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())
     RunFiles(folder).write_json("plan.json", plan.to_json())
-    paths = map(child_process.format_path_argument, (folder, source.spec))
-    command = [sys.executable, "-m", module, *paths, *extra_arguments, *source.options()]
+    command = make_command(program, folder, source, request)
     with signals.forward_signals() as forward:
         code = child_process.run_child(command, plan.environment(machine), forward)
         if code not in signals.CRASH_EXIT_CODES or forward.sent:
             return code
         # A kernel that crashes is one that an optimization has chosen: measured once more without them.
-        crash = process_death.describe(folder, code, module)
+        crash = process_death.describe(folder, code, f"{PACKAGE}.{program}")
         safe_plan = process_death.turn_optimizations_off(plan, crash)
         if safe_plan:
             say(f"crash: {crash}; {process_death.describe_repetition(plan, 'measured again')}")
@@ -70,14 +79,14 @@ def measure(
     return error.exit_code
 
 
-def measure_result(module: str, source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, Any]:
-    """Run a measuring module in a folder of its own; returns its exit code, and what it has stored if that is 0.
+def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, Any]:
+    """Run a measuring program in a folder of its own; returns its exit code, and what it has stored if that is 0.
 
     Raises:
         Stopped: if a signal came meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="measure-") as scratch:
-        code = measure(module, Path(scratch), source, plan, machine)
+        code = measure(program, Path(scratch), source, plan, machine)
         signals.stop_early()
         return code, None if code else read_json(Path(scratch) / RESULT)
 
@@ -86,45 +95,30 @@ def measure_result(module: str, source: SpecSource, plan: Plan, machine: Hardwar
 class MeasuringCall:
     """What a measuring program was called with."""
 
-    options: argparse.Namespace
+    folder: Path
     source: SpecSource
     job: Job
     signals: Signals
-
-    def load_search(self) -> MicroBatchSearch:
-        """Data, network and plan before anything is measured."""
-        from drivetrain.tuning import assembly
-
-        return assembly.load_search(self.options.folder, self.job, self.signals, PhaseTimer())
-
-    def assemble_run(self, source: SpecSource | None = None) -> Run:
-        """The run that `train` would train; with the source, process settings are measured, too."""
-        from drivetrain.tuning import assembly
-
-        return assembly.assemble_run(self.options.folder, self.job, self.signals, PhaseTimer(), source)
+    request: Mapping[str, Any] = field(default_factory=dict)
 
     def store(self, result: object) -> None:
         """Hand a result to the parent, which called `measure_result`."""
-        write_json(self.options.folder / RESULT, result)
+        write_json(self.folder / RESULT, result)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser: FOLDER, SPEC, then what the program adds, and values that override the spec."""
+def run_program(measure: Callable[[MeasuringCall], None]) -> None:
+    """Measure, and end this process with the exit code; a signal stops the measurement, and an error of ours is printed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("request", type=json.loads)
     spec_source.add_options(parser)
-    return parser
-
-
-def run_program(measure: Callable[[MeasuringCall], None], arguments: argparse.ArgumentParser | None = None) -> None:
-    """Measure, and end this process with the exit code; a signal stops the measurement, and an error of ours is printed."""
-    options = (arguments or make_parser()).parse_args()
+    options = parser.parse_args()
     guard_output()
     code = 0
     try:
         with raise_stopped(), ignore_signals_after():
             source = SpecSource.from_arguments(options)
-            measure(MeasuringCall(options, source, source.load(), Signals()))
+            measure(MeasuringCall(options.folder, source, source.load(), Signals(), options.request))
     except DrivetrainError as error:
         say_error(error)
         code = error.exit_code

@@ -76,9 +76,8 @@ def find_lr(request: LrRangeRequest) -> int:
     job, machine, output, source = request.load()
     plan = plans.resolve(job, machine)
     open_console().print(render(plan, job, machine))
-    options = (repr(request.lowest), repr(request.highest), str(request.steps))
-    module = "drivetrain.tuning.processes.lr_range"
-    return measuring_child.measure(module, output, source, plan, machine, options)
+    options = {"lowest": request.lowest, "highest": request.highest, "steps": request.steps}
+    return measuring_child.measure("lr_range", output, source, plan, machine, options)
 
 
 @dataclass(frozen=True)
@@ -95,5 +94,4 @@ def measure_memory(request: MemoryRequest) -> int:
         DrivetrainError: for every problem found before the measurement starts.
     """
     job, machine, output, source = request.load()
-    module = "drivetrain.tuning.processes.memory_profile"
-    return measuring_child.measure(module, output, source, plans.resolve(job, machine), machine)
+    return measuring_child.measure("memory_profile", output, source, plans.resolve(job, machine), machine)

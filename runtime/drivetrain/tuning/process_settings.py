@@ -89,10 +89,31 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
         write_json(Path(scratch) / "hardware.json", hardware.to_json())
         with VariantPool(hardware, Path(scratch), source, shares_compile_cache=True) as pool:
+            start_time = time.monotonic()
             try:
-                _measure_all(pool, plan, candidates, run_seconds, deadline, say, measurements)
+                incumbent = pool.start(plan, timeout=deadline - start_time)
             except ChildEnded as error:
                 say(f"tune: threads, OpenMP runtime and allocator not measured: {error}")
+                return measurements
+            start_seconds = time.monotonic() - start_time
+            for optimization, value in candidates:
+                name = optimization.name
+                # A candidate's process takes one start; the comparison should have half of that at least.
+                if deadline - time.monotonic() < 1.5 * start_seconds:
+                    say(f"tune: {name} {format_value(value)} not measured: no time left")
+                    continue
+                candidate_plan = plan.with_values({name: value})
+                challenger, verdict = _compare(pool, incumbent, candidate_plan, optimization, run_seconds, deadline)
+                text, earlier = f"{format_value(value)} {verdict.text}", measurements.get(name)
+                if verdict.wins:
+                    plan = candidate_plan
+                # Only the better of the two keeps its process, which serves the next comparison.
+                loser, incumbent = (incumbent, challenger) if verdict.wins and challenger else (challenger, incumbent)
+                if loser:
+                    loser.close()
+                full_text = f"{earlier.text}; {text}" if earlier else text
+                measurements[name] = Measurement(plan.value(name), full_text, evidence.format_date())
+                say(f"tune: {name} {text}{'; accepted' if verdict.wins else ''}")
     return measurements
 
 
@@ -104,39 +125,6 @@ def _describe_lack_of_memory() -> str | None:
         return None
     sizes = f"{format_bytes(process_bytes)} each do not fit into {format_bytes(free_bytes)}"
     return f"two more processes of {sizes} of free memory"
-
-
-def _measure_all(
-    pool: VariantPool,
-    plan: Plan,
-    candidates: Sequence[Candidate],
-    run_seconds: float,
-    deadline: float,
-    say: Callable[[str], None],
-    measurements: dict[str, Measurement],
-) -> None:
-    """Measure one candidate after the other, and add the results to `measurements`."""
-    start_time = time.monotonic()
-    incumbent = pool.start(plan, timeout=deadline - start_time)
-    start_seconds = time.monotonic() - start_time
-    for optimization, value in candidates:
-        name = optimization.name
-        # A candidate's process takes one start; the comparison should have half of that at least.
-        if deadline - time.monotonic() < 1.5 * start_seconds:
-            say(f"tune: {name} {format_value(value)} not measured: no time left")
-            continue
-        candidate_plan = plan.with_values({name: value})
-        challenger, verdict = _compare(pool, incumbent, candidate_plan, optimization, run_seconds, deadline)
-        text, earlier = f"{format_value(value)} {verdict.text}", measurements.get(name)
-        if verdict.wins:
-            plan = candidate_plan
-        # Only the better of the two keeps its process, which serves the next comparison.
-        loser, incumbent = (incumbent, challenger) if verdict.wins and challenger else (challenger, incumbent)
-        if loser:
-            loser.close()
-        full_text = f"{earlier.text}; {text}" if earlier else text
-        measurements[name] = Measurement(plan.value(name), full_text, evidence.format_date())
-        say(f"tune: {name} {text}{'; accepted' if verdict.wins else ''}")
 
 
 def _compare(

@@ -24,7 +24,6 @@ from drivetrain.training.forecast import format_moment
 from drivetrain.training.time_target import MAX_EPOCHS
 from drivetrain.tuning import batch_size, measuring_child
 
-MODULE = "drivetrain.tuning.processes.run_times"
 MIN_STEPS = 20
 """Fewer steps are no training: a schedule has no time to rise and fall."""
 ENDING_SECONDS = 7.0
@@ -95,7 +94,7 @@ class RunTimes:
 
 def measure_times(source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, RunTimes | None]:
     """Time a few steps and evaluation batches in a child process; returns its exit code, and the times if it is 0."""
-    code, times = measuring_child.measure_result(MODULE, source, plan, machine)
+    code, times = measuring_child.measure_result("run_times", source, plan, machine)
     return code, None if code else RunTimes(**times)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,10 +31,9 @@ from drivetrain.models.inspection import inspect_workload
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan import calibrated, evidence
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan import LEARNED, OPEN, Plan, format_value
+from drivetrain.plan.plan import OPEN, Plan, format_value
 from drivetrain.system import timeout
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.training.run import Run
 from drivetrain.tuning import numerics_check, process_settings, tuner_state, variants
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
@@ -52,28 +50,18 @@ MIN_COMPILE_TRY_SECONDS = 15.0
 """The same if it can be interrupted; in less time hardly any network compiles."""
 IN_PROCESS_SHARE = 2 / 3
 """Share of the limit for measurements in this process other than compilation, if process settings are measured, too."""
-SETTLED_SOURCES = ("job", "file", "measured", *LEARNED)
-"""Sources of decisions that are not measured again."""
 
 
 class Tuner(VariantBuilder):
     """Measures for one job.
 
     Args:
-        run: the run, assembled under the plan so far; it is never changed.
-        network: its network, with the initial weights.
+        search: data, network and plan so far, as for every builder.
         source: the spec, if child processes may measure process settings.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        dataset: Dataset,
-        network: Model,
-        say: Callable[[str], None],
-        source: SpecSource | None = None,
-    ) -> None:
-        super().__init__(run, dataset, network, say)
+    def __init__(self, search: MicroBatchSearch, source: SpecSource | None = None) -> None:
+        super().__init__(search)
         self.source = source
         self.compile_seconds = MIN_COMPILE_SECONDS
         self.reported = set[str]()
@@ -184,7 +172,7 @@ class Tuner(VariantBuilder):
     def _list_candidates(self, plan: Plan, *, quick_only: bool = False) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
-            is_decided = plan.row(optimization.name).source in SETTLED_SOURCES
+            is_decided = plan.row(optimization.name).source not in OPEN
             is_idle = optimization.needs is not None and plan.value(optimization.needs) is False
             is_left_out = quick_only and not optimization.quick
             if is_decided or is_idle or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
@@ -268,14 +256,15 @@ def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) 
     if keys[1] and (checked := evidence.load(hardware, keys[1])):
         say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
         return checked
-    run = search.assemble_copy(plan)
-    if run.ends_solved:
+    tuner = Tuner(search, source)
+    if tuner.run.ends_solved:
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
-    tuner = Tuner(run, dataset, search.network, say, source)
     measurements = numerics_check.recheck_measurements(tuner, stored) if stored else {}
     if not measurements:
-        run_seconds = tuner_state.predict_seconds(tuner.build(plan), run.total_steps)[1] if mode == "full" else 0.0
+        run_seconds = (
+            tuner_state.predict_seconds(tuner.build(plan), tuner.run.total_steps)[1] if mode == "full" else 0.0
+        )
         full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
         measurements = tuner.tune(full_seconds if mode == "full" else None)
     if measurements:
@@ -327,7 +316,7 @@ def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model)
         _hash_samples(dataset),
         _hash_tensors(network.module.state_dict()),
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return evidence.compute_hash(parts)
 
 
 def store_measurements(

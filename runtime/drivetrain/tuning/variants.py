@@ -5,20 +5,18 @@ Its numbers are checked against fp32, its speed against another.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from drivetrain import optimizations
-from drivetrain.data.dataset import Batch, Dataset
+from drivetrain.data.dataset import Batch
 from drivetrain.job.workload import Workload
-from drivetrain.models.build import Model
 from drivetrain.models.inspection import inspect_workload
 from drivetrain.models.networks.tabm import TabM
 from drivetrain.models.recompute import RecomputedBlock
@@ -26,9 +24,9 @@ from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan.plan import Plan
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training.captured_step import WARMUP_STEPS
-from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.run import Run, assemble
+from drivetrain.training.run import Run
 from drivetrain.training.step_options import StepResult
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import PairedTiming
 
 MIN_SPEEDUP = 1.02
@@ -183,14 +181,13 @@ class VariantBuilder:
     """Builds variants of one run, and the reference for their numbers.
 
     Args:
-        run: the run, assembled under the plan so far; it is never changed.
-        network: its network, with the initial weights.
+        search: data, plan so far, and the network with its initial weights, which are never changed.
     """
 
-    def __init__(self, run: Run, dataset: Dataset, network: Model, say: Callable[[str], None]) -> None:
-        self.run, self.dataset, self.network, self.say = run, dataset, network, say
-        self.initial = copy.deepcopy(network.module.state_dict())
-        self.facts = inspect_workload(dataset, network.module)
+    def __init__(self, search: MicroBatchSearch) -> None:
+        self.search, self.say = search, search.say
+        self.run = search.assemble_copy(search.plan)
+        self.facts = inspect_workload(search.dataset, search.network.module)
         self.batches_by_kind: dict[Value, list[Batch]] = {}
         self.compared_steps = COMPARED_STEPS
         """Steps whose losses and gradient norms are compared."""
@@ -198,26 +195,13 @@ class VariantBuilder:
 
     def build(self, plan: Plan) -> Variant:
         """A new copy of the network under a plan, at the first batch."""
-        original = self.run
-        module = copy.deepcopy(self.network.module)
-        module.load_state_dict(self.initial)
-        network = replace(self.network, module=module)
-        cached_before = dict(self.dataset.cache)
-        run = assemble(
-            original.job,
-            original.hardware,
-            plan,
-            original.folder,
-            self.dataset,
-            network,
-            original.signals,
-            PhaseTimer(),
-            user_parts=original.user_parts,
-        )
+        cache = self.search.dataset.cache
+        cached_before = dict(cache)
+        run = self.search.assemble_copy(plan)
         if cached_before:
             # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
-            self.dataset.cache.clear()
-            self.dataset.cache.update(cached_before)
+            cache.clear()
+            cache.update(cached_before)
         run.train_mode()
         return Variant(run, self.batches(run), compared_steps=self._count_compared_steps(plan))
 

@@ -23,7 +23,7 @@ from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.console import open_console
 from drivetrain.tuning.bench import bench
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
-from drivetrain.tuning.bench.variant import VariantReady
+from drivetrain.tuning.bench.variant import RunningVariant, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
 from tests import tiny
 from tests.messages import says, says_only
@@ -38,7 +38,7 @@ def make_plan(on: Sequence[str]) -> plan.Plan:
 
 
 @dataclass
-class Fake:
+class Fake(RunningVariant):
     """An arm whose step takes a known time."""
 
     seconds: float

@@ -20,7 +20,7 @@ from drivetrain.job import Job
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
-from drivetrain.plan import show_plan
+from drivetrain.plan import plan_table
 from drivetrain.report import swept
 from drivetrain.report.record import describe_exit
 from drivetrain.supervisor import baseline_run, run_folder
@@ -262,6 +262,6 @@ def train_trial(
 
     command = [sys.executable, "-m", "drivetrain", "train", child_process.format_path_argument(source.spec), *options]
     # All trials would fit the same simple models.
-    environment = {show_plan.SHOWN_PLAN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
+    environment = {plan_table.SHOWN_PLAN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
     code = child_process.run_child(command, environment, forward, wait=wait)
     return code, ended or reader.note_new()

@@ -9,13 +9,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from drivetrain.optimizations import Value
 from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.system.child_process import ChildEnded
-from drivetrain.tuning.bench.variant import VariantReady
-from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, count_block_steps, time_quiet_pairs
+from drivetrain.tuning.bench.variant import RunningVariant, VariantReady
+from drivetrain.tuning.paired_timing import PairedTiming, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05
 """The steps explain the total if their product differs by at most this, or by less than the noise of both."""
@@ -23,22 +22,7 @@ MAX_NOISE = 0.15
 """With more noise than this, nothing can be said."""
 
 
-class VariantProtocol(Protocol):
-    """A plan that can train steps."""
-
-    peak: int
-    ready: VariantReady
-
-    def time_steps(self, count: int) -> TimedBlock:
-        """Time a block of steps."""
-        ...
-
-    def close(self) -> None:
-        """Stop it."""
-        ...
-
-
-Start = Callable[..., VariantProtocol]
+Start = Callable[..., RunningVariant]
 """(plan, assignments) -> a variant that is ready; raises ChildEnded."""
 
 
@@ -190,7 +174,7 @@ class _AblationRunner:
         return replace(measured, loss_off=None) if assignments else measured
 
     def _measure(
-        self, empty: AblationStep, slow: VariantProtocol, fast: VariantProtocol, reported: VariantProtocol
+        self, empty: AblationStep, slow: RunningVariant, fast: RunningVariant, reported: RunningVariant
     ) -> AblationStep:
         """The step with its measurements; speed, step time and memory are those of the variant `reported`."""
         pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.ready.step), self.rounds)

@@ -13,7 +13,6 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
@@ -24,6 +23,7 @@ from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import evidence
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.plan.plan_table import describe_machine
@@ -185,7 +185,7 @@ def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, r
     return {
         "job": job.name,
         "command": bench_command(request),
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": evidence.format_date(),
         "machine": describe_machine(machine),
         "cpu": machine.cpu.model,
         "torch": machine.torch.version if machine.torch else None,
@@ -212,7 +212,7 @@ def bench(request: BenchRequest) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         # The plan that `train` would use, finalized by a child that loads model and data.
         first, folder = plans.resolve(job, machine), Path(scratch)
-        code = measuring_child.measure("drivetrain.tuning.processes.final_plan", folder, source, first, machine)
+        code = measuring_child.measure("final_plan", folder, source, first, machine)
         signals.stop_early()
         if code:
             return code

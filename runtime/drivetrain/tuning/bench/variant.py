@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from drivetrain.plan.plan import Plan
 from drivetrain.system import child_process
 from drivetrain.system.child_process import Worker
 from drivetrain.system.files import write_json
+from drivetrain.tuning import measuring_child
 from drivetrain.tuning.paired_timing import TimedBlock
 
 
@@ -99,9 +99,8 @@ class VariantPool:
         plan_file = self.scratch / f"{name}.json"
         write_json(plan_file, plan.to_json())
         source = replace(self.source, assignments=[*self.source.assignments, *assignments])
-        paths = map(child_process.format_path_argument, (self.scratch, source.spec, plan_file))
-        command = [sys.executable, "-m", "drivetrain.tuning.processes.variant", *paths, *source.options()]
-        command += ["--quiet"] if self.no_dropout else []
+        request = {"plan": str(plan_file), "no_dropout": self.no_dropout}
+        command = measuring_child.make_command("variant", self.scratch, source, request)
         environment = child_process.build_environment(self._environment(plan))
         variant = RunningVariant(command, environment, self.scratch / f"{name}.log", timeout)
         self.variants.append(variant)

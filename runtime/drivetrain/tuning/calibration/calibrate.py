@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from drivetrain import optimizations
@@ -22,6 +21,7 @@ from drivetrain.hardware.facts import Hardware, from_json_as
 from drivetrain.job import Job
 from drivetrain.optimizations import Value, allocator, cpu_threads, openmp_runtime
 from drivetrain.optimizations.interface import similar_work
+from drivetrain.plan import evidence
 from drivetrain.system import child_process, file_lock
 from drivetrain.system.console import say
 from drivetrain.system.files import read_json, write_json
@@ -176,7 +176,7 @@ def _make_empty_calibration(machine: Hardware, limit: TimeLimit, throttled: floa
     reason = f"everything: {_describe_limit(limit)}"
     return Calibration(
         key=calibration_file.compute_key(machine),
-        date=datetime.now(UTC).date().isoformat(),
+        date=evidence.format_date(),
         seconds=limit.process,
         waited=share,
         throttled=share,

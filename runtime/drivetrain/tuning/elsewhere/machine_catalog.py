@@ -32,6 +32,10 @@ class Rates:
     bandwidth: float
     """Bytes read and written."""
 
+    def scale(self, share: float) -> Rates:
+        """A share of these rates."""
+        return Rates(**{name: share * value for name, value in asdict(self).items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogMachine:
@@ -58,8 +62,7 @@ class CatalogMachine:
         if cpus is None or cpus >= self.cpus:
             return self
         share = cpus / self.cpus if self.gpu is None else 1.0
-        rates = Rates(**{name: share * value for name, value in asdict(self.rates).items()})
-        return replace(self, cpus=max(1, int(cpus)), rates=rates)
+        return replace(self, cpus=max(1, int(cpus)), rates=self.rates.scale(share))
 
     def make_hardware(self, this_machine: Hardware) -> Hardware:
         """The facts of this machine as a plan needs them; what no data sheet says is as it is here."""

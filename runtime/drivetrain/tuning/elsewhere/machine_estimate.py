@@ -14,7 +14,7 @@ from rich.text import Text
 
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.hardware import gpu_selection
-from drivetrain.hardware.facts import Hardware, from_json
+from drivetrain.hardware.facts import Hardware, from_json, from_json_as
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.stored_spec import read_stored_spec
@@ -59,11 +59,7 @@ class Measured:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], cpus: int) -> Measured:
         """Read what the child has written."""
-        work = {
-            key: StepWork(**{**data[key], "operations": tuple(map(tuple, data[key]["operations"]))})
-            for key in ("fp32", "bf16")
-            if key in data
-        }
+        work = {key: from_json_as(StepWork, data[key], key) for key in ("fp32", "bf16") if key in data}
         times, rates = RunTimes(**data["times"]), Rates(**data["rates"])
         return cls(
             times,
@@ -136,17 +132,12 @@ def model_step(measured: Measured, machine: CatalogMachine, plan: Plan) -> tuple
     # A step that is recorded as one graph is started once.
     is_recorded = bool(plan.value("step_graph"))
     parts = {
-        "compute": measured.compute_seconds(precision, scale_rates(machine.rates), KERNEL_SECONDS),
+        "compute": measured.compute_seconds(precision, machine.rates.scale(REACHED_SHARE), KERNEL_SECONDS),
         "host": LAUNCH_SECONDS * (1 if is_recorded else work.launches),
         "data": measured.load_seconds * max(1.0, measured.cpus / machine.cpus),
     }
     limit = max(parts, key=lambda part: parts[part])
     return parts[limit], limit
-
-
-def scale_rates(rates: Rates) -> Rates:
-    """What steps reach of a data sheet's rates."""
-    return Rates(**{name: REACHED_SHARE * value for name, value in asdict(rates).items()})
 
 
 def estimate_machine(measured: Measured, machine: CatalogMachine, job: Job, here: Hardware, *, plain: bool) -> Estimate:
@@ -246,7 +237,6 @@ class StepWork:
         )
 
 
-MODULE = "drivetrain.tuning.processes.count_work"
 MODEL_ERROR = "modelled: within 40 % of published rates where a GPU computes; a slow host makes small networks several times slower"
 """By records of other machines, on the same page."""
 
@@ -271,7 +261,7 @@ def compare_machines(
     job = source.load()
     batch_size.refuse_auto(job, "plan --on")
     refuse_within(job, "`drivetrain plan --on`")
-    code, figures = measuring_child.measure_result(MODULE, source, plan, this_machine)
+    code, figures = measuring_child.measure_result("count_work", source, plan, this_machine)
     if code:
         return code
     measured = Measured.from_json(figures, this_machine.cpu.budget)

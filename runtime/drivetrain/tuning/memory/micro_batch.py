@@ -131,9 +131,14 @@ class MicroBatchSearch:
 
     def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
         """A run with a copy of the network under another plan, to measure with; `epoch` says which layers are frozen."""
-        clone, timer = replace(self.network, module=copy.deepcopy(self.network.module)), PhaseTimer()
+        clone = replace(self.network, module=copy.deepcopy(self.network.module))
+        return replace(self, plan=plan, network=clone).assemble(PhaseTimer(), epoch)
+
+    def assemble(self, timer: PhaseTimer, epoch: int = 0) -> Run:
+        """The run of these data and this network under their plan."""
+        job, hardware, network = self.job, self.hardware, self.network
         return assemble(
-            self.job, self.hardware, plan, self.folder, self.dataset, clone, self.signals, timer, epoch, self.parts
+            job, hardware, self.plan, self.folder, self.dataset, network, self.signals, timer, epoch, self.parts
         )
 
     @property

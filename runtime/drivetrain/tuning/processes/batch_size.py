@@ -1,7 +1,5 @@
 """Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
 
-    python -m drivetrain.tuning.processes.batch_size FOLDER SPEC [--set key=value ...]
-
 Sizes double while the next one is predicted to fit and the last two were faster; then all are timed again in turn.
 """
 
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 from drivetrain.errors import OutOfMemory
 from drivetrain.plan import evidence
 from drivetrain.system.units import format_bytes as readable
+from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 
@@ -21,7 +20,9 @@ if TYPE_CHECKING:
 
 def measure(call: MeasuringCall) -> None:
     """Store the speeds of all sizes and the choice."""
-    micro_batches = call.load_search()
+    from drivetrain.tuning import assembly
+
+    micro_batches = assembly.load_search(call.folder, call.job, call.signals, PhaseTimer())
     search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
     speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
     best = batch_size.choose_size(speeds)

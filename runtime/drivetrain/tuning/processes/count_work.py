@@ -1,7 +1,4 @@
-"""Times a job here, counts what its steps compute, move and keep, and measures what the device can: a child of `drivetrain plan --on`.
-
-python -m drivetrain.tuning.processes.count_work FOLDER SPEC [--set key=value ...]
-"""
+"""Times a job here, counts what its steps compute, move and keep, and measures what the device can: a child of `drivetrain plan --on`."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.models.flop_counter import count_operation
 from drivetrain.optimizations import Value
-from drivetrain.training.phase_timer import process_seconds
+from drivetrain.training.phase_timer import PhaseTimer, process_seconds
 from drivetrain.training.run import Run
-from drivetrain.tuning import measuring_child
+from drivetrain.tuning import assembly, measuring_child
 from drivetrain.tuning.elsewhere.machine_catalog import Rates
 from drivetrain.tuning.elsewhere.machine_estimate import StepWork
 from drivetrain.tuning.measuring_child import MeasuringCall
@@ -38,7 +35,7 @@ def measure(call: MeasuringCall) -> None:
     """Store times and rates of this machine, and the work of a step in fp32 and in bf16."""
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
-        search = call.load_search()
+        search = assembly.load_search(call.folder, call.job, call.signals, PhaseTimer())
         run = assemble_longest_epoch(search)
         is_solved = run.ends_solved  # the timed steps make a run of steps of it
         figures: dict[str, object] = {

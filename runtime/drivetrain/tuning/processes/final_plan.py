@@ -1,7 +1,4 @@
-"""Finds the plan that `train` would use and writes it to plan.json, as a child of `drivetrain bench`.
-
-python -m drivetrain.tuning.processes.final_plan FOLDER SPEC [--set key=value ...]
-"""
+"""Finds the plan that `train` would use and writes it to plan.json, as a child of `drivetrain bench`."""
 
 from __future__ import annotations
 
@@ -9,15 +6,18 @@ import contextlib
 import os
 
 from drivetrain.errors import Replanned
+from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 
 
 def finalize(call: MeasuringCall) -> None:
     """Write the plan to the folder."""
+    from drivetrain.tuning import assembly
+
     # The plan in the folder is final where it was decided anew.
     with contextlib.suppress(Replanned):
-        call.assemble_run(call.source)
+        assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), call.source)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The learning-rate range test, as a child of `drivetrain find-lr`: the rate grows exponentially while the loss is
 recorded.
 
-    python -m drivetrain.tuning.processes.lr_range FOLDER SPEC LOWEST HIGHEST STEPS [--set key=value ...]
+The request has the `lowest` and the `highest` rate, and the number of `steps`.
 
 For every window of a fifth of the steps a line is fitted to the loss over the logarithm of the rate. The suggestion is
 the center of the window in which the loss falls fastest, if it falls by more than its noise.
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from drivetrain.errors import NumericsError, SpecError
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
+from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 
@@ -51,9 +52,11 @@ class LrSweep:
 
 def try_rates(call: MeasuringCall) -> None:
     """Train with growing rates, and report what the losses say."""
-    run, options = call.assemble_run(), call.options
-    rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
-    report(run, suggest_rate(rates, losses, options.steps), call.options.folder)
+    from drivetrain.tuning import assembly
+
+    run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer())
+    rates, losses = measure_losses(run, **call.request)
+    report(run, suggest_rate(rates, losses, call.request["steps"]), call.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
@@ -164,8 +167,4 @@ def _render_table(sweep: LrSweep, rows: int = 12) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    arguments = measuring_child.make_parser()
-    arguments.add_argument("lowest", type=float)
-    arguments.add_argument("highest", type=float)
-    arguments.add_argument("steps", type=int)
-    measuring_child.run_program(try_rates, arguments)
+    measuring_child.run_program(try_rates)

@@ -1,8 +1,6 @@
 """Measures memory by micro-batch with real steps, as a child of `drivetrain memory`, with and without recomputed
 blocks.
 
-    python -m drivetrain.tuning.processes.memory_profile FOLDER SPEC [--set key=value ...]
-
 The search is that of `micro_batch: auto`, so no step is started that would reach the limit. Sizes that do not fit are
 listed with their prediction.
 """
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
+from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 
@@ -41,8 +40,10 @@ class MemoryRow:
 
 def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
-    ceiling, measured_rows = measure_sizes(call.load_search())
-    report(measured_rows, ceiling, call.options.folder)
+    from drivetrain.tuning import assembly
+
+    ceiling, measured_rows = measure_sizes(assembly.load_search(call.folder, call.job, call.signals, PhaseTimer()))
+    report(measured_rows, ceiling, call.folder)
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:

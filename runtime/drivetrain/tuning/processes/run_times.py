@@ -1,7 +1,5 @@
 """Times a few steps and evaluation batches of a job, as a child of `drivetrain train` and `drivetrain plan --time`.
 
-    python -m drivetrain.tuning.processes.run_times FOLDER SPEC [--set key=value ...]
-
 It assembles the run as a training would, trains some steps and discards them.
 """
 
@@ -18,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from drivetrain.training.phase_timer import process_seconds
+from drivetrain.training.phase_timer import PhaseTimer, process_seconds
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.run_length import RunTimes
@@ -41,9 +39,11 @@ TRIMMED_SHARE = 0.1
 
 def measure(call: MeasuringCall) -> None:
     """Store the times of a run that is assembled as a training would assemble it."""
+    from drivetrain.tuning import assembly
+
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
-        run = assemble_longest_epoch(call.load_search())
+        run = assemble_longest_epoch(assembly.load_search(call.folder, call.job, call.signals, PhaseTimer()))
         call.store(asdict(time_run(run, process_seconds())))
 
 

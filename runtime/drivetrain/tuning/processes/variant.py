@@ -1,8 +1,7 @@
 """Trains a copy of the job's network under one plan, step by step on request, as a child of `drivetrain bench`.
 
-    python -m drivetrain.tuning.processes.variant FOLDER SPEC PLAN [--set key=value ...]
-
-It answers when it is ready, and then each request, which is a number of steps. It ends with its input.
+The request names the file of the `plan`, and says whether losses are compared with `no_dropout`. The program answers when
+it is ready, and then each line of its input, which is a number of steps. It ends with its input.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ def build_variant(call: MeasuringCall) -> Variant:
     from drivetrain.tuning.variants import Variant
 
     job, dataset = call.job, load(call.job)
-    machine = facts.from_json(read_json(call.options.folder / "hardware.json"))
-    plan = plans.load(call.options.plan)
-    run = runs.assemble(
-        job, machine, plan, call.options.folder, dataset, build(job, dataset), call.signals, PhaseTimer()
-    )
+    machine = facts.from_json(read_json(call.folder / "hardware.json"))
+    plan = plans.load(Path(call.request["plan"]))
+    run = runs.assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
     run.train_mode()
     epochs = itertools.count()
     return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
@@ -107,8 +104,5 @@ def read_peak(run: Any) -> int:
 
 
 if __name__ == "__main__":
-    arguments = measuring_child.make_parser()
-    arguments.add_argument("plan", type=Path)
-    arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
     answer = open_answers()
-    measuring_child.run_program(lambda call: serve(build_variant(call), answer, call.options.quiet), arguments)
+    measuring_child.run_program(lambda call: serve(build_variant(call), answer, call.request["no_dropout"]))
