@@ -12,9 +12,13 @@ import torch
 
 from drivetrain.cli import main
 from drivetrain.errors import SpecError
+from drivetrain.hardware.detect import detect
 from drivetrain.job_spec import load_job
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, build, choose_pair_buckets
+from drivetrain.plan import plan as plans
 from drivetrain.training import solvable_heads
+from drivetrain.tuning import measuring_child
 from tests import tiny
 from tests.messages import get_message, says
 
@@ -165,6 +169,13 @@ def test_commands_about_steps_say_that_there_are_none(tmp_path: Path, capfd: pyt
     assert "smaller batches" not in capfd.readouterr().out
     assert main.main(["train", job, "--runs", str(tmp_path / "runs"), "--new", "--set", "model.dropout=0"]) == 0
     assert "solved with penalty" in capfd.readouterr().out
+
+
+def test_bench_says_that_training_takes_no_steps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, machine = SpecSource(write_job(tmp_path)), detect(tmp_path)
+    plan = plans.resolve(source.load(), machine)
+    assert measuring_child.measure("final_plan", tmp_path, source, plan, machine) == 0
+    assert says(capfd.readouterr().err, "bench-of-solved-heads")
 
 
 def test_many_texts_are_trained_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

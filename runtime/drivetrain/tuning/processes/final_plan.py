@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from drivetrain.errors import Replanned
+from drivetrain.system.console import say
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
@@ -17,7 +18,9 @@ def finalize(call: MeasuringCall) -> None:
 
     # The plan in the folder is final where it was decided anew.
     with contextlib.suppress(Replanned):
-        assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), call.source)
+        run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), call.source)
+        if run.ends_solved:
+            say("bench: the heads of this job are solved: its training takes none of the steps that are measured here")
 
 
 if __name__ == "__main__":
