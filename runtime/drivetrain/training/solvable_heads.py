@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,9 @@ class SolvableHead(Protocol):
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor | SparseRows:
         """The features (N, width) of the module's inputs."""
 
+    def join_features(self, parts: Sequence[Any]) -> Tensor | SparseRows:
+        """A copy of the features of several batches."""
+
     def load(self, solution: Solution) -> None:
         """Set the weights."""
 
@@ -57,6 +61,10 @@ class LayerHead:
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """The vectors that the layer gets."""
         return inputs[0].flatten(0, -2).float()
+
+    def join_features(self, parts: Sequence[Any]) -> Tensor:
+        """A copy of the features of several batches."""
+        return torch.cat([*parts]).clone()
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
@@ -79,6 +87,10 @@ class BagHead:
     def read_features(self, inputs: tuple[Tensor, ...]) -> SparseRows:
         """The counts of words and pairs."""
         return SparseRows.from_padded(*self.bag.read_columns(*inputs), self.width)
+
+    def join_features(self, parts: Sequence[Any]) -> SparseRows:
+        """A copy of the features of several batches."""
+        return SparseRows.join(parts)
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
@@ -150,16 +162,13 @@ class HeadTraining:
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
         """The layer whose output is that of the network, by head; none unless every head has one."""
         computed: list[tuple[nn.Linear, Tensor]] = []
-        handles = [
-            layer.register_forward_hook(lambda self, _, output: computed.append((self, output))) for layer in layers
-        ]
-        try:
-            with frozen_split.evaluating(self.step.model), torch.no_grad():
-                inputs = tuple(x.to(self.step.device) for x in feature_cache.take_first_sample(self.dataset))
-                outputs = self.step.model(*self.step.lay_out(inputs))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.step.model), torch.no_grad():
+            for layer in layers:
+                hooks.enter_context(
+                    layer.register_forward_hook(lambda self, _, output: computed.append((self, output)))
+                )
+            inputs = tuple(x.to(self.step.device) for x in feature_cache.take_first_sample(self.dataset))
+            outputs = self.step.model(*self.step.lay_out(inputs))
         by_head = outputs if isinstance(outputs, Mapping) else dict.fromkeys(self.dataset.heads, outputs)
         return {
             name: LayerHead(layer)
