@@ -203,18 +203,12 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_latest(folder: Path) -> tuple[Loaded | None, list[str]]:
-    """Load the newest checkpoint that verifies; also returns a line for each damaged one. Cleans up the folder first.
+def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that verifies; also returns a line for each damaged one. Cleans up the folder first.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies; a run never restarts silently from zero.
     """
-    path, damaged = find_newest(folder)
-    return load(path) if path else None, damaged
-
-
-def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The path of the checkpoint that `load_latest` loads, and its lines about damaged ones; raises as it."""
     recover(folder)
     damaged: list[str] = []
     for path in reversed(run_files.list_checkpoints(folder)):
