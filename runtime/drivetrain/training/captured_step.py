@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
-from drivetrain.training.compiled_forward import refuse_compiling
+from drivetrain.training.compiled_forward import first_line
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, StepResult
 
@@ -146,13 +146,13 @@ class CapturedStep:
             recording.finite.copy_(finite)
 
         # A compiler reads the state of the random generators, which a capture forbids, and would then count as failed.
-        guard = refuse_compiling() if step.compiled else contextlib.nullcontext()
+        guard = torch.compiler.set_stance("fail_on_recompile") if step.compiled else contextlib.nullcontext()
         try:
             with guard:
                 recording.replay = self.record(work)
         except RuntimeError as error:
             # Nothing of the step has been computed: it follows as usual.
-            self.failure = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            self.failure = first_line(error)
             self.drop()
             step.optimizer.zero_grad(set_to_none=True)
             self.report(f"a step could not be recorded, training continues without it: {self.failure}")

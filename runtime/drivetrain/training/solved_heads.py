@@ -39,7 +39,10 @@ def solve_heads(run: Run) -> None:
     fault_point("solve heads", run)
     began, sharing = time.monotonic(), watch_neighbors(run)
     with run.clock.phase("train"), contextlib.closing(sharing) if sharing else contextlib.nullcontext():
-        training, held_out = (_collect_features(run, split) for split in (run.dataset.train, run.dataset.validation))
+        training, held_out = (
+            validation.with_smaller_batches(run, "the features", partial(_collect_features, run, split))
+            for split in (run.dataset.train, run.dataset.validation)
+        )
         collected = time.monotonic()
         solutions = {
             name: solve_head(
@@ -91,12 +94,8 @@ def _pass_replaced_epochs(run: Run) -> None:
         counters.step += 1
 
 
-def _collect_features(run: Run, split: Split) -> dict[str, HeadFeatures]:
+def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
     """The features and targets of all samples by head; features that several heads have are stored once."""
-    return validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
-
-
-def _collect_in_batches(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
     head_inputs: dict[str, tuple[Tensor, ...]] = {}
     features: dict[str, list[Tensor | SparseRows]] = {name: [] for name in run.solvable_heads}
     targets: dict[str, list[Tensor]] = {name: [] for name in run.solvable_heads}

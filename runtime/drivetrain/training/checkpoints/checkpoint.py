@@ -87,7 +87,7 @@ def save(
     except OSError as error:
         raise storage_error(final, error) from None
     finally:
-        remove_unfinished(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return final
 
 
@@ -99,13 +99,8 @@ def unfinished_folder(final: Path) -> Path:
 def create_unfinished(unfinished: Path) -> None:
     """Create the folder for an unfinished checkpoint, empty; raises OSError if it cannot be created."""
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(unfinished)
-    unfinished.mkdir()
-
-
-def remove_unfinished(unfinished: Path) -> None:
-    """Remove the folder of an unfinished checkpoint, if it exists."""
     shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
 
 
 def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int, files: Mapping[str, Entry]) -> None:

@@ -12,6 +12,7 @@ folder is renamed then; so a process that is killed at any moment leaves the che
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def save_together(run: Run, name: str, tensors: Mapping[str, Tensors], state: Ma
         )
     finally:
         if ranks.is_rank0:
-            checkpoint.remove_unfinished(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
     return final
 
 
