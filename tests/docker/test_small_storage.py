@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from drivetrain.system.run_files import list_checkpoints
-from drivetrain.training.checkpoints import checkpoint, manifest
+from drivetrain.training.checkpoints import manifest
 from tests.docker.conftest import Run
 from tests.faults import small_job
 from tests.messages import says
+from tests.newest_checkpoint import load_latest
 from tests.paths import ROOT
 
 CODE = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
@@ -87,7 +88,7 @@ def test_disk_with_64_mb_for_runs(container: Run, job: Path, small_storage: Path
     assert "free disk space" in log
     for path in list_checkpoints(small_storage / "middle-001" / "checkpoints"):
         assert manifest.verify(path) is None
-    assert checkpoint.load_latest(small_storage / "middle-001" / "checkpoints")[0] is not None
+    assert load_latest(small_storage / "middle-001" / "checkpoints")[0] is not None
     assert small_job.leftovers(small_storage / "middle-001") == []
     code, log = train(container, job, settings=("model.width=128", "name=large"))
     assert code == 7, log

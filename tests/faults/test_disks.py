@@ -18,10 +18,10 @@ import pytest
 from drivetrain.errors import StorageError
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import saver, train
-from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import small_job
 from tests.messages import says
+from tests.newest_checkpoint import load_latest
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 CALLS = ((os, "fsync"), (os, "pwrite"), (os, "rename"), (os, "replace"), (os, "mkdir"), (os, "open"), (io, "open"))
@@ -109,7 +109,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
             counts["ended"] += 1
             assert os.strerror(error) in str(storage_error)
             if list_checkpoints(folder / "checkpoints"):
-                assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
+                assert load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
         assert read_final_files(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
         assert small_job.leftovers(folder) == []

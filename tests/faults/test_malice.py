@@ -35,6 +35,7 @@ from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests import tiny
 from tests.messages import saying
+from tests.newest_checkpoint import load_latest
 
 MOST = 500 << 20
 """Bytes of memory that a refusal may take."""
@@ -187,7 +188,7 @@ def check_refusal(folder: Path, watcher: Watcher) -> None:
     tiny_run = tiny.assemble_run(folder, tiny.job())
 
     def go_on() -> None:
-        loaded, _ = checkpoint.load_latest(folder / "checkpoints")
+        loaded, _ = load_latest(folder / "checkpoints")
         assert loaded is not None
         run_state.restore(tiny_run, loaded)
 

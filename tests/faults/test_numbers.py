@@ -20,9 +20,9 @@ from drivetrain.errors import NumericsError
 from drivetrain.models import safetensors_file
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
-from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
 from tests import tiny
+from tests.newest_checkpoint import load_latest
 from tests.training.hooked_run import SilentProgress, nan_gradient, nan_input, read_rows
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_NUMBERS", "200"))
@@ -128,7 +128,7 @@ def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
         for path in (run_folder / "checkpoints").glob("*/*.safetensors"):
             values = safetensors.torch.load_file(path).values()
             assert all(torch.isfinite(value.float()).all() for value in values), (number, path, faults)
-        assert checkpoint.load_latest(run_folder / "checkpoints")[0] is not None
+        assert load_latest(run_folder / "checkpoints")[0] is not None
         assert read_rows(run_folder, "events.jsonl"), (number, faults)
     assert set(endings) <= {"all 3 epochs trained", "exit 5"}, endings
     return endings | {"files of weights": file_count[0]}

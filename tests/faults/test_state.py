@@ -26,6 +26,7 @@ from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
+from tests.newest_checkpoint import load_latest
 from tests.training.hooked_run import SilentProgress
 
 LATER = ("state", "counters", "solved")
@@ -98,7 +99,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     """Train from the folder's last checkpoint, or from the start with a checkpoint after every step."""
     folder.mkdir(exist_ok=True)
     tiny_run = tiny.assemble_run(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
-    loaded, _ = checkpoint.load_latest(tiny_run.checkpoints)
+    loaded, _ = load_latest(tiny_run.checkpoints)
     scenario.spoil(tiny_run)
     if loaded:
         run_state.restore(tiny_run, loaded)

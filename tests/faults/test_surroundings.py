@@ -13,10 +13,10 @@ import torch
 
 from drivetrain.errors import DeviceError
 from drivetrain.system import torch_errors
-from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import small_job
 from tests.messages import get_message, says
+from tests.newest_checkpoint import load_latest
 from tests.system_calls import needs_strace
 
 SHORT = {"epochs": "4"}
@@ -48,7 +48,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, undisturbed_run: Path) -> None:
     assert says(text, "gpu-failed-cuda-error")
     assert says(text, "last-checkpoint-untouched")
     assert text.count(get_message("after-kill-same-command")) == 1
-    loaded, passed = checkpoint.load_latest(small_job.newest_run(job) / "checkpoints")
+    loaded, passed = load_latest(small_job.newest_run(job) / "checkpoints")
     assert loaded is not None
     assert (loaded.state["counters"]["step"], passed) == (14, [])
     small_job.finish(job)

@@ -185,16 +185,16 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"kind": "images", "image_size": 40, "channels": 3},
     ),
     "deep two-way lstm": (
-        lambda: cnn_lstm.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
+        lambda: cnn_lstm.CnnLstm(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
         {"kind": "series", "length": 12, "channels": 3},
     ),
     "encoder, cls": (
         lambda: text_encoder.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
         {"kind": "texts", "max_length": 20, "vocabulary": 60},
     ),
-    "mlp": (lambda: mlp.build(**TABLE_NETWORK), TABLE),
+    "mlp": (lambda: mlp.Mlp(**TABLE_NETWORK), TABLE),
     "tabm, labels": (
-        lambda: tabm.build(**TABLE_NETWORK, kind="labels", members=3, embedding=2, dropout=0.1),
+        lambda: tabm.TabM(**TABLE_NETWORK, kind="labels", members=3, embedding=2, dropout=0.1),
         TABLE,
     ),
 }

@@ -172,8 +172,8 @@ def test_evaluation_is_left_alone() -> None:
         (build_resnet()[0], 8),
         (cnn.build("resnet50", channels=1, classes=2, image_size=32, width=4), 16),
         (cnn.build("small-cnn", channels=1, classes=2, image_size=8, width=4), 0),
-        (cnn_lstm.build(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
-        (mlp.build(numbers=4, categories=[3], outputs=2, hidden=[9, 9], embedding=4, dropout=0.1), 0),
+        (cnn_lstm.CnnLstm(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
+        (mlp.Mlp(numbers=4, categories=[3], outputs=2, hidden=[9, 9], embedding=4, dropout=0.1), 0),
         (
             text_encoder.build(config={**ENCODER, "num_hidden_layers": 1}, outputs={"": 2}, pooling="cls", dropout=0.0),
             0,

@@ -228,21 +228,23 @@ def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
         saved_model.load(tmp_path / "x-001")
 
 
-def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
+def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
-    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    assert not code_consent.has_consent(tmp_path / "config.json", environ)
-    assert code_consent.record_training(tmp_path / "config.json", environ) is None
-    assert code_consent.has_consent(tmp_path / "config.json", environ)
-    records_folder = code_consent.find_records_folder(environ)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert not code_consent.has_consent(tmp_path / "config.json")
+    assert code_consent.record_training(tmp_path / "config.json") is None
+    assert code_consent.has_consent(tmp_path / "config.json")
+    records_folder = code_consent.find_records_folder()
     assert records_folder is not None
     assert records_folder.stat().st_mode & 0o777 == 0o700
     records_folder.chmod(0o777)
-    assert not code_consent.has_consent(tmp_path / "config.json", environ)
+    assert not code_consent.has_consent(tmp_path / "config.json")
     assert says_only(
-        code_consent.record_training(tmp_path / "config.json", environ), "is-writable-by-other-users", records_folder
+        code_consent.record_training(tmp_path / "config.json"), "is-writable-by-other-users", records_folder
     )
-    assert says_only(code_consent.record_training(tmp_path / "config.json", {}), "neither-xdg-state-home")
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    assert says_only(code_consent.record_training(tmp_path / "config.json"), "neither-xdg-state-home")
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "bytecode"])

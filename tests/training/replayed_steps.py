@@ -41,7 +41,7 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
     With `steps` it trains so many times on the first batch.
     """
     messages = list[str]()
-    captured = CapturedStep(recorder, run.average_weights, messages.append)
+    captured = CapturedStep(recorder and recorder.record, run.average_weights, messages.append)
     captured.failure = None if recorder else "as usual"
     run.configure_step(captured=captured)
     run.step.state.prefers_device = True

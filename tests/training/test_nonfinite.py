@@ -13,11 +13,12 @@ import torch
 from drivetrain.errors import NumericsError, Stopped
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
-from drivetrain.training.checkpoints import checkpoint, run_state
+from drivetrain.training.checkpoints import run_state
 from drivetrain.training.nonfinite import NonfiniteGuard, NotFinite, list_nonfinite
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.messages import saying, says, says_only
+from tests.newest_checkpoint import load_latest
 from tests.training.hooked_run import (
     ROLLBACK,
     SilentProgress,
@@ -196,7 +197,7 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
         fit(tmp_path / "b", stop, ROLLBACK, epochs=20)
     training_run = tiny.assemble_run(tmp_path / "b", tiny.job(train=ROLLBACK, epochs=20))
     add_outliers((15, 2))(training_run)
-    loaded, _ = checkpoint.load_latest(tmp_path / "b" / "checkpoints")
+    loaded, _ = load_latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
     run_state.restore(training_run, loaded)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from drivetrain.training import train
-from drivetrain.training.checkpoints import checkpoint, run_state
+from drivetrain.training.checkpoints import run_state
 from tests import tiny
+from tests.newest_checkpoint import load_latest
 
 
 def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -> None:
     train.train(tiny.assemble_run(tmp_path, tiny.job(epochs=1)))
-    loaded, _ = checkpoint.load_latest(tmp_path / "checkpoints")
+    loaded, _ = load_latest(tmp_path / "checkpoints")
     assert loaded is not None
     (tmp_path / "again").mkdir()
     resumed_run = tiny.assemble_run(tmp_path / "again", tiny.job(epochs=1))
@@ -55,10 +56,10 @@ def test_a_checkpoint_fits_whether_the_length_of_the_run_has_changed_or_not(tmp_
     first_run = tiny.assemble_run(tmp_path / "first", tiny.job(epochs=1))
     first_run.counters.length_changes = [(2, 4)]
     train.train(first_run)
-    changed, _ = checkpoint.load_latest(tmp_path / "first/checkpoints")
+    changed, _ = load_latest(tmp_path / "first/checkpoints")
     (tmp_path / "second").mkdir()
     train.train(tiny.assemble_run(tmp_path / "second", tiny.job(epochs=1)))
-    unchanged, _ = checkpoint.load_latest(tmp_path / "second/checkpoints")
+    unchanged, _ = load_latest(tmp_path / "second/checkpoints")
     assert changed is not None
     assert unchanged is not None
     for changes_before, loaded, changes_after in (

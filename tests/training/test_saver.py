@@ -26,6 +26,7 @@ from drivetrain.training.checkpoints import checkpoint, manifest
 from drivetrain.training.nonfinite import NotFinite
 from tests import tiny
 from tests.messages import get_message, saying, says, says_only
+from tests.newest_checkpoint import load_latest
 from tests.paths import ROOT
 from tests.system_calls import needs_strace
 
@@ -209,7 +210,7 @@ def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(
         code = save_server(
             folder, "-e", f"trace={kind}", "-e", f"inject={kind}:signal=SIGKILL:when={number}", "-o", "/dev/null"
         )
-        loaded, passed = checkpoint.load_latest(folder)
+        loaded, passed = load_latest(folder)
         assert loaded is not None
         assert loaded.path.name in ("step-1", "step-2")
         assert passed == []
@@ -234,7 +235,7 @@ def test_an_error_at_any_call_leaves_nothing_behind(
                 folder, "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null"
             )
         )
-        loaded, passed = checkpoint.load_latest(folder)
+        loaded, passed = load_latest(folder)
         assert loaded is not None
         assert passed == []
         assert not list(folder.glob(".tmp-step-2*"))
@@ -265,7 +266,7 @@ def test_power_loss_at_any_moment_of_a_save(
                 checkpoint.prune(folder, 1, None)
             except Off:
                 disk.lose(folder, renames_last)
-        loaded, _ = checkpoint.load_latest(folder)
+        loaded, _ = load_latest(folder)
         assert loaded is not None
         assert loaded.path.name in ("step-1", "step-2")
         if disk.left > 0:

@@ -87,10 +87,10 @@ def test_the_trial_leaves_the_network_as_it_was(tmp_path: Path, monkeypatch: pyt
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    from drivetrain.models import single_sample
+    from drivetrain.models import dry_run
 
-    assert single_sample.needs_two_samples(network, [], tiny.dataset(), torch.device("cpu"))
-    assert not single_sample.needs_two_samples(network, list(network.modules()), tiny.dataset(), torch.device("cpu"))
+    assert dry_run.needs_two_samples(network, [], tiny.dataset(), torch.device("cpu"))
+    assert not dry_run.needs_two_samples(network, list(network.modules()), tiny.dataset(), torch.device("cpu"))
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert network.training

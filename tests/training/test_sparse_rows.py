@@ -43,7 +43,7 @@ def test_columns_that_are_twice_in_a_row_are_added_up() -> None:
     assert torch.equal(make_dense(rows.transposed), expected.T)
     assert torch.equal(make_dense(SparseRows.join([rows, rows])), torch.cat([expected, expected]))
     chosen, selected = torch.tensor([True, False, True]), torch.tensor([1, 5, 7])
-    assert torch.equal(make_dense(rows.select_rows(chosen)), expected[chosen])
+    assert torch.equal(make_dense(rows[chosen]), expected[chosen])
     assert torch.equal(make_dense(rows.select_columns(selected)), expected[:, selected])
     scale = torch.arange(1.0, 11)
     assert torch.equal(make_dense(rows.divide_columns(scale)), expected / scale)

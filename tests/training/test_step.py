@@ -95,13 +95,13 @@ NETWORKS: dict[str, tuple[Any, Any, Any, Any]] = {
         CrossEntropy(name="cross-entropy", label_smoothing=0.1),
     ),
     "focal lstm": (
-        lambda: cnn_lstm.build(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
+        lambda: cnn_lstm.CnnLstm(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
         lambda n: (_normal(n, 10, 3),),
         {"": CLASSES},
         Focal(name="focal", gamma=2.0, label_smoothing=0.1),
     ),
     "two numbers": (
-        lambda: mlp.build(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
+        lambda: mlp.Mlp(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
         lambda n: (_normal(n, 4), torch.arange(n).view(-1, 1) % 3),
         NUMBERS,
         Huber(name="huber", delta=0.5),

@@ -95,8 +95,7 @@ def evaluate(request: EvaluateRequest) -> int:
     }
     evaluation_folder.write(folder, summary, matrices, tables)
     if request.explain:
-        mistakes = [sample for worst in accumulator.worst.values() for _, sample, _, _ in worst.rows]
-        explanation.explain(request.run, samples, mistakes)
+        explanation.explain(request.run, samples, accumulator.list_mistakes())
     if request.as_json:
         say_json({"exit_code": 0, **summary, "folder": str(folder)})
     else:

@@ -21,19 +21,9 @@ from drivetrain.job.series import CnnLstmSpec, SeriesJob
 from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
 from drivetrain.models import initial_weights, lr_groups, timm_resnet, unfreezing
+from drivetrain.models.builders import BUILDERS
 from drivetrain.models.freeze import freeze, note_random_frozen
-from drivetrain.models.networks import (
-    cnn,
-    cnn_lstm,
-    hf_vision,
-    linear_table,
-    mlp,
-    tabm,
-    text_encoder,
-    timm_vision,
-    user_network,
-    word_bag,
-)
+from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_vision, user_network, word_bag
 from drivetrain.models.unfreezing import Unfreezing
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
@@ -73,9 +63,8 @@ def build(job: Job, dataset: Dataset) -> Model:
     network = _build_network(job, dataset)
     spec = getattr(job, "model", None)
     if isinstance(spec, WithWeights | CustomModel) and spec.weights:
-        network.fresh, notes = initial_weights.load_file(
-            job, spec.weights, network.module, _list_output_tensors(network, dataset)
-        )
+        outputs = initial_weights.list_output_tensors(network.module, network.builder, network.arguments, dataset.heads)
+        network.fresh, notes = initial_weights.load_file(job, spec.weights, network.module, outputs)
         network.notes += notes
     freeze(network.module, network.freeze, job)
     network.unfreezing = unfreezing.find_unfreezing(network.module, getattr(spec, "unfreeze", ()), job)
@@ -91,13 +80,6 @@ def build(job: Job, dataset: Dataset) -> Model:
         )
     network.notes += unfreezing.note_unreached(network.unfreezing, job, len(dataset.train))
     return network
-
-
-def _list_output_tensors(network: Model, dataset: Dataset) -> set[str]:
-    """Names of the tensors whose shape depends on the number of outputs."""
-    if network.builder == "own":
-        return initial_weights.list_output_tensors_by_shape(network.module, dataset.heads)
-    return initial_weights.list_output_tensors(network.builder, network.arguments)
 
 
 def _build_network(job: Job, dataset: Dataset) -> Model:
@@ -120,6 +102,13 @@ def _build_network(job: Job, dataset: Dataset) -> Model:
     if isinstance(job, TableJob):
         return _build_table_network(job, dataset)
     raise AssertionError(f"no network for {job.task}")
+
+
+def _build_model(
+    builder: str, arguments: dict[str, Any], spec: ImageNetwork | TextEncoder | CnnLstmSpec | MlpSpec
+) -> Model:
+    """A built-in network with random weights."""
+    return Model(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
 
 
 def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
@@ -155,7 +144,7 @@ def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
     assert isinstance(spec, ImageNetwork)
     # The large stem is that of the pretrained weights, also for small images.
     arguments |= {"width": spec.width, "stem": "large" if timm_weights else spec.stem}
-    model = Model(cnn.build(**arguments), "images", arguments, spec.freeze)
+    model = _build_model("images", arguments, spec)
     if timm_weights:
         model.fresh = timm_resnet.load_weights(model.module, timm_weights)
         model.notes.append(_describe_start(timm_weights, model))
@@ -176,7 +165,7 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
     if spec.name == "linear":
         arguments = {"vocabulary": dataset.preprocessing["vocabulary"], "outputs": outputs, "dropout": spec.dropout}
         arguments |= {"damps_repeats": True, "pair_buckets": word_bag.choose_pair_buckets(sum(outputs.values()))}
-        return Model(word_bag.build(**arguments), "linear texts", arguments, spec.freeze)
+        return _build_model("linear texts", arguments, spec)
     config = families.make_bert_config(
         vocabulary=dataset.preprocessing["vocabulary"],
         pad=dataset.preprocessing["tokenizer"]["pad"],
@@ -187,7 +176,7 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
         dropout=spec.dropout,
     )
     arguments = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
-    return Model(text_encoder.build(**arguments), "texts", arguments, spec.freeze)
+    return _build_model("texts", arguments, spec)
 
 
 def _build_pretrained_text_network(
@@ -222,7 +211,7 @@ def _build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
         "bidirectional": spec.bidirectional,
         "dropout": spec.dropout,
     }
-    return Model(cnn_lstm.build(**arguments), "series", arguments, spec.freeze)
+    return _build_model("series", arguments, spec)
 
 
 def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
@@ -235,7 +224,7 @@ def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
     }
     if spec.name == "linear":
         arguments |= {"edges": columns.edges}
-        return Model(linear_table.build(**arguments), "linear tables", arguments, spec.freeze)
+        return _build_model("linear tables", arguments, spec)
     arguments |= {
         "hidden": list(spec.hidden),
         "embedding": spec.embedding,
@@ -245,5 +234,5 @@ def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
         arguments |= {"edges": columns.edges, "number_embedding": spec.number_embedding}
     if spec.name == "tabm":
         arguments |= {"members": spec.members, "kind": tabm.choose_kind(dataset.heads[""])}
-        return Model(tabm.build(**arguments), "tabm", arguments, spec.freeze)
-    return Model(mlp.build(**arguments), "tables", arguments, spec.freeze)
+        return _build_model("tabm", arguments, spec)
+    return _build_model("tables", arguments, spec)

@@ -1,4 +1,4 @@
-"""The functions that build a network from plain values, by the name that a model folder stores.
+"""What builds a network from plain values, its class or a function, by the name that a model folder stores.
 
 It also has a guard against model folders whose values describe a network that is larger than their weights.
 """
@@ -12,29 +12,25 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from drivetrain.models.networks import (
-    cnn,
-    cnn_lstm,
-    hf_vision,
-    linear_table,
-    mlp,
-    tabm,
-    text_encoder,
-    timm_vision,
-    word_bag,
-)
+from drivetrain.models.networks import cnn, hf_vision, text_encoder, timm_vision
+from drivetrain.models.networks.cnn_lstm import CnnLstm
+from drivetrain.models.networks.linear_table import LinearTable
+from drivetrain.models.networks.mlp import Mlp
+from drivetrain.models.networks.tabm import TabM
+from drivetrain.models.networks.word_bag import WordBag
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "images": cnn.build,
     "vision": hf_vision.build,
     "timm": timm_vision.build,
     "texts": text_encoder.build,
-    "linear texts": word_bag.build,
-    "series": cnn_lstm.build,
-    "tables": mlp.build,
-    "linear tables": linear_table.build,
-    "tabm": tabm.build,
+    "linear texts": WordBag,
+    "series": CnnLstm,
+    "tables": Mlp,
+    "linear tables": LinearTable,
+    "tabm": TabM,
 }
+"""Their arguments are plain values, which `model/` stores to build the network again."""
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 """Networks up to this size are allowed whatever the size of the file."""
 _PARAMETER_OVERHEAD_BYTES = 4096
@@ -63,8 +59,5 @@ def limit_size(weights: Path) -> Iterator[None]:
         if remaining_bytes < 0:
             raise ValueError(f"it is larger than {weights.name}")
 
-    handle = register_module_parameter_registration_hook(charge)
-    try:
+    with register_module_parameter_registration_hook(charge):
         yield
-    finally:
-        handle.remove()

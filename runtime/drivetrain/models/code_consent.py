@@ -20,23 +20,18 @@ from drivetrain.system.run_files import CODE_FILE, JOB_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
 
 
-def find_records_folder(environ: Mapping[str, str]) -> Path | None:
+def find_records_folder() -> Path | None:
     """The folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
-    if base := environ.get("XDG_STATE_HOME"):
+    if base := os.environ.get("XDG_STATE_HOME"):
         return Path(base) / "drivetrain" / "trained"
-    if base := environ.get("HOME"):
+    if base := os.environ.get("HOME"):
         return Path(base) / ".local" / "state" / "drivetrain" / "trained"
     return None
 
 
-def record_training(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Record that this user trained the model here; returns the reason if that fails, else None.
-
-    Args:
-        config: path of the model's config.json.
-        environ: environment variables of the process.
-    """
-    records = find_records_folder(environ)
+def record_training(config: Path) -> str | None:
+    """Record that this user trained the model with this config.json here; returns the reason if that fails, else None."""
+    records = find_records_folder()
     if records is None:
         return "neither XDG_STATE_HOME nor HOME is set"
     try:
@@ -51,16 +46,21 @@ def record_training(config: Path, environ: Mapping[str, str] = os.environ) -> st
     return None
 
 
-def has_consent(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
+def has_consent(config: Path) -> bool:
     """Whether this user trained the model with this configuration here."""
-    records = find_records_folder(environ)
+    return _read_record(config) is not None
+
+
+def _read_record(config: Path) -> str | None:
+    """What was recorded about the model with this configuration; None if nothing was."""
+    records = find_records_folder()
     try:
-        return records is not None and is_private(records) and (records / hash_file(config)).is_file()
-    except OSError:
-        return False
+        return (records / hash_file(config)).read_text(encoding="utf-8") if records and is_private(records) else None
+    except (OSError, ValueError):
+        return None
 
 
-def load_code(model: Path, digests: Mapping[str, str], *, consent: bool = False) -> user_code.Code:
+def load_code(model: Path, digests: Mapping[str, str], *, consent: bool) -> user_code.Code:
     """Load the code of a `model/` folder, if this user trained the model here or consents to run it.
 
     Args:
@@ -84,9 +84,7 @@ def _refusal_error(model: Path, digests: Mapping[str, str]) -> CheckpointError:
     )
 
 
-def read_allowed_digests(
-    model: Path, *, consent: bool = False, environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def read_allowed_digests(model: Path, *, consent: bool) -> dict[str, str]:
     """Read the SHA-256 by file name of a model's code, if the run's job.yaml may call this code.
 
     Raises:
@@ -95,7 +93,7 @@ def read_allowed_digests(
     digests = dict(read_mapping(RunFiles(model).read_object(CONFIG), "code"))
     load_code(model, digests, consent=consent)
     # A changed job.yaml may call other functions, or pass other arguments, than the training did.
-    if not consent and not _is_spec_recorded(model, environ):
+    if not consent and (not (spec := _read_record(model / CONFIG)) or spec != _hash_spec(model)):
         raise _refusal_error(model, digests)
     return digests
 
@@ -103,15 +101,6 @@ def read_allowed_digests(
 def _hash_spec(model: Path) -> str:
     spec = model.resolve().parent / JOB_FILE
     return hash_file(spec) if spec.is_file() else ""
-
-
-def _is_spec_recorded(model: Path, environ: Mapping[str, str]) -> bool:
-    records = find_records_folder(environ)
-    try:
-        recorded = records and (records / hash_file(model / CONFIG)).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False
-    return bool(recorded) and recorded == _hash_spec(model)
 
 
 def _is_in_its_run(model: Path, digests: Mapping[str, str]) -> bool:

@@ -1,9 +1,9 @@
-"""Runs the user's network on a few samples, so that mismatches are found before the first training step."""
+"""Runs a network on a few samples, so that mismatches and what it needs are found before the first training step."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import Refuse
 from drivetrain.data.dataset import Batch, Dataset, Head, Split
 from drivetrain.data.loader.batches import fetch, fetch_in_order
+from drivetrain.models.buffers import Buffers
+from drivetrain.models.frozen_split import evaluating
 
 TRIAL_SAMPLES = 16
 """Number of samples whose targets a loss is tried with, if the targets are not classes."""
@@ -234,3 +236,37 @@ def _check_attributes(path: str, layer: nn.Module, name: str, refuse: Refuse) ->
             "attributes without a graph",
             f"keep self.{key} = VALUE.detach(), or do not keep it",
         )
+
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def needs_two_samples(model: nn.Module, evaluated: Sequence[nn.Module], dataset: Dataset, device: torch.device) -> bool:
+    """Whether a forward pass in training mode fails with one sample, but not with two. The network is not changed.
+
+    A single sample can be the last batch of an epoch. BatchNorm cannot normalize it if it has one value per channel: torch
+    refuses to compute a variance of one number.
+
+    Args:
+        model: the network, on `device`.
+        evaluated: its modules that stay in evaluation mode, since they are frozen.
+        dataset: provides two samples.
+        device: device of the computation.
+    """
+    if len(dataset.train) < 2 or not any(isinstance(module, _NORMS) for module in model.modules()):
+        return False
+    batch = take_first_batch(dataset, dataset.train, device)
+    # Restores the modes at its end.
+    with evaluating(model), Buffers(model).keep_unchanged(), torch.random.fork_rng(), torch.no_grad():
+        model.train()
+        for module in evaluated:
+            module.eval()
+        return not _accepts(model, batch.between(0, 1)) and _accepts(model, batch)
+
+
+def _accepts(model: nn.Module, batch: Batch) -> bool:
+    try:
+        model(*batch.inputs)
+    except Exception:  # a network may raise anything; the first step raises it again, and explains it
+        return False
+    return True

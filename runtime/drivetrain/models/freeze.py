@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatch
+from typing import NoReturn
 
 from torch import nn
 
@@ -120,7 +121,6 @@ def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
             "name patterns",
             "use `names: [pattern]` instead",
         )
-    assert layer is not None
     return layer
 
 
@@ -128,11 +128,10 @@ def _find_part(model: nn.Module, name: str, job: Job) -> nn.Module:
     part = getattr(model, name, None)
     if not isinstance(part, nn.Module):
         _refuse(job, name, f"this network has no {name}", "name patterns", "use `names: [pattern]` instead")
-    assert isinstance(part, nn.Module)
     return part
 
 
-def _refuse(job: Job, key: str, description: str, possible: str, action: str) -> None:
+def _refuse(job: Job, key: str, description: str, possible: str, action: str) -> NoReturn:
     path = tuple(part for part in ("model", "freeze", key) if part)
     raise SpecError(Problem(job.document.place(path), ".".join(path), description, possible, action))
 

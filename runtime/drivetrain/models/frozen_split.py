@@ -88,7 +88,7 @@ def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
             return (
                 division
                 if division
-                and _gives_same_outputs(model, division, inputs)
+                and give_same_outputs(model, lambda *x: division.rest(*division.prefix(*x)), inputs)
                 and _is_deterministic(model, division, inputs)
                 else None
             )
@@ -98,7 +98,7 @@ def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A block in evaluation mode, in which a probe changes no statistics; the modes are restored afterwards."""
+    """A block in evaluation mode, in which a probe changes no statistics; after it, all modules have the mode from before."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -136,21 +136,18 @@ def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
         steps = outputs[0].numel() // outputs[0].shape[-1]
         flops.append(2 * steps * sum(p.numel() for p in layer.parameters() if p.ndim == 2))
 
-    handles = [
-        layer.register_forward_hook(count_recurrent) for layer in model.modules() if isinstance(layer, nn.RNNBase)
-    ]
-    try:
-        with count_flops() as counter:
-            yield flops
-        flops.append(counter.get_total_flops())
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, count_flops() as counter:
+        for layer in model.modules():
+            if isinstance(layer, nn.RNNBase):
+                hooks.enter_context(layer.register_forward_hook(count_recurrent))
+        yield flops
+    flops.append(counter.get_total_flops())
 
 
 @torch.no_grad()
-def _gives_same_outputs(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
-    undivided, parts = (list_outputs(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
+def give_same_outputs(network: Callable[..., Outputs], other: Callable[..., Outputs], inputs: Sequence[Tensor]) -> bool:
+    """Whether two ways to compute a network give the same outputs, but for rounding."""
+    undivided, parts = (list_outputs(compute(*inputs)) for compute in (network, other))
     return all(
         float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max()))
         for one, two in zip(undivided, parts, strict=True)

@@ -76,7 +76,7 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
     def refuse(description: str, possible: str, action: str) -> SpecError:
         return job.spec_error(job.model_key("name"), description, possible, action)
 
-    stored = _read_weights(file, refuse)
+    stored = dict(safetensors_file.read_or_refuse(file, refuse))
     stored |= {name: stored[earlier_name] for name, earlier_name in earlier_names.items() if earlier_name in stored}
     _load_weights(network, stored, fresh, file, refuse)
     notes = [f"starts from {earlier.folder}, {_describe_count(network, fresh)} tensors"]
@@ -111,7 +111,7 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
                 f"{file} is a folder", "a .safetensors file", f"write model: {{from: {name}}} for an earlier run"
             )
         raise refuse(f"{file} is not a .safetensors file", "weights without pickle", f"run `drivetrain convert {file}`")
-    weights, expected = _read_weights(file, refuse), network.state_dict()
+    weights, expected = safetensors_file.read_or_refuse(file, refuse), network.state_dict()
     fresh = {key for key in outputs if key not in weights or weights[key].shape != expected[key].shape}
     _load_weights(network, weights, fresh, file, refuse)
     notes = [f"starts from {file}, {_describe_count(network, fresh)} tensors"]
@@ -124,13 +124,12 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
     return fresh, notes
 
 
-def list_output_tensors(builder: str, arguments: Mapping[str, Any]) -> set[str]:
-    """The names of all tensors whose shape depends on the number of outputs."""
-    return {tensor for tensors in _list_tensors_by_head(builder, arguments).values() for tensor in tensors}
-
-
-def list_output_tensors_by_shape(network: nn.Module, heads: Mapping[str, Head]) -> set[str]:
-    """The names of all tensors with as many rows as some head has outputs, for networks of user code."""
+def list_output_tensors(
+    network: nn.Module, builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]
+) -> set[str]:
+    """The names of all tensors whose shape depends on the number of outputs, or, of user code, seems to."""
+    if builder != "own":
+        return {tensor for tensors in _list_tensors_by_head(builder, arguments).values() for tensor in tensors}
     counts = {head.outputs for head in heads.values()}
     return {name for name, value in network.state_dict().items() if value.dim() and value.shape[0] in counts}
 
@@ -220,13 +219,6 @@ def _load_weights(
             "check that both come from the same network",
         )
     network.load_state_dict(expected | {name: weights[name] for name in expected if name not in fresh})
-
-
-def _read_weights(file: Path, refuse: Refuse) -> dict[str, Tensor]:
-    try:
-        return safetensors_file.read(file)
-    except (OSError, ValueError) as error:
-        raise refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again") from None
 
 
 def _describe_count(network: nn.Module, fresh: set[str]) -> str:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from drivetrain.data.dataset import Dataset, Inputs
 from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE, Workload
 from drivetrain.models import dry_run, feature_cache, forward, packed_attention, recompute, strided_convolution
-from drivetrain.models.frozen_split import MAX_SPLIT_DIFFERENCE, CacheSaving, evaluating, list_outputs
+from drivetrain.models.frozen_split import CacheSaving, evaluating, give_same_outputs, list_outputs
 from drivetrain.models.unfreezing import Unfreezing
 
 NO_UNFREEZING = Unfreezing()
@@ -146,7 +146,8 @@ def _try_packing(network: Any, config: Any) -> int:
     ids, mask = _make_texts(config, device)
     with evaluating(network), torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
-            return _count_saved_bytes(network, ids, mask) if _gives_same_outputs(network, ids, mask) else 0
+            is_same = give_same_outputs(network, network.packed, (ids, mask))
+            return _count_saved_bytes(network, ids, mask) if is_same else 0
         except Exception:  # a third-party network can raise anything here; padded, it still trains
             return 0
 
@@ -174,14 +175,6 @@ def _make_texts(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
     real_ids = [number for number in range(config.vocab_size) if number != config.pad_token_id][: mask.numel()]
     return torch.tensor(real_ids, device=device).view_as(mask).where(mask > 0, config.pad_token_id or 0), mask
-
-
-@torch.no_grad()
-def _gives_same_outputs(network: Any, ids: Tensor, mask: Tensor) -> bool:
-    pairs = zip(*(list_outputs(call(ids, mask)) for call in (network, network.packed)), strict=True)
-    return all(
-        float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max())) for one, two in pairs
-    )
 
 
 def _count_saved_bytes(network: Any, ids: Tensor, mask: Tensor) -> int:

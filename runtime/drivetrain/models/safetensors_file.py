@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -39,6 +39,14 @@ def read(path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
+
+
+def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], action: str = "copy it again") -> Tensors:
+    """Read as `read`; `refuse` makes the error from a description, what is possible, and what to do."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise refuse(f"{path} cannot be read: {error}", "a complete file", action) from None
 
 
 _DTYPE_NAMES = {

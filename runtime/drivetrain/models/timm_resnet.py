@@ -39,10 +39,7 @@ def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
         SpecError: if the file cannot be read, or has other tensors.
     """
     file = source.folder / "model.safetensors"
-    try:
-        weights = rename_tensors(safetensors_file.read(file))
-    except (OSError, ValueError) as error:
-        source.refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again")
+    weights = rename_tensors(safetensors_file.read_or_refuse(file, source.refuse))
     expected = network.state_dict()
     fresh = {name for name in expected if name.startswith("classifier.")}
     wrong = [

@@ -10,13 +10,12 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
-from drivetrain.training.compiled_forward import refuse_compiling
+from drivetrain.training.compiled_forward import first_line
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, StepResult
 
@@ -26,12 +25,8 @@ WARMUP_STEPS = 2
 """Steps of a shape before it is recorded: libraries choose kernels and memory in the first ones."""
 
 
-class Recorder(Protocol):
-    """Records work of a device."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record work; returns a function that repeats it on the same tensors. The work may not be done before that."""
-        ...
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+"""Records work; returns a function that repeats it on the same tensors. The work may not be done before that."""
 
 
 class CudaGraphs:
@@ -94,15 +89,13 @@ class CapturedStep:
     """Records and replays steps of whole batches; all others are computed as usual.
 
     Args:
-        recorder: records work of the device.
+        record: records work of the device.
         update_average: updates the average of the weights if its argument says that the update was made.
         report: called once if recording has failed.
     """
 
-    def __init__(
-        self, recorder: Recorder, update_average: Callable[[Tensor], None], report: Callable[[str], None]
-    ) -> None:
-        self.recorder, self.update_average, self.report = recorder, update_average, report
+    def __init__(self, record: Record, update_average: Callable[[Tensor], None], report: Callable[[str], None]) -> None:
+        self.record, self.update_average, self.report = record, update_average, report
         self.failure: str | None = None
         """Why nothing is recorded any more; None while recording works."""
         self.recordings: dict[object, _Recording] = {}
@@ -153,13 +146,13 @@ class CapturedStep:
             recording.finite.copy_(finite)
 
         # A compiler reads the state of the random generators, which a capture forbids, and would then count as failed.
-        guard = refuse_compiling() if step.compiled else contextlib.nullcontext()
+        guard = torch.compiler.set_stance("fail_on_recompile") if step.compiled else contextlib.nullcontext()
         try:
             with guard:
-                recording.replay = self.recorder.record(work)
+                recording.replay = self.record(work)
         except RuntimeError as error:
             # Nothing of the step has been computed: it follows as usual.
-            self.failure = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            self.failure = first_line(error)
             self.drop()
             step.optimizer.zero_grad(set_to_none=True)
             self.report(f"a step could not be recorded, training continues without it: {self.failure}")

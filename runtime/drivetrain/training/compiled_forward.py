@@ -7,7 +7,6 @@ higher, and reaching it is reported like any other failure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ class CompiledForward:
         try:
             return self._replay(inputs) if replay and self.graphs else self.compiled(*inputs)
         except self.compiler_errors as error:
-            self.failure = _first_line(error)
+            self.failure = first_line(error)
             if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
                 self.failure = f"recompiled {MAX_COMPILATIONS} times because input shapes or modes keep changing"
             self.report(f"compile failed, training continues without it: {self.failure}")
@@ -77,14 +76,8 @@ class CompiledForward:
                 raise
             outputs = self.compiled(*inputs)  # an error of the network itself is raised again here
             self.graphs = False
-            self.report(f"cuda_graphs failed, training continues with compiled kernels: {_first_line(error)}")
+            self.report(f"cuda_graphs failed, training continues with compiled kernels: {first_line(error)}")
             return outputs
-
-
-def refuse_compiling() -> AbstractContextManager[object]:
-    """A block in which compiled networks are called only: one that would be compiled again raises RuntimeError."""
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("fail_on_recompile")
-    return stance
 
 
 def restore_settings() -> None:
@@ -94,7 +87,8 @@ def restore_settings() -> None:
     _original_settings.clear()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -11,7 +11,6 @@ import torch
 from threadpoolctl import threadpool_info
 
 from drivetrain import optimizations
-from drivetrain.hardware.facts import Hardware
 from drivetrain.models import strided_convolution
 from drivetrain.system import torch_settings
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
@@ -50,7 +49,7 @@ def compare_with_plan(run: Run) -> dict[str, dict[str, Any]]:
 def record(run: Run, say: Callable[[str], None]) -> None:
     """Report the effective settings, and write them to the run's plan.json."""
     run.effective_settings = compare_with_plan(run)
-    say(describe_settings(run, run.hardware))
+    say(describe_settings(run))
     for line in trained_layers.describe(run):
         say(line)
     if names := strided_convolution.list_rewritten(run.model):
@@ -98,8 +97,9 @@ def list_libraries() -> dict[str, str]:
     return versions
 
 
-def describe_settings(run: Run, hardware: Hardware) -> str:
+def describe_settings(run: Run) -> str:
     """A line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
+    hardware = run.hardware
     values = {o.name: o.effective(run) for o in optimizations.every()}
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
     limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"

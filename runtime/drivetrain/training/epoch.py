@@ -12,7 +12,6 @@ from drivetrain.tracking import tensorboard
 from drivetrain.training.checkpoints import rank_checkpoints, run_state
 from drivetrain.training.evaluation.validation import check_precision, evaluate
 from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
-from drivetrain.training.peers import find_smallest
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.step_records import StepRecords
@@ -148,7 +147,8 @@ def _restore_checkpoint(run: Run, records: StepRecords) -> str:
     # A save in the background may be writing the checkpoint to go back to.
     records.saver.wait()
     # One process may have halved its micro-batches before the problem; all continue with the smallest size.
-    run.step.use_micro_batch(find_smallest(run.ranks, run.step.micro_batch))
+    sizes = [int(row[0]) for row in run.ranks.all_gather([run.step.micro_batch or 0])]
+    run.step.use_micro_batch(min(filter(None, sizes), default=None))
     loaded, damaged = rank_checkpoints.load_latest(run)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in damaged:

@@ -6,8 +6,9 @@ Nocedal 1989) and a few epochs of steps do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,55 +82,20 @@ def solve_head(
         after_pass: called after each pass over the training samples.
     """
     training, held_out = _drop_unlabelled(training, loss), _drop_unlabelled(held_out, loss)
-    if isinstance(training.features, SparseRows) and isinstance(held_out.features, SparseRows):
-        scale = training.features.measure_rarity()
-        used = scale.isfinite().nonzero().flatten()
-        fitted, validated = (
-            replace(samples, features=features.divide_columns(scale).select_columns(used))
-            for samples, features in ((training, training.features), (held_out, held_out.features))
-        )
-        solution = _choose_penalty(
-            fitted, validated, loss, outputs, SPARSE_PENALTIES, may_go_on, after_pass, has_bias=has_bias
-        )
-        weight = torch.zeros(outputs, len(scale), device=scale.device)
-        weight[:, used] = solution.weight.T / scale[used]
-        return replace(solution, weight=weight)
-    assert isinstance(training.features, Tensor)
-    assert isinstance(held_out.features, Tensor)
-    # Features of one scale: the penalty treats all alike, and L-BFGS needs fewer iterations. Without a bias nothing can
-    # make up for a shift.
-    scale = _measure_scale(training.features)
-    mean = training.features.mean(dim=0) if has_bias else torch.zeros_like(scale)
-    fitted = replace(training, features=(training.features - mean) / scale)
-    validated = replace(held_out, features=(held_out.features - mean) / scale)
-    solution = _choose_penalty(fitted, validated, loss, outputs, PENALTIES, may_go_on, after_pass, has_bias=has_bias)
-    weight = solution.weight / scale
-    return replace(solution, weight=weight, bias=None if solution.bias is None else solution.bias - weight @ mean)
-
-
-def _choose_penalty(
-    fitted: HeadFeatures,
-    validated: HeadFeatures,
-    loss: HeadLoss,
-    outputs: int,
-    penalties: Sequence[float],
-    may_go_on: Callable[[], bool],
-    after_pass: Callable[[], None],
-    *,
-    has_bias: bool,
-) -> Solution:
-    """As `solve_head`, of features as they are; the weight of sparse ones is (width, outputs)."""
-    features, device = fitted.features, fitted.targets.device
-    shape = (features.width, outputs) if isinstance(features, SparseRows) else (outputs, features.shape[1])
-    weight = torch.zeros(shape, device=device, requires_grad=True)
-    bias = torch.zeros(outputs, device=device, requires_grad=has_bias)
+    kind: type[DenseColumns | SparseColumns] = (
+        SparseColumns if isinstance(training.features, SparseRows) else DenseColumns
+    )
+    columns = kind(training.features, has_bias=has_bias)
+    fitted, validated = (replace(samples, features=columns.scale(samples.features)) for samples in (training, held_out))
+    weight = columns.create_weight(outputs).requires_grad_()
+    bias = torch.zeros(outputs, device=fitted.targets.device, requires_grad=has_bias)
     best: Solution | None = None
     worse_in_a_row = tried = 0
     # From the strongest penalty to the weakest, so that each solution is near the one before.
-    for penalty in penalties:
-        training_loss = _minimize(fitted, loss, weight, bias, penalty, after_pass)
+    for penalty in columns.penalties:
+        training_loss = _minimize(columns, fitted, loss, weight, bias, penalty, after_pass)
         with torch.no_grad():
-            validation_loss = sum(float(part) for part in _loss_parts(validated, loss, weight, bias))
+            validation_loss = sum(float(part) for part in _loss_parts(columns, validated, loss, weight, bias))
         tried += 1
         worse_in_a_row += 1
         # Without labelled validation samples the strongest penalty is kept.
@@ -140,7 +106,69 @@ def _choose_penalty(
         if worse_in_a_row == MAX_WORSE_IN_A_ROW or not may_go_on():
             break
     assert best is not None
-    return replace(best, tried_penalties=tried)
+    return columns.restore(replace(best, tried_penalties=tried))
+
+
+class DenseColumns:
+    """Features (N, width) of which each is standardized: the penalty treats all alike, and L-BFGS needs fewer iterations.
+
+    Args:
+        features: of the training samples.
+        has_bias: without a bias nothing can make up for a shift, so features are divided only.
+    """
+
+    def __init__(self, features: Any, *, has_bias: bool) -> None:
+        self.penalties, self.max_iterations, self.history = PENALTIES, MAX_ITERATIONS, HISTORY
+        self.scales = _measure_scale(features)
+        self.mean = features.mean(dim=0) if has_bias else torch.zeros_like(self.scales)
+
+    def scale(self, features: Any) -> Tensor:
+        """Standardized features."""
+        return (features - self.mean) / self.scales  # type: ignore[no-any-return]
+
+    def create_weight(self, outputs: int) -> Tensor:
+        """A weight of zeros for `multiply`."""
+        return torch.zeros(outputs, len(self.scales), device=self.scales.device)
+
+    def multiply(self, features: Any, weight: Tensor) -> Iterator[Tensor]:
+        """The products of scaled features with a weight, some rows at a time."""
+        rows = max(1, CHUNK_VALUES // max(1, features.shape[1]))
+        for start in range(0, len(features), rows):
+            yield features[start : start + rows] @ weight.T
+
+    def restore(self, solution: Solution) -> Solution:
+        """The solution for features that are not standardized."""
+        weight = solution.weight / self.scales
+        return replace(
+            solution, weight=weight, bias=None if solution.bias is None else solution.bias - weight @ self.mean
+        )
+
+
+class SparseColumns:
+    """Sparse features, which are divided by their rarity; those that say nothing of other samples are left out."""
+
+    def __init__(self, features: Any, *, has_bias: bool) -> None:
+        self.penalties, self.max_iterations, self.history = SPARSE_PENALTIES, MAX_SPARSE_ITERATIONS, SPARSE_HISTORY
+        self.scales = features.measure_rarity()
+        self.used = self.scales.isfinite().nonzero().flatten()
+
+    def scale(self, features: Any) -> SparseRows:
+        """The used columns, scaled."""
+        return features.divide_columns(self.scales).select_columns(self.used)  # type: ignore[no-any-return]
+
+    def create_weight(self, outputs: int) -> Tensor:
+        """A weight of zeros for `multiply`."""
+        return torch.zeros(len(self.used), outputs, device=self.used.device)
+
+    def multiply(self, features: Any, weight: Tensor) -> Iterator[Tensor]:
+        """The product of scaled features with a weight, all rows at once."""
+        yield SparseProduct.apply(features, weight)  # type: ignore[no-untyped-call]
+
+    def restore(self, solution: Solution) -> Solution:
+        """The solution for all columns, which are not scaled."""
+        weight = torch.zeros(solution.weight.shape[1], len(self.scales), device=self.scales.device)
+        weight[:, self.used] = solution.weight.T / self.scales[self.used]
+        return replace(solution, weight=weight)
 
 
 def _measure_scale(features: Tensor) -> Tensor:
@@ -158,21 +186,25 @@ def _drop_unlabelled(samples: HeadFeatures, loss: HeadLoss) -> HeadFeatures:
     """The samples that have a class."""
     if not loss.partial or samples.targets.ndim > 1:
         return samples
-    labelled, features = samples.targets != NO_LABEL, samples.features
-    rows = features.select_rows(labelled) if isinstance(features, SparseRows) else features[labelled]
-    return HeadFeatures(rows, samples.targets[labelled])
+    labelled = samples.targets != NO_LABEL
+    return HeadFeatures(samples.features[labelled], samples.targets[labelled])
 
 
 def _minimize(
-    samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tensor, penalty: float, after_pass: Callable[[], None]
+    columns: DenseColumns | SparseColumns,
+    samples: HeadFeatures,
+    loss: HeadLoss,
+    weight: Tensor,
+    bias: Tensor,
+    penalty: float,
+    after_pass: Callable[[], None],
 ) -> float:
     """Take weight and bias to the smallest loss plus penalty, in place; returns the loss alone."""
     parameters = [parameter for parameter in (weight, bias) if parameter.requires_grad]
-    is_sparse = isinstance(samples.features, SparseRows)
     optimizer = torch.optim.LBFGS(
         parameters,
-        max_iter=MAX_SPARSE_ITERATIONS if is_sparse else MAX_ITERATIONS,
-        history_size=SPARSE_HISTORY if is_sparse else HISTORY,
+        max_iter=columns.max_iterations,
+        history_size=columns.history,
         tolerance_grad=1e-5,
         tolerance_change=1e-8,
         line_search_fn="strong_wolfe",
@@ -185,7 +217,7 @@ def _minimize(
         penalized.backward()  # type: ignore[no-untyped-call]
         total = float(penalized.detach())
         # Part by part, so that the outputs of all samples never lie in memory together.
-        for part in _loss_parts(samples, loss, weight, bias):
+        for part in _loss_parts(columns, samples, loss, weight, bias):
             part.backward()  # type: ignore[no-untyped-call]
             total += float(part.detach())
         after_pass()
@@ -193,17 +225,16 @@ def _minimize(
 
     optimizer.step(compute_loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        return sum(float(part) for part in _loss_parts(samples, loss, weight, bias))
+        return sum(float(part) for part in _loss_parts(columns, samples, loss, weight, bias))
 
 
-def _loss_parts(samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tensor) -> Iterator[Tensor]:
+def _loss_parts(
+    columns: DenseColumns | SparseColumns, samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tensor
+) -> Iterator[Tensor]:
     """The mean loss of the samples as summands, each a scalar."""
     total = loss.weights(samples.targets).sum(dtype=torch.float64).clamp_min(torch.finfo(torch.float32).tiny)
-    if isinstance(samples.features, SparseRows):
-        products = SparseProduct.apply(samples.features, weight)  # type: ignore[no-untyped-call]
-        yield loss.weighted_terms(products + bias, samples.targets).sum() / total
-        return
-    rows = max(1, CHUNK_VALUES // max(1, samples.features.shape[1]))
-    for start in range(0, len(samples.features), rows):
-        outputs = samples.features[start : start + rows] @ weight.T + bias
-        yield loss.weighted_terms(outputs, samples.targets[start : start + rows]).sum() / total
+    start = 0
+    for products in columns.multiply(samples.features, weight):
+        end = start + len(products)
+        yield loss.weighted_terms(products + bias, samples.targets[start:end]).sum() / total
+        start = end

@@ -16,6 +16,7 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch, Inputs, Targets
 from drivetrain.errors import DataError, SpecError
+from drivetrain.models.frozen_split import evaluating
 from drivetrain.training.step import Step
 
 BATCH_FORMS = (
@@ -160,7 +161,6 @@ class LoopLoss:
         trial_size = min(TRIAL_SAMPLES, max(4, len(self.current_batch) // 2))
         trial_batch = self._mask_labels(self.current_batch.between(0, trial_size))
         model = self.user_batches.model
-        training_modes = {module: module.training for module in model.modules()}
 
         def compute_loss(part: slice) -> tuple[Tensor]:
             rows = trial_batch.between(part.start, part.stop)
@@ -172,15 +172,11 @@ class LoopLoss:
 
         precision = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
         tolerance = max(TOLERANCE, 4 * precision)
-        model.eval()  # with dropout or BatchNorm the parts would differ from the batch, whatever the loss is
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                division = try_division(
-                    compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
-                )
-        finally:
-            for module, is_training in training_modes.items():
-                module.training = is_training
+        # With dropout or BatchNorm the parts would differ from the batch, whatever the loss is.
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            division = try_division(
+                compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
+            )
         obstacle = "" if self.weight_of else "the loss cannot be computed in evaluation mode"
         return division or Division(self.weight_of, obstacle=obstacle)
 

@@ -146,10 +146,9 @@ class ScheduledRates:
 
     Args:
         optimizer: whose rates are set.
-        rate: that of the spec at the top of the schedule.
-        schedule: the factor by step.
-        total_steps: the length of the schedule.
-        is_stretched: whether the schedule ends with the run, whose length can change; others count steps.
+        train: has the rate at the top of the schedule, the schedule, and its length.
+        steps_per_epoch: of the run.
+        start_step: as in `build_schedule`.
         keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
         report: called once if the program sets rates, which are lost.
     """
@@ -157,16 +156,18 @@ class ScheduledRates:
     def __init__(
         self,
         optimizer: Optimizer,
-        rate: float,
-        schedule: Schedule,
-        total_steps: int,
+        train: Train,
+        steps_per_epoch: int,
+        start_step: int,
         *,
-        is_stretched: bool,
         keeps_rates: bool,
         report: Callable[[str], None],
     ) -> None:
-        self.optimizer, self.rate, self.schedule, self.report = optimizer, rate, schedule, report
-        self.total_steps, self.is_stretched = total_steps, is_stretched
+        self.optimizer, self.rate, self.report = optimizer, train.optimizer.lr, report
+        self.total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
+        self.schedule = build_schedule(train.schedule, self.total_steps, steps_per_epoch, start_step)
+        # These schedules end with the run, whose length can change; others count steps.
+        self.is_stretched = isinstance(train.schedule, OneCycle | Cosine | Linear)
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
         self.last_rates: list[float] | None = None
         """The rates of the last step by group, if `keeps_rates`."""
@@ -264,15 +265,7 @@ def build_rates(
         return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
     if user_parts.optimizer and train.schedule == Constant(name="constant"):
         return ProgramRates(optimizer)
-    total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
-    schedule = build_schedule(train.schedule, total_steps, steps_per_epoch, start_step)
     keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
     return ScheduledRates(
-        optimizer,
-        train.optimizer.lr,
-        schedule,
-        total_steps,
-        is_stretched=isinstance(train.schedule, OneCycle | Cosine | Linear),
-        keeps_rates=keeps_rates,
-        report=report_lost_rates,
+        optimizer, train, steps_per_epoch, start_step, keeps_rates=keeps_rates, report=report_lost_rates
     )

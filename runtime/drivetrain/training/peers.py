@@ -112,7 +112,7 @@ def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
     )
 
 
-def find_smallest(ranks: Ranks, number: int | None) -> int | None:
-    """The smallest number among all processes; None if no process has one."""
-    numbers = [int(row[0]) for row in ranks.all_gather([number or 0])]
-    return min(filter(None, numbers), default=None)
+def find_first_text(ranks: Ranks, text: str) -> str:
+    """The text of the first process that has one, in all processes; empty if none has."""
+    has_text = [bool(row[0]) for row in ranks.all_gather([float(bool(text))])]
+    return ranks.copy_text_from(has_text.index(True), text) if any(has_text) else ""

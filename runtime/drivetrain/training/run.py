@@ -22,13 +22,13 @@ from drivetrain.data.loader.batches import Batches
 from drivetrain.data.mixup import mix, uses_mixing
 from drivetrain.distributed import world
 from drivetrain.distributed.batch_parts import BatchParts
-from drivetrain.distributed.ranks import ALONE, Ranks, join_ranks
+from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.distributed.world import LOCAL_RANK
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job, extension
 from drivetrain.job.extension import Extension
 from drivetrain.job.values import parse_duration
-from drivetrain.models import lr_groups, sharding, single_sample, strided_convolution
+from drivetrain.models import dry_run, lr_groups, sharding, strided_convolution
 from drivetrain.models.build import Model
 from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
@@ -66,10 +66,6 @@ class Run(AssembledRun):
     kept_in_eval_mode: list[nn.Module]
     """Modules that stay in evaluation mode, because they are frozen or the program has put them there."""
     step: Step
-    rates: LearningRates
-    ema: Ema | None
-    best_metric: BestMetric
-    numerics: NonfiniteGuard
     signals: Signals
     events: EventLog
     clock: PhaseTimer
@@ -79,20 +75,12 @@ class Run(AssembledRun):
     local_samples: int = 0
     """Samples that this process has trained on itself, in this attempt."""
     metrics: MetricsLog | None = None
-    time_target: TimeTarget | None = None
-    """The time of a run with `train.within`."""
     last_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
     identity: dict[str, str] = field(default_factory=dict)
     """Name and value of everything beside spec and plan that the exact bits of the run depend on."""
-    ranks: Ranks = ALONE
-    """The processes that train together, and the number of this one."""
-    peers: Peers = field(default_factory=Peers)
-    """The same processes, with the problem of this one that the others do not know yet."""
-    batch_parts: BatchParts = field(default_factory=lambda: BatchParts(ALONE, 1, 1))
+    batch_parts: BatchParts
     """Cuts each batch into parts, and those into the shards of the processes."""
-    extension: Extension | None = None
-    """The finished run that this one continues; None for a new run."""
     lr_groups: list[LrGroup] = field(default_factory=list)
     """The trained parameters, grouped by their factor of the learning rate."""
     user_parts: UserParts = field(default_factory=UserParts)
@@ -105,6 +93,35 @@ class Run(AssembledRun):
     """Why a callback ends the training; None if it goes on."""
     effective_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The rows of `effective_settings.compare_with_plan`, as they were last reported."""
+    rates: LearningRates = field(init=False)
+    ema: Ema | None = field(init=False)
+    best_metric: BestMetric = field(init=False)
+    numerics: NonfiniteGuard = field(init=False)
+    extension: Extension | None = field(init=False)
+    """The finished run that this one continues; None for a new run."""
+    time_target: TimeTarget | None = field(init=False)
+    """The time of a run with `train.within`."""
+
+    def __post_init__(self) -> None:
+        train = self.job.train
+        self.extension = extension.read(self.folder)
+        start_step = self.extension.origin if self.extension else 0
+        report, per_epoch = partial(_report_event, self.events, self.counters), self.batches.per_epoch
+        self.rates = build_rates(train, self.optimizer, self.user_parts, per_epoch, start_step, report)
+        self.ema = Ema(self.model, train.ema) if train.ema else None
+        self.best_metric = BestMetric(choose_metric(self.job, self.dataset), train.early_stopping, train.schedule)
+        self.numerics = NonfiniteGuard(train.loss_spike, train.fp16)
+        self.time_target = time_target.read_target(self.folder) if train.within else None
+
+    @property
+    def peers(self) -> Peers:
+        """The processes that train together, with the problem of this one that the others do not know yet."""
+        return self.step.options.peers
+
+    @property
+    def ranks(self) -> Ranks:
+        """The same processes, and the number of this one."""
+        return self.peers.ranks
 
     @property
     def total_steps(self) -> int:
@@ -153,7 +170,7 @@ class Run(AssembledRun):
         report = partial(_report_event, self.events, self.counters, "step_graph")
         # A recorded step cannot copy class weights from the host.
         self.step.objective.move(self.device)
-        self.configure_step(captured=CapturedStep(CudaGraphs(self.device), self.average_weights, report))
+        self.configure_step(captured=CapturedStep(CudaGraphs(self.device).record, self.average_weights, report))
 
     def average_weights(self, finite: Tensor) -> None:
         """Update the average of the weights, if there is one and the last update was made."""
@@ -259,13 +276,11 @@ def assemble(
     optimizer = _build_optimizer(job, model, rate_groups, user_parts)
     batch_parts = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _build_batches(job, dataset, batch_parts, report)
-    peers = Peers(ranks)
-    options = build_options(model, peers, batch_parts.list_own_parts(job.train.batch)[0].samples, signals, report)
+    part_size = batch_parts.list_own_parts(job.train.batch)[0].samples
+    options = build_options(model, Peers(ranks), part_size, signals, report)
     if _needs_two_samples(network, model, dataset, device):
         options = replace(options, min_samples=2)
         batches.join_single_sample()
-    extended_run = extension.read(folder)
-    schedule_start = extended_run.origin if extended_run else 0
     run = Run(
         job=job,
         hardware=hardware,
@@ -281,29 +296,15 @@ def assemble(
         signals=signals,
         clock=clock,
         step=Step(model, optimizer, _build_objective(job, dataset), job.train.clip_norm, device, options),
-        rates=build_rates(job.train, optimizer, user_parts, batches.per_epoch, schedule_start, report),
-        ema=Ema(model, job.train.ema) if job.train.ema else None,
-        best_metric=BestMetric(choose_metric(job, dataset), job.train.early_stopping, job.train.schedule),
-        numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
         events=events,
         counters=counters,
-        ranks=ranks,
-        peers=peers,
         batch_parts=batch_parts,
-        extension=extended_run,
         stage=network.unfreezing.stage(epoch),
         lr_groups=rate_groups,
         user_parts=user_parts,
-        time_target=time_target.read_target(folder) if job.train.within else None,
+        identity=identity,
     )
-    _apply_plan(plan, run)
-    # Now that the plan has chosen the micro-batch size.
-    free_bytes = hardware.memory.available
-    heads = HeadTraining(job, network, run.readable, run.step, user_parts, ranks.count, free_bytes)
-    run.solvable_heads, run.unsolved_reason = heads.find_heads()
-    start_checks.refuse_single_samples(job, run.step, batch_parts.count)
-    sizes = {"processes": ranks.count, "parts": batch_parts.count, "threads": torch.get_num_threads()}
-    run.identity = identity | {name: str(size) for name, size in sizes.items()}
+    _apply_plan(run)
     return run
 
 
@@ -321,7 +322,7 @@ def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, devic
     """Whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
     with network.unfreezing.during(model, network.unfreezing.last):
         kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
-        return single_sample.needs_two_samples(model, kept_in_eval_mode, dataset, device)
+        return dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device)
 
 
 def _synchronize_start(
@@ -359,15 +360,21 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
     return batches
 
 
-def _apply_plan(plan: Plan, run: Run) -> None:
-    """Apply the optimizations of the plan."""
+def _apply_plan(run: Run) -> None:
+    """Apply the optimizations of the plan, then decide and check what depends on them, such as the micro-batch size."""
     for optimization in optimizations.every():
-        value = plan.value(optimization.name)
+        value = run.plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
     on_device = run.device.type == "cuda"
     run.step.state.prefers_device = on_device
     run.step.state.deterministic_only = on_device and run.job.train.is_deterministic(on_gpu=True)
+    processes, free_bytes = run.ranks.count, run.hardware.memory.available
+    heads = HeadTraining(run.job, run.network, run.readable, run.step, run.user_parts, processes, free_bytes)
+    run.solvable_heads, run.unsolved_reason = heads.find_heads()
+    start_checks.refuse_single_samples(run.job, run.step, run.batch_parts.count)
+    sizes = {"processes": processes, "parts": run.batch_parts.count, "threads": torch.get_num_threads()}
+    run.identity |= {name: str(size) for name, size in sizes.items()}
 
 
 def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,9 @@ class SolvableHead(Protocol):
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor | SparseRows:
         """The features (N, width) of the module's inputs."""
 
+    def join_features(self, parts: Sequence[Any]) -> Tensor | SparseRows:
+        """A copy of the features of several batches."""
+
     def load(self, solution: Solution) -> None:
         """Set the weights."""
 
@@ -57,6 +61,10 @@ class LayerHead:
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """The vectors that the layer gets."""
         return inputs[0].flatten(0, -2).float()
+
+    def join_features(self, parts: Sequence[Any]) -> Tensor:
+        """A copy of the features of several batches."""
+        return torch.cat([*parts]).clone()
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
@@ -79,6 +87,10 @@ class BagHead:
     def read_features(self, inputs: tuple[Tensor, ...]) -> SparseRows:
         """The counts of words and pairs."""
         return SparseRows.from_padded(*self.bag.read_columns(*inputs), self.width)
+
+    def join_features(self, parts: Sequence[Any]) -> SparseRows:
+        """A copy of the features of several batches."""
+        return SparseRows.join(parts)
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
@@ -111,7 +123,10 @@ class HeadTraining:
         layers, bags = self._find_trained_heads(), self._find_bags()
         heads: Mapping[str, SolvableHead] = layers or bags
         obstacle = self._find_obstacle(heads)
-        obstacle = obstacle or (self._find_obstacle_of_bags(bags) if bags else self._find_lack_of_memory(layers))
+        samples, width = len(self.dataset.train) + len(self.dataset.validation), sum(h.width for h in layers.values())
+        obstacle = obstacle or (
+            self._find_obstacle_of_bags(bags) if bags else self._compare_with_memory(4 * width * samples)
+        )
         if obstacle and requested is True:
             raise SpecError(self._refuse(obstacle))
         return ({}, obstacle if heads else "") if obstacle else (heads, "")
@@ -150,16 +165,13 @@ class HeadTraining:
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
         """The layer whose output is that of the network, by head; none unless every head has one."""
         computed: list[tuple[nn.Linear, Tensor]] = []
-        handles = [
-            layer.register_forward_hook(lambda self, _, output: computed.append((self, output))) for layer in layers
-        ]
-        try:
-            with frozen_split.evaluating(self.step.model), torch.no_grad():
-                inputs = tuple(x.to(self.step.device) for x in feature_cache.take_first_sample(self.dataset))
-                outputs = self.step.model(*self.step.lay_out(inputs))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.step.model), torch.no_grad():
+            for layer in layers:
+                hooks.enter_context(
+                    layer.register_forward_hook(lambda self, _, output: computed.append((self, output)))
+                )
+            inputs = tuple(x.to(self.step.device) for x in feature_cache.take_first_sample(self.dataset))
+            outputs = self.step.model(*self.step.lay_out(inputs))
         by_head = outputs if isinstance(outputs, Mapping) else dict.fromkeys(self.dataset.heads, outputs)
         return {
             name: LayerHead(layer)
@@ -209,10 +221,6 @@ class HeadTraining:
             return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them all the same"
         # Each value with its column, while they are sorted in three forms; weights, gradients and the solver's memory of both.
         return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 8))
-
-    def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:
-        width = sum(head.width for head in heads.values())
-        return self._compare_with_memory(4 * width * (len(self.dataset.train) + len(self.dataset.validation)))
 
     def _compare_with_memory(self, needed: int) -> str | None:
         """Why so many bytes of features are too many; None if they are not."""

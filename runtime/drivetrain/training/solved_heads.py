@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -40,7 +39,10 @@ def solve_heads(run: Run) -> None:
     fault_point("solve heads", run)
     began, sharing = time.monotonic(), watch_neighbors(run)
     with run.clock.phase("train"), contextlib.closing(sharing) if sharing else contextlib.nullcontext():
-        training, held_out = (_collect_features(run, split) for split in (run.dataset.train, run.dataset.validation))
+        training, held_out = (
+            validation.with_smaller_batches(run, "the features", partial(_collect_features, run, split))
+            for split in (run.dataset.train, run.dataset.validation)
+        )
         collected = time.monotonic()
         solutions = {
             name: solve_head(
@@ -92,39 +94,29 @@ def _pass_replaced_epochs(run: Run) -> None:
         counters.step += 1
 
 
-def _collect_features(run: Run, split: Split) -> dict[str, HeadFeatures]:
+def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
     """The features and targets of all samples by head; features that several heads have are stored once."""
-    return validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
-
-
-def _collect_in_batches(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
-    seen: dict[str, tuple[Tensor, ...]] = {}
-    handles = [
-        head.module.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs))
-        for name, head in run.solvable_heads.items()
-    ]
+    head_inputs: dict[str, tuple[Tensor, ...]] = {}
     features: dict[str, list[Tensor | SparseRows]] = {name: [] for name in run.solvable_heads}
     targets: dict[str, list[Tensor]] = {name: [] for name in run.solvable_heads}
     run.model.eval()
-    try:
-        with forward.without_gradients(run.model):
-            for batch, _ in validation.micro_batches(run, split, size):
-                run.step.outputs_in_fp32(batch.inputs)
-                owners = {name: next(other for other in seen if seen[other][0] is seen[name][0]) for name in seen}
-                for name, head in run.solvable_heads.items():
-                    targets[name].append(batch.targets[name])
-                    if owners[name] == name:
-                        features[name].append(head.read_features(seen[name]))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, forward.without_gradients(run.model):
+        for name, head in run.solvable_heads.items():
+            hooks.enter_context(
+                head.module.register_forward_pre_hook(
+                    lambda _, inputs, name=name: head_inputs.__setitem__(name, inputs)
+                )
+            )
+        for batch, _ in validation.micro_batches(run, split, size):
+            run.step.outputs_in_fp32(batch.inputs)
+            owners = {
+                name: next(other for other in head_inputs if head_inputs[other][0] is inputs[0])
+                for name, inputs in head_inputs.items()
+            }
+            for name, head in run.solvable_heads.items():
+                targets[name].append(batch.targets[name])
+                if owners[name] == name:
+                    features[name].append(head.read_features(head_inputs[name]))
     # Outside of inference mode, so that gradients can be computed from them.
-    joined = {name: _join(parts) for name, parts in features.items() if parts}
+    joined = {name: run.solvable_heads[name].join_features(parts) for name, parts in features.items() if parts}
     return {name: HeadFeatures(joined[owners[name]], torch.cat(parts).clone()) for name, parts in targets.items()}
-
-
-def _join(parts: Sequence[Tensor | SparseRows]) -> Tensor | SparseRows:
-    sparse = [part for part in parts if isinstance(part, SparseRows)]
-    return (
-        SparseRows.join(sparse) if sparse else torch.cat([part for part in parts if isinstance(part, Tensor)]).clone()
-    )

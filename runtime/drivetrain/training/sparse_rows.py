@@ -47,7 +47,7 @@ class SparseRows:
         )
         return cls(columns, values, counts, parts[0].width)
 
-    def select_rows(self, is_selected: Tensor) -> SparseRows:
+    def __getitem__(self, is_selected: Tensor) -> SparseRows:
         """The rows of a mask (N,)."""
         kept = is_selected.repeat_interleave(self.counts)
         return replace(self, columns=self.columns[kept], values=self.values[kept], counts=self.counts[is_selected])

@@ -23,6 +23,7 @@ from drivetrain.distributed.world import NODES
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.plan.plan import Plan
+from drivetrain.training.peers import find_first_text
 from drivetrain.training.step import Step
 
 SEEDS = (
@@ -92,10 +93,7 @@ def check_plan(ranks: Ranks, plan: Plan) -> None:
 
 def first_difference(ranks: Ranks, wrong: str) -> str:
     """The text of the first process that has one, with its machine; empty if no process has one."""
-    has_problem = [int(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
-    if not any(has_problem):
-        return ""
-    return ranks.copy_text_from(has_problem.index(1), f"rank {ranks.number} on node {find_node_name()}: {wrong}")
+    return find_first_text(ranks, f"rank {ranks.number} on node {find_node_name()}: {wrong}" if wrong else "")
 
 
 SINGLE_SAMPLE = (

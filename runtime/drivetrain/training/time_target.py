@@ -54,9 +54,6 @@ MIN_FAST_SHARE = 0.02
 MIN_CHANGED_SHARE = 0.03
 """Smallest change, as a share of all steps."""
 
-LengthChange = tuple[int, int]
-"""A step, and the total number of steps from there on."""
-
 
 class TimeTarget:
     """The seconds that a run may train, and when its last epochs ended.
@@ -139,13 +136,13 @@ def read_target(folder: Path) -> TimeTarget | None:
     return None if seconds is None else TimeTarget(seconds, evaluation_seconds)
 
 
-def find_scheduled_step(step: int, total_steps: int, changes: Sequence[LengthChange]) -> float:
+def find_scheduled_step(step: int, total_steps: int, changes: Sequence[tuple[int, int]]) -> float:
     """The step of the schedule that belongs to a step of a run whose length has changed.
 
     Args:
         step: of the run.
         total_steps: of the schedule.
-        changes: of the length; from each step on, what is left of the schedule is divided among the steps that are left.
+        changes: of the length, as in `Counters`; from each step on, what is left of the schedule is divided among the steps that are left.
     """
     scheduled, since, total = 0.0, 0, total_steps
     for changed_at, new_total in changes:

@@ -30,18 +30,18 @@ SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm
     ],
 )
 def test_shapes(change: dict[str, object]) -> None:
-    network = cnn_lstm.build(**SMALL | change)  # type: ignore[arg-type]
+    network = cnn_lstm.CnnLstm(**SMALL | change)  # type: ignore[arg-type]
     assert network(torch.randn(7, 21, 3)).shape == (7, 4)
 
 
 def test_the_forget_gate_bias_starts_at_one() -> None:
-    network = cnn_lstm.build(**SMALL)  # type: ignore[arg-type]
+    network = cnn_lstm.CnnLstm(**SMALL)  # type: ignore[arg-type]
     gates = (network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).view(4, 5)
     assert gates.tolist() == [[0.0] * 5, [1.0] * 5, [0.0] * 5, [0.0] * 5]
 
 
 def test_a_window_gives_the_same_output_alone_and_in_a_batch() -> None:
-    network = cnn_lstm.build(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
+    network = cnn_lstm.CnnLstm(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
     windows = torch.randn(5, 16, 3)
     torch.testing.assert_close(network(windows)[2:3], network(windows[2:3]))
 
@@ -60,7 +60,7 @@ def test_a_window_gives_the_same_output_alone_and_in_a_batch() -> None:
 def test_frozen_convolutions_are_computed_apart(frozen: list[str], name: str | None) -> None:
     """The rest, on their outputs, has the outputs and the gradients of the whole network."""
     torch.manual_seed(0)
-    network = cnn_lstm.build(**SMALL | {"bidirectional": True, "dropout": 0.0})  # type: ignore[arg-type]
+    network = cnn_lstm.CnnLstm(**SMALL | {"bidirectional": True, "dropout": 0.0})  # type: ignore[arg-type]
     for part in frozen:
         network.get_submodule(part).requires_grad_(False)
     windows = torch.randn(5, 16, 3)
@@ -100,7 +100,7 @@ def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shu
         y = generator.permutation(y)
     dataset = data.load(job(write_npz(tmp_path, x, y), validation=0.4))
     torch.manual_seed(0)
-    network = cnn_lstm.build(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
+    network = cnn_lstm.CnnLstm(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
     (inputs,) = dataset.train.gather(np.arange(len(dataset.train)))
     train_network(network, inputs, dataset.train.targets[""], 25)
     (validation_inputs,) = dataset.validation.gather(np.arange(len(dataset.validation)))

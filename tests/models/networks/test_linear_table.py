@@ -46,7 +46,7 @@ def write(folder: Path, *, task: str = "tabular-classification", target: str = "
 
 
 def test_categories_are_columns_and_numbers_are_shares_of_bins() -> None:
-    network = linear_table.build(numbers=2, categories=[3, 2], outputs=4, edges=[[-1.0, 0.0, 2.0], []])
+    network = linear_table.LinearTable(numbers=2, categories=[3, 2], outputs=4, edges=[[-1.0, 0.0, 2.0], []])
     classifier_inputs: list[torch.Tensor] = []
     network.classifier.register_forward_pre_hook(lambda module, inputs: classifier_inputs.append(inputs[0]))
     numbers = torch.tensor([[-5.0, 7.0], [1.0, -3.0], [9.0, 0.0]])
@@ -60,7 +60,7 @@ def test_categories_are_columns_and_numbers_are_shares_of_bins() -> None:
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, []), (0, [4, 2])])
 def test_tables_of_one_kind(numbers: int, categories: list[int]) -> None:
-    network = linear_table.build(numbers=numbers, categories=categories, outputs=5)
+    network = linear_table.LinearTable(numbers=numbers, categories=categories, outputs=5)
     inputs = [torch.randn(9, numbers)] if numbers else [torch.ones(9, len(categories), dtype=torch.int32)]
     assert network(*inputs).shape == (9, 5)
 

@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, []), (0, [4, 2]), (3, [4, 2])])
 def test_shapes(numbers: int, categories: list[int]) -> None:
-    network = mlp.build(numbers=numbers, categories=categories, outputs=5, hidden=[7, 6], embedding=2)
+    network = mlp.Mlp(numbers=numbers, categories=categories, outputs=5, hidden=[7, 6], embedding=2)
     inputs = [torch.randn(9, numbers)] * bool(numbers) + [torch.ones(9, len(categories), dtype=torch.int32)] * bool(
         categories
     )
@@ -30,7 +30,7 @@ def test_shapes(numbers: int, categories: list[int]) -> None:
 
 
 def test_each_column_has_its_own_embeddings_and_unknown_is_zero() -> None:
-    network = mlp.build(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
+    network = mlp.Mlp(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
     vectors = network.embeddings.weight
     assert vectors.shape == (7, 2)
     assert vectors[[0, 3]].abs().sum() == 0
@@ -89,7 +89,7 @@ def test_a_bin_between_denormal_numbers_gives_numbers() -> None:
 
 
 def test_numbers_without_bins_go_in_as_they_are() -> None:
-    network = mlp.build(
+    network = mlp.Mlp(
         numbers=3,
         categories=[4],
         outputs=2,
@@ -112,9 +112,7 @@ def test_bins_learn_what_a_line_cannot() -> None:
     accuracies = []
     for edges in ((), [np.linspace(-1, 1, 33).tolist()]):
         torch.manual_seed(0)
-        network = mlp.build(
-            numbers=1, categories=[], outputs=2, hidden=[1], dropout=0.0, edges=edges, number_embedding=4
-        )
+        network = mlp.Mlp(numbers=1, categories=[], outputs=2, hidden=[1], dropout=0.0, edges=edges, number_embedding=4)
         train_network(network, numbers, classes, 60)
         accuracies.append(float((network(numbers).argmax(1) == classes).float().mean()))
     assert accuracies[0] < 0.8 < 0.95 < accuracies[1]
@@ -151,7 +149,7 @@ def test_it_learns_an_interaction_and_nothing_from_shuffled_labels(tmp_path: Pat
         rows["y"] = np.random.default_rng(1).permutation(rows["y"])
     dataset = data.load(job(write_rows(tmp_path, rows), features=["size", "colour"], validation=0.4))
     torch.manual_seed(0)
-    network = mlp.build(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
+    network = mlp.Mlp(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
     inputs, validation_inputs = (split.gather(np.arange(len(split))) for split in (dataset.train, dataset.validation))
     train_network(Columns(network), torch.cat(inputs, dim=1), dataset.train.targets[""], 60)
     accuracy = float((network(*validation_inputs).argmax(1) == dataset.validation.targets[""]).float().mean())

@@ -44,7 +44,7 @@ INPUTS = (
 def make_network(kind: str = "classes", **changes: Any) -> tabm.TabM:
     """An ensemble in float64, whose parameters all differ."""
     torch.manual_seed(0)
-    network = tabm.build(outputs=2, kind=kind, members=MEMBERS, **TABLE | changes).double()
+    network = tabm.TabM(outputs=2, kind=kind, members=MEMBERS, **TABLE | changes).double()
     assert isinstance(network, tabm.TabM)
     for parameter in network.parameters():
         nn.init.normal_(parameter)
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_separate_perceptrons() -> None:
 
 def test_members_begin_with_the_same_weights_and_random_signs() -> None:
     torch.manual_seed(0)
-    network = tabm.build(outputs=2, kind="classes", members=64, **TABLE)
+    network = tabm.TabM(outputs=2, kind="classes", members=64, **TABLE)
     first, *others = (layer[0] for layer in network.layers)
     plain, embedded, category = first.input_factors.view(64, -1).split([1, 3, 2], dim=1)
     signs = torch.stack([plain[:, 0], embedded[:, 0], category[:, 0]])

@@ -15,7 +15,7 @@ from drivetrain.errors import SpecError
 from drivetrain.hardware.detect import detect
 from drivetrain.job_spec import load_job
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, build, choose_pair_buckets
+from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, choose_pair_buckets
 from drivetrain.plan import plan as plans
 from drivetrain.training import solvable_heads
 from drivetrain.tuning import measuring_child
@@ -83,15 +83,14 @@ def test_columns_and_head_weights_give_the_same_outputs() -> None:
 
 def test_models_with_few_outputs_have_more_rows_for_pairs_and_stored_ones_keep_theirs() -> None:
     assert [choose_pair_buckets(outputs) for outputs in (2, 64, 65)] == [2**18, 2**18, 2**17]
-    stored = build(vocabulary=10, outputs={"": 2}, dropout=0.1)
-    assert isinstance(stored, WordBag)
+    stored = WordBag(vocabulary=10, outputs={"": 2}, dropout=0.1)
     assert (stored.width, stored.damps_repeats) == (10 + 2**17, False)
 
 
 def test_several_heads_and_a_fresh_network_that_knows_nothing() -> None:
     outputs = make_bag({"kind": 2, "place": 4})(IDS, IDS, MASK)
     assert {name: tuple(values.shape) for name, values in outputs.items()} == {"kind": (2, 2), "place": (2, 4)}
-    assert not build(vocabulary=10, outputs={"": 2}, dropout=0.1)(IDS, MASK).any()
+    assert not WordBag(vocabulary=10, outputs={"": 2}, dropout=0.1)(IDS, MASK).any()
 
 
 def read_events(run: Path) -> list[dict[str, str]]:

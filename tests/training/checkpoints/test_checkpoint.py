@@ -11,6 +11,7 @@ from drivetrain.errors import CheckpointError, StorageError
 from drivetrain.system.run_files import list_checkpoints, parse_suffix
 from drivetrain.training.checkpoints import checkpoint, run_state
 from tests.messages import saying
+from tests.newest_checkpoint import load_latest
 from tests.training.checkpoints.damage import flip
 
 TENSORS = {"model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)}}
@@ -55,7 +56,7 @@ def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
 def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
-    content, passed = checkpoint.load_latest(tmp_path)
+    content, passed = load_latest(tmp_path)
     assert content is not None
     assert content.path.name == "step-1"
     assert len(passed) == 1
@@ -68,11 +69,11 @@ def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: objec
 def test_all_damaged_is_never_a_silent_start(tmp_path: Path) -> None:
     flip(save(tmp_path, 1) / "model.safetensors")
     with pytest.raises(CheckpointError, check=saying("all-checkpoints-are-damaged")):
-        checkpoint.load_latest(tmp_path)
+        load_latest(tmp_path)
 
 
 def test_no_checkpoint_is_a_start_from_zero(tmp_path: Path) -> None:
-    assert checkpoint.load_latest(tmp_path) == (None, [])
+    assert load_latest(tmp_path) == (None, [])
 
 
 def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:

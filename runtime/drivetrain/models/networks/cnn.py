@@ -26,7 +26,15 @@ class _GlobalAverage(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-class SmallCnn(nn.Module):
+class Classifier(nn.Module):
+    """A network of images whose last layer is a linear `classifier`, behind its `dropout`."""
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Class outputs (N, classes) from feature vectors (N, width)."""
+        return self.classifier(self.dropout(vector))  # type: ignore[operator, no-any-return]
+
+
+class SmallCnn(Classifier):
     """Three stages of two 3x3 convolutions with BatchNorm; for images from 8x8 up.
 
     Input (N, channels, H, W), output (N, classes).
@@ -52,10 +60,6 @@ class SmallCnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.outputs(self.features(images).mean(dim=(2, 3)))
-
-    def outputs(self, vector: Tensor) -> Tensor:
-        """Class outputs (N, classes) from feature vectors (N, width)."""
-        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
     def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
         """Split before the first trainable convolution."""
@@ -99,7 +103,7 @@ class Bottleneck(nn.Module):
         return torch.relu(self.main(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+class ResNet(Classifier):
     """ResNet with a 3x3 stem (small images) or a 7x7 stem with max pooling.
 
     Input (N, channels, H, W), output (N, classes).
@@ -122,10 +126,6 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.outputs(self.stages(self.stem(images)).mean(dim=(2, 3)))
-
-    def outputs(self, vector: Tensor) -> Tensor:
-        """Class outputs (N, classes) from feature vectors (N, width)."""
-        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
     def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
         """Split before the first trainable block."""

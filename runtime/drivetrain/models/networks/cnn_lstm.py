@@ -22,13 +22,13 @@ class CnnLstm(nn.Module):
         self,
         channels: int,
         outputs: int,
-        cnn_channels: Sequence[int],
-        kernel: int,
-        pool: int,
-        lstm_hidden: int,
-        lstm_layers: int,
-        bidirectional: bool,
-        dropout: float,
+        cnn_channels: Sequence[int] = (64, 64),
+        kernel: int = 5,
+        pool: int = 2,
+        lstm_hidden: int = 128,
+        lstm_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         widths = [channels, *cnn_channels]
@@ -106,19 +106,3 @@ class CnnLstm(nn.Module):
                     nn.init.ones_(parameter[hidden : 2 * hidden])
         nn.init.trunc_normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
-
-
-def build(
-    *,
-    channels: int,
-    outputs: int,
-    cnn_channels: Sequence[int] = (64, 64),
-    kernel: int = 5,
-    pool: int = 2,
-    lstm_hidden: int = 128,
-    lstm_layers: int = 1,
-    bidirectional: bool = False,
-    dropout: float = 0.1,
-) -> nn.Module:
-    """Build the network. Arguments are plain values, which `model/` stores to build the network again."""
-    return CnnLstm(channels, outputs, cnn_channels, kernel, pool, lstm_hidden, lstm_layers, bidirectional, dropout)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from drivetrain.job import Job
 from drivetrain.models.frozen_split import FrozenSplit
+from drivetrain.models.networks.cnn import Classifier
 from drivetrain.pretrained import families
 from drivetrain.pretrained.folder import Pretrained, quiet_transformers
 
 
-class VisionNetwork(nn.Module):
+class VisionNetwork(Classifier):
     """A backbone with one linear classifier.
 
     Input (N, channels, H, W), output (N, classes).
@@ -33,10 +34,6 @@ class VisionNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.outputs(pool_features(self.backbone(pixel_values=images), self.pooling))
-
-    def outputs(self, vector: Tensor) -> Tensor:
-        """Class outputs (N, classes) from feature vectors (N, width)."""
-        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
     def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
         """Split behind the backbone, if all of it is frozen."""
@@ -74,6 +71,20 @@ def pool_features(output: Any, pooling: str) -> Tensor:
     return hidden.mean(dim=(2, 3) if hidden.dim() == 4 else 1)  # type: ignore[no-any-return]
 
 
+def build_untrained(config: Mapping[str, Any]) -> nn.Module:
+    """Build a network of transformers with random weights, from the content of its config.json.
+
+    Raises:
+        ValueError: if the library would load more than the configuration.
+    """
+    if entry := families.find_external_entry(config):
+        raise ValueError(f"{entry} would load something from elsewhere")
+    settings = {name: value for name, value in config.items() if name != "model_type"}
+    with quiet_transformers() as transformers:
+        built = transformers.AutoConfig.for_model(config["model_type"], **settings)
+        return transformers.AutoModel.from_config(built, trust_remote_code=False)  # type: ignore[no-any-return]
+
+
 def build(*, config: Mapping[str, object], classes: int, width: int, pooling: str, dropout: float) -> nn.Module:
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
@@ -87,14 +98,7 @@ def build(*, config: Mapping[str, object], classes: int, width: int, pooling: st
     Raises:
         ValueError: if the library would load more than the configuration.
     """
-    if entry := families.find_external_entry(config):
-        raise ValueError(f"{entry} would load something from elsewhere")
-    settings = {name: value for name, value in config.items() if name != "model_type"}
-    with quiet_transformers() as transformers:
-        backbone = transformers.AutoModel.from_config(
-            transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
-        )
-    return VisionNetwork(backbone, classes, width, pooling, dropout)
+    return VisionNetwork(build_untrained(config), classes, width, pooling, dropout)
 
 
 def build_from_folder(

@@ -18,7 +18,8 @@ class LinearTable(nn.Module):
     """A linear layer over numbers, the bin shares of binned numbers, and one-hot categories.
 
     Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int, each only if the table has such
-    columns; the output is (N, outputs).
+    columns; the output is (N, outputs). `edges` are the bounds of each number's bins, ascending; a number without edges is
+    not binned.
     """
 
     binned_numbers: Tensor
@@ -50,11 +51,3 @@ class LinearTable(nn.Module):
         for column, size in enumerate(self.sizes):
             parts.append(functional.one_hot(inputs[-1][:, column].long(), size).to(self.classifier.weight.dtype))
         return self.classifier(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
-
-
-def build(*, numbers: int, categories: Sequence[int], outputs: int, edges: Sequence[Sequence[float]] = ()) -> nn.Module:
-    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
-
-    `edges` are the bounds of each number's bins, ascending; a number without edges is not binned.
-    """
-    return LinearTable(numbers, categories, outputs, edges)

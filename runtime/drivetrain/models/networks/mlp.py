@@ -122,16 +122,20 @@ class EmbeddedColumns(nn.Module):
 
 
 class Mlp(EmbeddedColumns):
-    """Linear layers with ReLU and dropout over embedded numbers and categories; the output is (N, outputs)."""
+    """Linear layers with ReLU and dropout over embedded numbers and categories; the output is (N, outputs).
+
+    `edges` are the bounds of each number's bins, ascending; a number without edges is not embedded. Networks that were
+    stored by older versions have no edges.
+    """
 
     def __init__(
         self,
         numbers: int,
         categories: Sequence[int],
         outputs: int,
-        hidden: Sequence[int],
-        embedding: int,
-        dropout: float,
+        hidden: Sequence[int] = (256, 256),
+        embedding: int = 8,
+        dropout: float = 0.1,
         edges: Sequence[Sequence[float]] = (),
         number_embedding: int = 0,
     ) -> None:
@@ -159,22 +163,3 @@ class Mlp(EmbeddedColumns):
         nn.init.trunc_normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
         self.initialize_categories()
-
-
-def build(
-    *,
-    numbers: int,
-    categories: Sequence[int],
-    outputs: int,
-    hidden: Sequence[int] = (256, 256),
-    embedding: int = 8,
-    dropout: float = 0.1,
-    edges: Sequence[Sequence[float]] = (),
-    number_embedding: int = 0,
-) -> nn.Module:
-    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
-
-    `edges` are the bounds of each number's bins, ascending; a number without edges is not embedded. Networks that were
-    stored by older versions have no edges.
-    """
-    return Mlp(numbers, categories, outputs, hidden, embedding, dropout, edges, number_embedding)

@@ -61,6 +61,7 @@ class TabM(EmbeddedColumns):
 
     In training the outputs are those of each member, (N, members, outputs), whose losses are averaged. In evaluation they
     are (N, outputs): the mean of the members' numbers, or the logarithms or log odds of the mean of their probabilities.
+    `edges` are those of `Mlp`.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class TabM(EmbeddedColumns):
         hidden: Sequence[int],
         embedding: int,
         dropout: float,
-        edges: Sequence[Sequence[float]],
-        number_embedding: int,
+        edges: Sequence[Sequence[float]] = (),
+        number_embedding: int = 0,
     ) -> None:
         super().__init__(numbers, categories, embedding, edges, number_embedding)
         self.kind = kind
@@ -116,23 +117,3 @@ def average_members(outputs: Tensor, kind: str) -> Tensor:
 def choose_kind(head: Head) -> str:
     """What the outputs of a head mean: exclusive `classes`, `labels` that can be true together, or `numbers`."""
     return "numbers" if not head.classes else "labels" if head.several else "classes"
-
-
-def build(
-    *,
-    numbers: int,
-    categories: Sequence[int],
-    outputs: int,
-    kind: str,
-    members: int,
-    hidden: Sequence[int],
-    embedding: int,
-    dropout: float,
-    edges: Sequence[Sequence[float]] = (),
-    number_embedding: int = 0,
-) -> nn.Module:
-    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
-
-    `edges` are the bounds of each number's bins, ascending; a number without edges is not embedded.
-    """
-    return TabM(numbers, categories, outputs, kind, members, hidden, embedding, dropout, edges, number_embedding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from drivetrain.data.dataset import Inputs, find_known_lengths
 from drivetrain.models import packed_attention
 from drivetrain.models.frozen_split import FrozenSplit
 from drivetrain.models.networks import bert
-from drivetrain.pretrained import families
+from drivetrain.models.networks.hf_vision import build_untrained
 from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet_transformers
 
 
@@ -48,13 +49,10 @@ def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -
     def note_input(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
         inputs_need_gradient.append(_get_hidden(args, keywords).requires_grad)
 
-    hooks = [layer.register_forward_pre_hook(note_input, with_kwargs=True) for layer in layers]
-    try:
-        with torch.enable_grad():
-            last = encoder(**name_inputs(encoder, inputs)).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks, torch.enable_grad():
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(note_input, with_kwargs=True))
+        last = encoder(**name_inputs(encoder, inputs)).last_hidden_state
     # The output of a layer is the input of the next one.
     return [*inputs_need_gradient[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
 
@@ -65,13 +63,11 @@ def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) ->
     def stop_at_layer(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
         raise _LayerReached(_get_hidden(args, keywords))
 
-    hook = layer.register_forward_pre_hook(stop_at_layer, with_kwargs=True)
-    try:
-        encoder(**name_inputs(encoder, inputs))
-    except _LayerReached as layer_input:
-        return layer_input.hidden
-    finally:
-        hook.remove()
+    with layer.register_forward_pre_hook(stop_at_layer, with_kwargs=True):
+        try:
+            encoder(**name_inputs(encoder, inputs))
+        except _LayerReached as layer_input:
+            return layer_input.hidden
     raise AssertionError("an encoder calls all of its layers")
 
 
@@ -257,15 +253,7 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     Raises:
         ValueError: if the library would load more than the configuration.
     """
-    if bert.can_build(config):
-        return TextNetwork(bert.Bert(config), outputs, pooling, dropout)
-    if entry := families.find_external_entry(config):
-        raise ValueError(f"{entry} would load something from elsewhere")
-    settings = {name: value for name, value in config.items() if name != "model_type"}
-    with quiet_transformers() as transformers:
-        encoder = transformers.AutoModel.from_config(
-            transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
-        )
+    encoder = bert.Bert(config) if bert.can_build(config) else build_untrained(config)
     return TextNetwork(encoder, outputs, pooling, dropout)
 
 

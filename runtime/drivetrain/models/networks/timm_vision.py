@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,7 @@ def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
         SpecError: if the file cannot be read, or has other tensors.
     """
     file = source.folder / "model.safetensors"
-    try:
-        weights = safetensors_file.read(file)
-    except (OSError, ValueError) as error:
-        source.refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again")
-    if wrong := _load_body(network, weights):
+    if wrong := _load_body(network, safetensors_file.read_or_refuse(file, source.refuse)):
         source.refuse(
             f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}",
             "weights of this architecture, and for some the image_size of its training",
@@ -161,16 +158,13 @@ def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
     if file.suffix != ".safetensors":
         description, action = f"{file} is not a .safetensors file", f"run `drivetrain convert {file}`"
         raise job.spec_error(key, description, "weights without pickle", action)
-    try:
-        weights = safetensors_file.read(file)
-    except (OSError, ValueError) as error:
-        raise job.spec_error(key, f"{file} cannot be read: {error}", "a complete file", "download it again") from None
-    if wrong := _load_body(network, weights):
+    refuse = partial(job.spec_error, key)
+    if wrong := _load_body(network, safetensors_file.read_or_refuse(file, refuse, "download it again")):
         description = (
             f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
         )
         action = "check that both come from the same network"
-        raise job.spec_error(key, description, "weights of this architecture", action)
+        raise refuse(description, "weights of this architecture", action)
 
 
 def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:

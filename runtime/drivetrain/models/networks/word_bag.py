@@ -35,7 +35,7 @@ class WordBag(nn.Module):
         dropout: share of tokens and pairs that are left out in training.
         damps_repeats: whether a token that is c times in a text counts 1 + ln c times, and a pair as well (sublinear term
             frequency, Manning et al. 2008, 6.4.1): the second time says less than the first.
-        pair_buckets: rows for pairs.
+        pair_buckets: rows for pairs. Models of earlier versions have neither of these two.
     """
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
@@ -114,18 +114,3 @@ def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
 def choose_pair_buckets(outputs: int) -> int:
     """The rows for pairs of a new network with so many outputs."""
     return MORE_PAIR_BUCKETS if outputs <= FEW_OUTPUTS else PAIR_BUCKETS
-
-
-def build(
-    *,
-    vocabulary: int,
-    outputs: Mapping[str, int],
-    dropout: float,
-    damps_repeats: bool = False,
-    pair_buckets: int = PAIR_BUCKETS,
-) -> nn.Module:
-    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
-
-    Models of earlier versions have no `damps_repeats` and no `pair_buckets`.
-    """
-    return WordBag(vocabulary, outputs, dropout, damps_repeats=damps_repeats, pair_buckets=pair_buckets)

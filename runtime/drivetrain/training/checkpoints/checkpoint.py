@@ -87,7 +87,7 @@ def save(
     except OSError as error:
         raise storage_error(final, error) from None
     finally:
-        remove_unfinished(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return final
 
 
@@ -99,13 +99,8 @@ def unfinished_folder(final: Path) -> Path:
 def create_unfinished(unfinished: Path) -> None:
     """Create the folder for an unfinished checkpoint, empty; raises OSError if it cannot be created."""
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(unfinished)
-    unfinished.mkdir()
-
-
-def remove_unfinished(unfinished: Path) -> None:
-    """Remove the folder of an unfinished checkpoint, if it exists."""
     shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
 
 
 def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int, files: Mapping[str, Entry]) -> None:
@@ -203,18 +198,12 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_latest(folder: Path) -> tuple[Loaded | None, list[str]]:
-    """Load the newest checkpoint that verifies; also returns a line for each damaged one. Cleans up the folder first.
+def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that verifies; also returns a line for each damaged one. Cleans up the folder first.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies; a run never restarts silently from zero.
     """
-    path, damaged = find_newest(folder)
-    return load(path) if path else None, damaged
-
-
-def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The path of the checkpoint that `load_latest` loads, and its lines about damaged ones; raises as it."""
     recover(folder)
     damaged: list[str] = []
     for path in reversed(run_files.list_checkpoints(folder)):

@@ -72,17 +72,10 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
     Raises:
         ValueError: if they cannot be read.
     """
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _read_metadata(folder).items()
-    }
     with warnings.catch_warnings():
         # A single process reads what several have written.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    return _group_by_file(tensors)
+        return _group_by_file(_read(folder, {}, alone=True))
 
 
 def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -96,21 +89,20 @@ def read_parts(ranks: Ranks, folder: Path, model: nn.Module) -> dict[str, dict[s
     Raises:
         PeerError: if another process is gone.
     """
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    parameters = model.state_dict()
-    tensors = {name: _allocate_target(name, entry, parameters) for name, entry in _read_metadata(folder).items()}
     with ranks.raising_peer_errors():
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
+        tensors = _read(folder, model.state_dict(), alone=False)
     return _group_by_file({name: get_local_part(value) for name, value in tensors.items()})
 
 
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    """Shape and dtype of the whole tensors by name, as torch describes them."""
+def _read(folder: Path, parameters: Mapping[str, Tensor], *, alone: bool) -> dict[str, Tensor]:
+    """All tensors by name, divided as the parameters that they belong to."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    return dict(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    tensors = {name: _allocate_target(name, entry, parameters) for name, entry in metadata.items()}
+    load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    return tensors
 
 
 def _allocate_target(name: str, entry: Any, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ folder is renamed then; so a process that is killed at any moment leaves the che
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from drivetrain.system.files import storage_error
 from drivetrain.training.checkpoints import checkpoint, divided_tensors
 from drivetrain.training.checkpoints.checkpoint import Loaded
 from drivetrain.training.checkpoints.manifest import DIVIDED_FORMAT, Entry, is_divided
+from drivetrain.training.peers import find_first_text
 from drivetrain.training.run import Run
 
 
@@ -53,10 +55,9 @@ def _read_together(ranks: Ranks, path: Path | None, model: nn.Module) -> Loaded:
     header = {"path": str(path.resolve()), "state": checkpoint.read_state(path)} if path else None
     leader_header = json.loads(ranks.copy_text_from(0, json.dumps(header)))
     folder = Path(leader_header["path"])
-    sees_folder = [bool(row[0]) for row in ranks.all_gather([float(folder.is_dir())])]
-    if not all(sees_folder):
+    if node := find_first_text(ranks, "" if folder.is_dir() else find_node_name()):
         raise CheckpointError(
-            f"{ranks.copy_text_from(sees_folder.index(False), find_node_name())} does not see {folder}, from which the run resumes",
+            f"{node} does not see {folder}, from which the run resumes",
             "a run folder that all processes see under one path, since each reads its part of the weights "
             "(optimize.sharding)",
             "choose a folder on a file system that all machines share, with --runs DIR",
@@ -142,7 +143,7 @@ def save_together(run: Run, name: str, tensors: Mapping[str, Tensors], state: Ma
         )
     finally:
         if ranks.is_rank0:
-            checkpoint.remove_unfinished(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
     return final
 
 
@@ -155,10 +156,9 @@ def _run_in_all(ranks: Ranks, path: Path, function: Callable[[], object]) -> Non
         problem = error.given
     except OSError as error:
         problem = storage_error(path, error).given
-    has_problem = [bool(row[0]) for row in ranks.all_gather([float(bool(problem))])]
-    if any(has_problem):
+    if first_problem := find_first_text(ranks, problem):
         raise StorageError(
-            ranks.copy_text_from(has_problem.index(True), problem),
+            first_problem,
             "a run folder with free space that all processes see under one path, since each writes its part of the "
             "weights (optimize.sharding)",
             "free disk space, or choose a folder on a file system that all machines share, with --runs DIR",

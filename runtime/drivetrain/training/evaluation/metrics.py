@@ -13,8 +13,7 @@ from drivetrain.distributed.ranks import Ranks
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.units import format_bytes
-from drivetrain.training.evaluation.scores import ClassScores, LabelScores, NumberScores, build_scores
-from drivetrain.training.evaluation.worst_mistakes import NumberSamples, WorstMistakes
+from drivetrain.training.evaluation.scores import ClassScores, build_scores
 from drivetrain.training.losses import HeadLoss, Objective
 
 MAX_WAITING_BYTES = 256 * 2**20
@@ -32,10 +31,6 @@ class MetricAccumulator:
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
         self.heads, self.objective = heads, objective
         self.scores = {name: build_scores(head) for name, head in heads.items()}
-        self.worst = {name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)}
-        self.numbers = {
-            name: NumberSamples(heads[name]) for name, score in self.scores.items() if isinstance(score, NumberScores)
-        }
         self.loss_sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
         self.waiting_outputs: list[tuple[str, Tensor, Tensor]] = []
         """Head, outputs and targets of batches whose loss can only be computed for all samples together."""
@@ -46,18 +41,17 @@ class MetricAccumulator:
         With the sample ids, `ids`, the worst mistakes are collected, too.
         """
         fault_point("evaluation batch")
-        for name in self.heads:
+        for name, score in self.scores.items():
             head_outputs = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
             head_targets, head_ids = targets[name], ids
             # Samples without a label count nothing.
-            if name in self.worst and head_targets.ndim == 1 and bool((head_targets == NO_LABEL).any()):
+            if isinstance(score, ClassScores) and head_targets.ndim == 1 and bool((head_targets == NO_LABEL).any()):
                 has_label = head_targets != NO_LABEL
                 head_outputs, head_targets = head_outputs[has_label], head_targets[has_label]
                 head_ids = None if ids is None else ids[has_label.cpu().numpy()]
-            self.scores[name].update(head_outputs, head_targets)
-            samples = self.worst.get(name) or self.numbers.get(name)
-            if head_ids is not None and samples:
-                samples.update(head_ids, head_outputs, head_targets)
+            score.update(head_outputs, head_targets)
+            if head_ids is not None and score.examples:
+                score.examples.update(head_ids, head_outputs, head_targets)
             if self.objective is not None:
                 self._add_loss(name, head_outputs, head_targets)
 
@@ -89,16 +83,15 @@ class MetricAccumulator:
         """Sum everything over all processes, which call it together."""
         self._add_waiting()
         local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
-        sampled: list[WorstMistakes | NumberSamples] = [*self.worst.values(), *self.numbers.values()]
-        tables = [samples.to_table(ranks.number, ranks.count) for samples in sampled]
+        examples = [score.examples for score in self.scores.values() if score.examples]
+        tables = [samples.to_table(ranks.number, ranks.count) for samples in examples]
         global_sums = ranks.all_reduce_sum([*local_sums, *tables])
         for local_sum, global_sum in zip(local_sums, global_sums, strict=False):
             local_sum.copy_(global_sum)
-        for samples, table in zip(sampled, global_sums[len(local_sums) :], strict=True):
+        for samples, table in zip(examples, global_sums[len(local_sums) :], strict=True):
             samples.read_table(table)
         for score in self.scores.values():
-            if isinstance(score, LabelScores | ClassScores):
-                score.gather(ranks)
+            score.gather(ranks)
 
     def metrics(self, prefix: str = "validation/") -> dict[str, float]:
         """All metrics by name, such as `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
@@ -107,14 +100,15 @@ class MetricAccumulator:
         total_loss = 0.0
         for name, head in self.heads.items():
             # A head for which no sample has a label has no metrics.
-            if name in self.worst and not self.scores[name].counts()[0].any():
+            score = self.scores[name]
+            if isinstance(score, ClassScores) and not score.counts()[0].any():
                 continue
             head_prefix = f"{prefix}{name}/" if name else prefix
             if self.objective is not None:
                 weight_sum = 1.0 if self.objective.losses[name].is_summed else self.loss_sums[name][1]
                 by_name[f"{head_prefix}loss"] = float(self.loss_sums[name][0] / weight_sum)
                 total_loss += head.weight * by_name[f"{head_prefix}loss"]
-            by_name |= {head_prefix + metric: value for metric, value in self.scores[name].compute().items()}
+            by_name |= {head_prefix + metric: value for metric, value in score.compute().items()}
         combined = {f"{prefix}loss": total_loss} if self.objective is not None and "" not in self.heads else {}
         return combined | by_name
 
@@ -126,21 +120,14 @@ class MetricAccumulator:
             decisive_metric: the metric that chooses the weights, for which thresholds are measured; none are without it.
         """
         metric_name = decisive_metric.rpartition("/")[2]
-        by_head: dict[str, object] = {}
-        for name, score in self.scores.items():
-            classes = {"classes": list(self.heads[name].classes)}
-            if isinstance(score, ClassScores):
-                by_head[name] = classes | {
-                    "matrix": score.matrix.tolist(),
-                    "mistakes": self.worst[name].to_json(),
-                    "calibration": score.calibration(),
-                    "thresholds": score.measure_gains(metric_name),
-                }
-            elif isinstance(score, LabelScores):
-                by_head[name] = classes | score.to_json(metric_name)
-            elif isinstance(score, NumberScores):
-                by_head[name] = self.numbers[name].to_json()
-        return by_head
+        records = {name: score.to_json(metric_name) for name, score in self.scores.items()}
+        return {name: record for name, record in records.items() if record is not None}
+
+    def list_mistakes(self) -> list[int]:
+        """The ids of the samples with the most confident wrong classes."""
+        return [
+            row[1] for score in self.scores.values() if isinstance(score, ClassScores) for row in score.examples.rows
+        ]
 
 
 def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:

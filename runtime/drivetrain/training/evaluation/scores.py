@@ -16,12 +16,38 @@ from drivetrain.distributed.ranks import Ranks
 from drivetrain.job.job import KAPPA, MAPE, SCALED_RMSE
 from drivetrain.training.evaluation import calibration
 from drivetrain.training.evaluation.calibration import TEMPERATURES
+from drivetrain.training.evaluation.worst_mistakes import NumberSamples, WorstMistakes
 
 THRESHOLD_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy", KAPPA)
 """Metrics that a threshold changes."""
 
 
-class LabelScores:
+class Scores:
+    """The scores of one head; of targets that only the user's loss can interpret: none."""
+
+    examples: WorstMistakes | NumberSamples | None = None
+    """Single samples that the report shows."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch: outputs (N, outputs), and the targets of the same samples."""
+
+    def counts(self) -> list[Tensor]:
+        """The counts; those of different samples can be added."""
+        return []
+
+    def gather(self, ranks: Ranks) -> None:
+        """Collect the rows of all processes, which call it together."""
+
+    def compute(self) -> dict[str, float]:
+        """The scores by metric name."""
+        return {}
+
+    def to_json(self, decisive_metric: str) -> dict[str, object] | None:
+        """What the report shows beside the scores, with what thresholds gain in the metric that decides; None for nothing."""
+        return None
+
+
+class LabelScores(Scores):
     """Scores of labels that can be true together (multi-label), predicted from the head's thresholds.
 
     The share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions (micro_f1), and the mean of the
@@ -78,13 +104,14 @@ class LabelScores:
         return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """Samples, and by label those that have it, that were predicted to, both, and the average precision; what other
+        """Classes, samples, and by label those that have it, that were predicted to, both, and the average precision; what other
         thresholds gain in the metric that decides.
         """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
         gains = calibration.measure_gains(self.kept_rows[0], calibration.LABEL_METRICS, decisive_metric)
-        return {"samples": int(self.samples), "labels": [list(row) for row in rows], "thresholds": gains}
+        labels = [list(row) for row in rows]
+        return {"classes": list(self.head.classes), "samples": int(self.samples), "labels": labels, "thresholds": gains}
 
 
 def _list_at_half(scores: LabelScores | ClassScores | None) -> dict[str, float]:
@@ -119,7 +146,7 @@ def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
     return (new_hits * hits_at_ends / (last_of_ties + 1)).sum() / truth.double().sum().clamp_min(1)
 
 
-class ClassScores:
+class ClassScores(Scores):
     """Scores of exclusive classes; `matrix` is (classes, classes), truth by row.
 
     Of the most probable class: accuracy, and macro F1 and balanced accuracy (mean recall) over the classes that occur. Of the
@@ -135,6 +162,7 @@ class ClassScores:
     def __init__(self, head: Head) -> None:
         self.classes, self.temperature = len(head.classes), head.temperature
         self.head = head
+        self.examples: WorstMistakes = WorstMistakes()
         self.at_half = ClassScores(replace(head, thresholds=())) if head.thresholds else None
         self.have_order = have_order(head.classes)
         self.matrix = torch.zeros(self.classes, self.classes, dtype=torch.int64)
@@ -212,6 +240,16 @@ class ClassScores:
         chance = float((distances * expected).sum())
         return {KAPPA: 1 - float((distances * counts).sum()) / chance} if chance else {}
 
+    def to_json(self, decisive_metric: str) -> dict[str, object]:
+        """The classes, the confusion matrix (truth by row), the worst mistakes, and what calibrates a model."""
+        return {
+            "classes": list(self.head.classes),
+            "matrix": self.matrix.tolist(),
+            "mistakes": self.examples.to_json(),
+            "calibration": self.calibration(),
+            "thresholds": self.measure_gains(decisive_metric),
+        }
+
     def calibration(self) -> dict[str, object]:
         """The record that calibrates a model: samples, confidence and correct predictions by bin, log loss by temperature."""
         total = max(1, int(self.matrix.sum()))
@@ -245,7 +283,7 @@ def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
     return float((ranks[rank_indices][truth > 0.5].sum() - positive * (positive + 1) / 2) / pairs)
 
 
-class NumberScores:
+class NumberScores(Scores):
     """MAE, RMSE, R2 and MAPE in the units of the data; no MAPE if a true number is 0.
 
     Of several columns each has its own, `COLUMN/rmse`; those without a column are over all of them: the mean of the MAE and
@@ -255,6 +293,7 @@ class NumberScores:
 
     def __init__(self, head: Head) -> None:
         self.columns = head.columns
+        self.examples: NumberSamples = NumberSamples(head)
         self.std, self.mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))
         self.sums = torch.zeros(6, len(head.columns), dtype=torch.float64)
         self.samples = torch.zeros(1, dtype=torch.int64)
@@ -296,29 +335,15 @@ class NumberScores:
                     scores[f"{column}/{MAPE}"] = float(mape[index])
         return scores
 
-
-class NoScores:
-    """Scores of targets that only the user's loss can interpret: none."""
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Nothing to add."""
-
-    def counts(self) -> list[Tensor]:
-        """The counts; there are none."""
-        return []
-
-    def compute(self) -> dict[str, float]:
-        """No scores."""
-        return {}
-
-
-Scores = ClassScores | LabelScores | NumberScores | NoScores
+    def to_json(self, decisive_metric: str) -> dict[str, object]:
+        """True and predicted numbers, and the largest errors."""
+        return self.examples.to_json()
 
 
 def build_scores(head: Head) -> Scores:
     """The scores for a head's kind of output."""
     if not head.outputs:
-        return NoScores()
+        return Scores()
     if not head.classes:
         return NumberScores(head)
     return LabelScores(head) if head.several else ClassScores(head)
