@@ -263,8 +263,7 @@ class Ema:
         """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
         self.average = {name: value.detach().clone() for name, value in get_local_state(model).items()}
         """The averaged tensors by name; of a divided network the parts of this process."""
-        floats = {name: value for name, value in self.average.items() if value.is_floating_point()}
-        self.averaged_names = {name for name, value in floats.items() if torch.isfinite(value).all()}
+        self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
         """Names of what is averaged; all else is copied, such as a mask of minus infinity, whose average would be NaN."""
 
     @torch.no_grad()
@@ -329,3 +328,7 @@ def lerp_together(averages: list[Tensor], values: list[Tensor], weight: Tensor) 
     changes = torch._foreach_sub(values, averages)
     torch._foreach_mul_(changes, weight)
     torch._foreach_add_(averages, changes)
+
+
+def _is_finite(value: Tensor) -> bool:
+    return value.is_floating_point() and bool(torch.isfinite(value).all())
