@@ -113,6 +113,8 @@ def test_texts_are_weighted_as_by_scikit_learn(tmp_path: Path) -> None:
     # Which column a token or pair has differs; the products of texts do not.
     assert ours.shape == theirs.shape
     np.testing.assert_allclose((ours @ ours.T).toarray(), (theirs @ theirs.T).toarray(), atol=1e-5)
+    features.fit(data.train, ids[:1])  # nothing is in two texts
+    assert features.read_linear(data.train, ids).shape == (len(ids), 1)
 
 
 def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

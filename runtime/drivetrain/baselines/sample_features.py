@@ -170,16 +170,21 @@ class TextFeatures(Features):
 
     def fit(self, split: Split, ids: Ids) -> None:
         """Count in how many training texts each token and pair occurs; what occurs in one alone says nothing of others."""
-        counts = self._count_all(split, ids)
-        self._columns = np.flatnonzero(np.bincount(counts.indices, minlength=HASHED_COLUMNS) >= LEAST_TEXTS)
-        self._weighting.fit(counts[:, self._columns])
+        texts = np.zeros(HASHED_COLUMNS, np.int64)
+        for part in _chunks(ids):
+            texts += np.bincount(_count_pairs(split, part).indices, minlength=HASHED_COLUMNS)
+        self._columns = np.flatnonzero(texts >= LEAST_TEXTS)
+        if not len(self._columns):  # which scikit-learn refuses
+            self._columns = np.arange(1)
+        self._weighting.fit(self._count_all(split, ids))
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """One row a text, of length 1."""
-        return self._weighting.transform(self._count_all(split, ids)[:, self._columns], copy=False)
+        return self._weighting.transform(self._count_all(split, ids), copy=False)
 
     def _count_all(self, split: Split, ids: Ids) -> Any:
-        return sparse.vstack([_count_pairs(split, part) for part in _chunks(ids)], format="csr")
+        """The counts in the columns that are used, without ever keeping the others, which are more."""
+        return sparse.vstack([_count_pairs(split, part)[:, self._columns] for part in _chunks(ids)], format="csr")
 
 
 def _count_pairs(split: Split, ids: Ids) -> Any:

@@ -12,6 +12,7 @@ from pyarrow import ipc, parquet
 
 from drivetrain.data.formats import csv_layout, parquet_file, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.formats.csv_file import CsvReader
 from drivetrain.errors import DataError
 from tests.messages import saying
 
@@ -165,6 +166,13 @@ def test_only_required_columns_are_read(tmp_path: Path) -> None:
     assert table_file.read(path, "k", leave=("b",)).column_names == ["a", "c"]
 
 
+@pytest.mark.parametrize("text", ["a,b\n", "a,b"])
+def test_the_first_rows_of_a_file_without_rows_are_an_error(tmp_path: Path, text: str) -> None:
+    reader = CsvReader(write_file(tmp_path, "a.csv", text), "k", CsvFiles())
+    with pytest.raises(DataError, match="has a header and no rows"):
+        reader.head(5)
+
+
 def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.csv", 'a,b\n"two\nlines",2\n')
     assert table_file.read(path, "k", required={"a": "data.text"}, only=True).to_pydict() == {"a": ["two\nlines"]}
@@ -179,6 +187,8 @@ def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Pat
         ("zero.csv", "", ["data.train: ", "zero.csv is empty (0 bytes)"]),
         ("blank.csv", "\n\n", ["has no rows"]),
         ("header.csv", "a,b\n", ["has a header and no rows"]),
+        ("header alone.csv", "a,b", ["has a header and no rows"]),
+        ("cut off.csv", "a,b\n1,2\n".encode("utf-16") + b"3", ["cannot be read", "truncated data"]),
         (
             "mixed.csv",
             "a\nñandú\n".encode() + "cañón\n".encode("latin-1"),

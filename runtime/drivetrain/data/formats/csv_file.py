@@ -73,7 +73,9 @@ class CsvReader:
 
         def block(path: Path, **options: Any) -> Any:
             with csv.open_csv(path, **options) as reader:
-                return Table.from_batches([next(iter(reader))])
+                if (batch := next(iter(reader), None)) is None:
+                    raise csv_layout.header_only_error(self.path, self.key)
+                return Table.from_batches([batch])
 
         parse = partial(self._parse, block)
         table = parse(self.names(), ())
@@ -106,8 +108,12 @@ class CsvReader:
             self._check_lengths()
             if self._enlarge_blocks():
                 return self._parse(parse, columns, text)
+            if not self.layout.rows:
+                raise csv_layout.header_only_error(self.path, self.key) from None
             raise
         except UnicodeDecodeError as error:
+            if error.reason == "truncated data":  # the encoding is right
+                raise
             raise DataError(
                 f"{self.key}: {self.path} has a byte 0x{error.object[error.start]:02X} that {self.layout.encoding} "
                 "does not have",

@@ -45,7 +45,7 @@ class CsvLayout:
     """A key of SIGNS."""
     encoding: str
     names: tuple[str, ...]
-    """The header, without `blank` names; empty if only the parser of the whole file can tell."""
+    """The header, without `blank` names; empty if the file has none, or Python's csv module cannot read it."""
     blank: int = 0
     """Columns at the end without name and values: each row ends in separators."""
     skipped: int = 0
@@ -270,7 +270,7 @@ def is_number(cell: str) -> bool:
 
 
 def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
-    """Return the column names; None where only the reader of the whole file can tell.
+    """Return the column names; None if the file, or what should be its header, cannot be read.
 
     Raises:
         DataError: if there is no header or no row, or if encoding, separator or names are not clear; names `key`.
