@@ -78,7 +78,7 @@ from drivetrain.supervisor import supervisor
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor.supervisor import TrainRequest
 
-def train(request, count, environment, forward, run, arguments=(), placement=None):
+def train(request, count, environment, forward, run, arguments=()):
     plan = json.loads((run.path / "plan.json").read_text())
     is_whole = next(row["value"] for row in plan["decisions"] if row["name"] == "micro_batch") == "off"
     program = f"memory = b'x' * ({600 if is_whole else 6} << 20)"

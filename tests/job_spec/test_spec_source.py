@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,10 @@ def test_through_the_command_line_of_a_child(source: SpecSource) -> None:
         source.folder,
         source.code,
     )
+
+
+def test_settings_that_are_long_together_reach_a_child() -> None:
+    """Linux takes at most 128 KiB in one argument."""
+    source = SpecSource(Path("a.yaml"), [f"name={letter * 50_000}" for letter in "abc"])
+    assert max(len(word) for word in source.options()) < 128 << 10
+    subprocess.run(["true", *source.options()], check=True)

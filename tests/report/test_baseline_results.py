@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,25 @@ def test_what_is_written_is_read_and_the_last_of_a_name_counts() -> None:
     assert network_comparison is not None
     assert network_comparison.samples == 12
     assert compare_network({}, "validation/accuracy", {"validation/accuracy": 0.8}) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"name": None},
+        {"name": 5},
+        {"rows": None},
+        {"rows": "many"},
+        {"seconds": None},
+        {"metrics": []},
+        {"metrics": None},
+    ],
+    ids=str,
+)
+def test_a_damaged_row_is_left_out(damage: dict[str, object]) -> None:
+    data: dict[str, Any] = to_json([row(CONSTANT, 0.5), row(LINEAR, 0.6)], samples=12, seconds=15)
+    data["baselines"][1] |= damage
+    assert [baseline.name for baseline in from_json(data)[0]] == [CONSTANT]
 
 
 def test_compared_runs_show_the_best_simple_model_of_each() -> None:

@@ -1,6 +1,6 @@
 """Fits the simple models beside a run that has ended; the child of `drivetrain.supervisor.baseline_run`.
 
-python -m drivetrain.baselines.baselines_process RUN SPEC SECONDS [--set key=value ...]
+python -m drivetrain.baselines.baselines_process RUN SPEC SECONDS [--set key=value ...] [--source JSON]
 
 After each of them it writes baselines.json, so that what is there when its time is over counts.
 """

@@ -291,7 +291,7 @@ class _Cells(ShortForm):
 
 
 STORE_PATTERN = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[^?#@]*)?$"
-"""For editors; `parse` decides."""
+"""For editors; `check_store_address` decides."""
 
 
 def check_store_address(value: object) -> object:

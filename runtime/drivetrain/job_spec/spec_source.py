@@ -111,20 +111,18 @@ class SpecSource:
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
-        settings = {
-            "assignments": [*self.assignments],
-            "measured": dict(self.measured),
-            "code": self.code and {**self.code},
-        }
+        # One argument each: Linux takes at most 128 KiB in one.
+        assignments = [word for assignment in self.assignments for word in ("--set", assignment)]
+        settings = {"measured": dict(self.measured), "code": self.code and {**self.code}}
         paths = {"folder": self.folder and str(self.folder), "copy": self.copy and str(self.copy)}
-        return ["--source", json.dumps(settings | paths)]
+        return [*assignments, "--source", json.dumps(settings | paths)]
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> SpecSource:
         """The source that the parent of this process has passed on."""
         settings = json.loads(arguments.source)
         paths = {name: Path(settings[name]) for name in ("folder", "copy") if settings.get(name)}
-        return cls(arguments.spec, **settings | paths, is_child=True)
+        return cls(arguments.spec, arguments.set, **settings | paths, is_child=True)
 
 
 def fetch(job: Job) -> Job:
@@ -144,4 +142,5 @@ def _use_fetched(job: Job) -> Job:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Let a program take the spec and what `SpecSource.options` adds."""
     parser.add_argument("spec", type=Path)
+    parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--source", default="{}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from math import isfinite, sqrt
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
@@ -50,6 +53,9 @@ class Baseline:
         if self.name == CONSTANT and article:
             return "a constant answer"
         return TITLES.get(self.name, self.name)
+
+
+_BASELINE = TypeAdapter(Baseline)
 
 
 @dataclass(frozen=True)
@@ -175,10 +181,13 @@ def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: fl
 
 def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skipped, ...]]:
     """What `to_json` wrote; what cannot be read is left out."""
-    names = {part.name for part in fields(Baseline)}
-    complete = (row for row in read_objects(data, "baselines") if names <= row.keys())
-    rows = tuple(Baseline(**{name: row[name] for name in names}) for row in complete)
-    return rows, tuple(Skipped(str(row.get("name")), str(row.get("reason"))) for row in read_objects(data, "skipped"))
+    rows: list[Baseline] = []
+    for row in read_objects(data, "baselines"):
+        with contextlib.suppress(ValidationError):
+            rows.append(_BASELINE.validate_python(row))
+    return tuple(rows), tuple(
+        Skipped(str(row.get("name")), str(row.get("reason"))) for row in read_objects(data, "skipped")
+    )
 
 
 def compare_network(

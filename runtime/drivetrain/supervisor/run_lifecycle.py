@@ -21,6 +21,8 @@ from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
 """By exit code; every other one has failed."""
+STANDARD_ERROR = 2
+"""File of the messages of this process."""
 
 
 class RunLifecycle:
@@ -63,15 +65,19 @@ class RunLifecycle:
         say(f"run {self.run.path} {how}")
         self.tracker = start_tracker(self.run.path, track)
 
-    def end(self, code: int) -> bool:
-        """Record that the attempt has ended with this exit code; returns whether there still is a run.
-
-        Nothing was trained in a copy that the trainer refused, so it must not stand in the way of the next `extend`.
-        """
+    def record_end(self, code: int) -> None:
+        """Record that the attempt has ended with this exit code."""
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format()}
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         if code == 0:
             provenance.write(self.run.path, self.state["commits"])
+
+    def end(self, code: int) -> bool:
+        """Record that the trainer has ended with this exit code; returns whether there still is a run.
+
+        Nothing was trained in a copy that the trainer refused, so it must not stand in the way of the next `extend`.
+        """
+        self.record_end(code)
         is_refused = extended_run.is_refused(self.run, code)
         if is_refused:
             if self.tracker:
@@ -106,6 +112,8 @@ class RunLifecycle:
             [sys.executable, "-m", "drivetrain.report", str(run)],
             child_process.build_environment({}),
             output=output,
+            # A program that hides what is printed shows errors all the same; its sys.stderr may be no file.
+            errors=None if output is None else STANDARD_ERROR,
             # Between fork and exec no code runs in a program that is not ours, whose threads may hold any lock.
             outlives_us=output is not None,
         )

@@ -233,7 +233,7 @@ def _run(
     # Last, so that the copy has the report, too.
     copied = copies.finish(run.path, code) if copies else code
     if copied != code:
-        lifecycle.end(copied)
+        lifecycle.record_end(copied)
     return copied
 
 

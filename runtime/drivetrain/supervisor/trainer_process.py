@@ -1,6 +1,6 @@
 """The trainer: the supervisor's child that imports torch, assembles the run and trains it.
 
-python -m drivetrain.supervisor.trainer_process RUN SPEC [--set key=value ...] [--measured-values JSON] [--trace] [--measured]
+python -m drivetrain.supervisor.trainer_process RUN SPEC [--set key=value ...] [--source JSON] [--trace] [--measured]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measuring programs of `tuning/processes`: how a command runs one in a child, under a plan, and what each begins with.
 
-    python -m drivetrain.tuning.processes.NAME FOLDER REQUEST SPEC [--set key=value ...]
+    python -m drivetrain.tuning.processes.NAME FOLDER REQUEST SPEC [--set key=value ...] [--source JSON]
 
 FOLDER holds hardware.json and plan.json. REQUEST is JSON: what the program takes beside them, which most do not.
 """
