@@ -123,10 +123,7 @@ class HeadTraining:
         layers, bags = self._find_trained_heads(), self._find_bags()
         heads: Mapping[str, SolvableHead] = layers or bags
         obstacle = self._find_obstacle(heads)
-        samples, width = len(self.dataset.train) + len(self.dataset.validation), sum(h.width for h in layers.values())
-        obstacle = obstacle or (
-            self._find_obstacle_of_bags(bags) if bags else self._compare_with_memory(4 * width * samples)
-        )
+        obstacle = obstacle or (self._find_obstacle_of_bags(bags) if bags else self._find_lack_of_memory(layers))
         if obstacle and requested is True:
             raise SpecError(self._refuse(obstacle))
         return ({}, obstacle if heads else "") if obstacle else (heads, "")
@@ -221,6 +218,10 @@ class HeadTraining:
             return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them all the same"
         # Each value with its column, while they are sorted in three forms; weights, gradients and the solver's memory of both.
         return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 8))
+
+    def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:
+        width = sum(head.width for head in heads.values())
+        return self._compare_with_memory(4 * width * (len(self.dataset.train) + len(self.dataset.validation)))
 
     def _compare_with_memory(self, needed: int) -> str | None:
         """Why so many bytes of features are too many; None if they are not."""

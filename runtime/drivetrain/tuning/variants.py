@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -187,11 +188,15 @@ class VariantBuilder:
     def __init__(self, search: MicroBatchSearch) -> None:
         self.search, self.say = search, search.say
         self.run = search.assemble_copy(search.plan)
-        self.facts = inspect_workload(search.dataset, search.network.module)
         self.batches_by_kind: dict[Value, list[Batch]] = {}
         self.compared_steps = COMPARED_STEPS
         """Steps whose losses and gradient norms are compared."""
         self.reference_numbers: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
+
+    @cached_property
+    def facts(self) -> Workload:
+        """What the choices of optimizations depend on; the network computes a sample for it."""
+        return inspect_workload(self.search.dataset, self.search.network.module)
 
     def build(self, plan: Plan) -> Variant:
         """A new copy of the network under a plan, at the first batch."""

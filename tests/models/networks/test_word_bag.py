@@ -65,6 +65,15 @@ def test_repeated_tokens_and_pairs_count_with_the_logarithm_of_their_number() ->
     torch.testing.assert_close(bag(ids, torch.ones_like(ids))[0], bag.biases[0] + SHARPNESS * total / 13**0.5)
 
 
+def test_repeats_are_counted_alike_in_an_exported_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    bag = make_bag({"": 3}, damps_repeats=True).eval()
+    ids = torch.randint(10, (6, 40), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(40) < torch.tensor([[1], [2], [40], [17], [5], [39]])).long()
+    outputs = bag(ids, mask)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(bag(ids, mask), outputs)
+
+
 @pytest.mark.parametrize("damps_repeats", [False, True])
 def test_padding_changes_nothing_and_order_does(damps_repeats: bool) -> None:
     bag = make_bag({"": 3}, damps_repeats=damps_repeats)
