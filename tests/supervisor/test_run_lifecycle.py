@@ -40,10 +40,10 @@ def test_an_error_of_the_report_is_shown_where_its_output_is_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho progress\necho the disk is full >&2\nexit 4\n")
+    program.write_text("#!/bin/sh\necho progress\necho disk full >&2\nexit 4\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     lifecycle(tmp_path).report(output=subprocess.DEVNULL)
     shown = capfd.readouterr()
-    assert shown.err == "the disk is full\n"
+    assert shown.err == "disk full\n"
     assert "progress" not in shown.out
