@@ -186,7 +186,8 @@ def read_run(run: Path) -> dict[str, Any]:
     figures |= {"forecast": result.get("forecast"), "train_seconds": result["seconds"]}
     path = run / "baselines.json"
     simple = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    comparison = compare_network(simple, best["metric"], {best["metric"]: best["value"], **(best.get("metrics") or {})})
+    metrics = {best["metric"]: best["value"], **(best.get("metrics") or {}), **result["test"]["metrics"]}
+    comparison = compare_network(simple, best["metric"], metrics)
     if comparison is None or not comparison.is_complete or (lead := comparison.compute_lead()) is None:
         return figures
     uncertainty = comparison.compute_uncertainty()

@@ -105,6 +105,31 @@ def test_what_is_written_is_read_and_the_last_of_a_name_counts() -> None:
     assert compare_network({}, "validation/accuracy", {"validation/accuracy": 0.8}) is None
 
 
+def test_the_final_test_judges_where_there_was_one() -> None:
+    """The validation samples have chosen the network's weights, and not those of the simple models."""
+    rows = [
+        Baseline(LINEAR, {"validation/accuracy": 0.96, "test/accuracy": 0.97}, 900, 900, 1.0),
+        Baseline(TREES, {"validation/accuracy": 0.95, "test/accuracy": 0.94}, 900, 900, 1.0),
+    ]
+    network = {"validation/accuracy": 0.99, "validation/loss": 0.1, "test/accuracy": 0.93}
+    data = to_json(rows, samples=400, seconds=15, test_samples=10_000)
+    tested = compare_network(data, "validation/loss", network)
+    assert tested is not None
+    assert (tested.metric, tested.network, tested.samples) == ("test/accuracy", 0.93, 10_000)
+    assert tested.compute_lead() == pytest.approx(-0.04)
+    close = compare_network(data, "validation/loss", network | {"test/accuracy": 0.9699})
+    assert close is not None
+    assert says(close.describe_verdict(), "good-within-test-samples-tell", "10,000")
+    # Without its number of samples, as in runs of earlier versions, or of the network, it cannot be judged.
+    for known in (data | {"test_samples": None}, {name: data[name] for name in data if name != "test_samples"}):
+        earlier = compare_network(known, "validation/loss", network)
+        assert earlier is not None
+        assert (earlier.metric, earlier.samples) == ("validation/accuracy", 400)
+    untested = compare_network(data, "validation/loss", {"validation/accuracy": 0.99, "validation/loss": 0.1})
+    assert untested is not None
+    assert untested.metric == "validation/accuracy"
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -55,7 +55,10 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
     outcomes = []
     for outcome in measure(job, dataset, seconds - process_seconds()):
         outcomes.append(outcome)
-        content = baseline_results.to_json(outcomes, samples=len(dataset.validation), seconds=seconds)
+        tested = len(dataset.test.split) if dataset.test else None
+        content = baseline_results.to_json(
+            outcomes, samples=len(dataset.validation), seconds=seconds, test_samples=tested
+        )
         RunFiles(run).write_json(BASELINES_FILE, content)
 
 

@@ -74,7 +74,7 @@ class Comparison:
     network: float
     rows: tuple[Baseline, ...]
     samples: int | None
-    """Validation samples."""
+    """Samples of the evaluation: of the final test, or of validation."""
     is_complete: bool = True
     """Whether the linear model was fitted, or cannot be for a known reason; else there was not enough time."""
     skipped_reason: str = ""
@@ -96,7 +96,7 @@ class Comparison:
         return -gap if lower_is_better(self.metric) else gap
 
     def compute_uncertainty(self) -> float:
-        """The standard error of a share or of an RMSE among the validation samples; 0 for metrics whose spread is unknown.
+        """The standard error of a share or of an RMSE among the samples; 0 for metrics whose spread is unknown.
 
         That of an RMSE is for errors of a normal distribution.
         """
@@ -141,7 +141,7 @@ class Comparison:
             )
         hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
         return (
-            f"the {title} {_choose_verb(best)} as good within what {self.samples:,} validation samples can tell "
+            f"the {title} {_choose_verb(best)} as good within what {self.samples:,} {self.metric.split('/')[0]} samples can tell "
             f"(+-{_format_gap(self.compute_uncertainty())}){hint}"
         )
 
@@ -160,13 +160,16 @@ def _choose_verb(row: Baseline) -> str:
     return "are" if row.name == TREES else "is"
 
 
-def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: float) -> dict[str, object]:
+def to_json(
+    outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: float, test_samples: int | None = None
+) -> dict[str, object]:
     """The content of baselines.json.
 
     Args:
         outcomes: in the order in which they became known; of one name the last counts.
         samples: validation samples.
         seconds: the time that they were given.
+        test_samples: of the final test, if there is one.
     """
     latest = {outcome.name: outcome for outcome in outcomes}
     fitted = [asdict(outcome) for outcome in latest.values() if isinstance(outcome, Baseline)]
@@ -174,6 +177,7 @@ def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: fl
     return {
         "budget": seconds if isfinite(seconds) else None,
         "validation_samples": samples,
+        "test_samples": test_samples,
         "baselines": fitted,
         "skipped": skipped,
     }
@@ -198,8 +202,9 @@ def compare_network(
     Args:
         data: the content of baselines.json.
         metric: the metric that chose the network's weights. Where that is a loss and there is an accuracy, the accuracy
-            takes its place: its differences can be judged, and their uncertainty is known.
-        metrics: those of the network's chosen weights.
+            takes its place: its differences can be judged, and their uncertainty is known. The final test, if there was one,
+            takes the place of the validation: its samples did not choose the weights, which favours the network.
+        metrics: those of the network's chosen weights, on the validation samples and of the final test.
         network_name: the `model:` of the job, such as `linear`.
     """
     rows, skipped = from_json(data)
@@ -207,7 +212,10 @@ def compare_network(
         metric = accuracy
     if not rows or metric not in metrics:
         return None
-    samples = data.get("validation_samples")
+    samples, test_metric = data.get("validation_samples"), metric.replace("validation/", "test/", 1)
+    is_tested = test_metric in metrics and any(test_metric in row.metrics for row in rows)
+    if is_tested and isinstance(data.get("test_samples"), int):
+        metric, samples = test_metric, data["test_samples"]
     is_complete = LINEAR in {*(row.name for row in rows), *(one.name for one in skipped)}
     reason = next((one.reason for one in skipped if one.name == LINEAR), "")
     sample_count = samples if isinstance(samples, int) else None
@@ -215,11 +223,11 @@ def compare_network(
 
 
 def compare_best(record: Record, summary: Summary) -> Comparison | None:
-    """The network beside the simple models, by the metric that chose its weights; None without either."""
+    """The network beside the simple models, as `compare_network`; None without either."""
     best = summary.best
     if best is None:
         return None
-    metrics = {best.metric: best.value, **best.metrics}
+    metrics = {best.metric: best.value, **best.metrics, **summary.test}
     return compare_network(record.baselines, best.metric, metrics, str(read_mapping(record.spec, "model").get("name")))
 
 

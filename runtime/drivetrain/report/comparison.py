@@ -8,7 +8,7 @@ Without torch; the page is rendered like a report.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,8 @@ def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
 
 def _format_best_baseline(run: ComparedRun) -> str:
     """The best simple model by the metric that chose the weights, and its value."""
-    comparison = compare_best(run.record, run.summary)
+    # The other rows are of validation samples, and a run beside it may have had no test.
+    comparison = compare_best(run.record, replace(run.summary, test={}))
     rows = comparison.sort_rows() if comparison else []
     if not comparison or not rows:
         return ABSENT

@@ -50,7 +50,7 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
     limit = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
     say(f"baselines: fitting simple models to the same samples, {limit} (baselines: off leaves them out)")
     failure = _fit_in_child(source, run, seconds)
-    metrics = {best.metric: best.value, **best.metrics}
+    metrics = {best.metric: best.value, **best.metrics, **result.test}
     # After a failure, too: the file holds the models that were fitted until then.
     comparison = baseline_results.compare_network(
         RunFiles(run).read_object(BASELINES_FILE),

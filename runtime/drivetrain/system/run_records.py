@@ -65,6 +65,8 @@ class RunResult:
         if value is not None:
             step, epoch, metrics = read_integer(best, "step"), read_number(best, "epoch"), read_numbers(best, "metrics")
             self.best = Best(str(best.get("metric")), value, step, epoch, metrics)
+        self.test = read_numbers(read_mapping(record, "test"), "metrics")
+        """Metrics of the final test; empty if there was none."""
         self.epochs, self.seconds = read_number(record, "epochs"), read_number(record, "seconds")
         self.length_changed = bool(record.get("length_changes"))
         """Whether `train.within` changed the number of steps while the run trained."""
