@@ -33,9 +33,8 @@ from drivetrain.pretrained import folder as pretrained_folder
 from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.checkpoints.manifest import MANIFEST
-from tests import tiny
+from tests import newest_checkpoint, tiny
 from tests.messages import saying
-from tests.newest_checkpoint import load_latest
 
 MOST = 500 << 20
 """Bytes of memory that a refusal may take."""
@@ -188,7 +187,7 @@ def check_refusal(folder: Path, watcher: Watcher) -> None:
     tiny_run = tiny.assemble_run(folder, tiny.job())
 
     def go_on() -> None:
-        loaded, _ = load_latest(folder / "checkpoints")
+        loaded, _ = newest_checkpoint.load_latest(folder / "checkpoints")
         assert loaded is not None
         run_state.restore(tiny_run, loaded)
 

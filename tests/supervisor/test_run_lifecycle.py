@@ -18,6 +18,14 @@ def lifecycle(folder: Path) -> RunLifecycle:
     return RunLifecycle(RunFolder(folder, False, -1), "job.yaml")
 
 
+def write_python(folder: Path, script: str) -> str:
+    """A program that takes the place of Python."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    return str(program)
+
+
 def test_a_report_that_takes_too_long_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Under load it takes longer than a stopped run waits; the warning gave no reason."""
     lifecycle(tmp_path).report(0.01)
@@ -27,10 +35,7 @@ def test_a_report_that_takes_too_long_is_explained(tmp_path: Path, capsys: pytes
 def test_a_report_whose_process_fails_is_explained(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", write_python(tmp_path, "exit 9"))
     lifecycle(tmp_path).report()
     output = capfd.readouterr().out
     assert says(output, "warning-report-written-process", 9)
@@ -39,10 +44,7 @@ def test_a_report_whose_process_fails_is_explained(
 def test_an_error_of_the_report_is_shown_where_its_output_is_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho progress\necho disk full >&2\nexit 4\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", write_python(tmp_path, "echo progress; echo disk full >&2; exit 4"))
     lifecycle(tmp_path).report(output=subprocess.DEVNULL)
     shown = capfd.readouterr()
     assert shown.err == "disk full\n"

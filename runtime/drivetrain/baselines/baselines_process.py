@@ -52,12 +52,12 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
     job = source.load()
     dataset = read_run_data(run, job)
     add_test(job, dataset)
+    test_samples = len(dataset.test.split) if dataset.test else None
     outcomes = []
     for outcome in measure(job, dataset, seconds - process_seconds()):
         outcomes.append(outcome)
-        tested = len(dataset.test.split) if dataset.test else None
         content = baseline_results.to_json(
-            outcomes, samples=len(dataset.validation), seconds=seconds, test_samples=tested
+            outcomes, samples=len(dataset.validation), seconds=seconds, test_samples=test_samples
         )
         RunFiles(run).write_json(BASELINES_FILE, content)
 
