@@ -94,7 +94,7 @@ def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path
     with nodes.network(3) as machines:
         cluster = Cluster(machines, job, tmp_path)
         started = cluster.start("--set", "train.epochs=100000")
-        wait_until(lambda: "epoch 3/" in cluster.logs()[0])
+        wait_until(lambda: " samples/s" in cluster.logs()[0])  # a line every few seconds, not every epoch
         if fault == "frozen":
             trainer = psutil.Process(started[1].pid).children(recursive=True)[-1]
             trainer.send_signal(signal.SIGSTOP)
@@ -106,5 +106,9 @@ def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path
         assert [process.wait(90) for process in started] == [8, 8, 8], cluster.logs()
         print(f"{fault}: all ended after {time.monotonic() - begin:.0f} s")
         for log in (cluster.logs()[0], cluster.logs()[2]):
-            assert says(log, "rank-node-node1-lost", 1)
+            # through a lossy network, a sign may come now and then; the message about the exchange names the machine as well
+            if fault == "lossy" and "an exchange stands still" in log:
+                assert says(log, "rank-node-node1-heard-last", 1)
+            else:
+                assert says(log, "rank-node-node1-lost", 1)
             assert says(log, "last-seen-step")
