@@ -34,6 +34,8 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm_cluster.MISSING), reason=slurm_cluster.MISSING),
 ]
 EPOCHS = 100
+LONG_EPOCHS = 1000
+"""For a training that lasts longer than a minute, the shortest time limit of Slurm."""
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +44,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def small_job(folder: Path) -> Path:
+def small_job(folder: Path, epochs: int = EPOCHS) -> Path:
     write_images(folder / "images.npz")
     path = folder / "tiny.yaml"
-    path.write_text(TEXT.replace("epochs: 4", f"epochs: {EPOCHS}"))
+    path.write_text(TEXT.replace("epochs: 4", f"epochs: {epochs}"))
     return path
 
 
@@ -84,9 +86,12 @@ def trains(job: Path, beyond: int = 0) -> bool:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_alone(tmp_path_factory.mktemp("reference"))
+
+
+def train_alone(home: Path, epochs: int = EPOCHS) -> Path:
     """A run of two processes on one machine, without interruption."""
-    home = tmp_path_factory.mktemp("reference")
-    path = small_job(home)
+    path = small_job(home, epochs)
     arguments = [*command(path, "--set", "limits.processes=2", "--set", "limits.gpus=none")]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -114,7 +119,8 @@ def test_two_nodes_train_to_the_end(slurm: SlurmCluster, job: Path, reference: P
     assert not (job.parent / "runs" / "tiny-002").exists()
 
 
-def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path, reference: Path) -> None:
+def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path, tmp_path: Path) -> None:
+    small_job(job.parent, LONG_EPOCHS)
     number = slurm.submit(script(job))
     wait_until(lambda: trains(job, 10), 300)
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
@@ -122,10 +128,12 @@ def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path, refer
     begin = time.monotonic()
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=UNLIMITED")
     assert "exit 75; queued again" in log(job, number)
-    ended = slurm.wait_for_end(number)
+    ended = slurm.wait_for_end(number, 1800)
     print(f"time limit: ended {time.monotonic() - begin:.0f} s after it was queued again")
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
     assert "resumes" in log(job, number)
+    (home := tmp_path / "alone").mkdir()
+    reference = train_alone(home, LONG_EPOCHS)
     assert have_same_weights(reference, run_of(job))
     assert read_rows(reference) == read_rows(run_of(job))
 

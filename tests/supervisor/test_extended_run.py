@@ -278,7 +278,7 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     assert says(text, "is-unfinished-and-continues", "small-003", "small-002")
     damaged_file = runs / "small-003" / "extension.json"
     damaged_file.write_text("{}")
-    assert "extension.json is damaged" in read_refusal(job, capsys, *set_options("train.epochs=8"), code=4)
+    assert f"{damaged_file}: a value" in read_refusal(job, capsys, *set_options("train.epochs=8"), code=4)
 
 
 @pytest.mark.nightly

@@ -287,7 +287,7 @@ def test_a_preempted_run_stops_and_resumes_with_the_same_bits(provider: Provider
     job = small_job.write_job(tmp_path / "job")
     process = small_job.start(job, "--set", f"checkpoint.notice={provider.url}")
     log = job.parent / "job.log"
-    while "epoch 3" not in log.read_text():
+    while "validation/loss" not in log.read_text():
         assert process.poll() is None, log.read_text()
         time.sleep(0.02)
     provider.answer = (200, '{"action": "stop"}')

@@ -275,7 +275,7 @@ def test_the_command_measures_a_real_job(bench_run: tuple[Path, str]) -> None:
         assert row["peak"] > 50 << 20
         assert row["kind"] == "plain" or row["pair"]["low"] <= row["pair"]["median"] <= row["pair"]["high"]
     assert ElementTree.parse(folder / "bench.svg").getroot().tag.endswith("svg")
-    assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.svg"]
+    assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.svg", "job"]
     assert "\n- fused_optimizer  " in output
     assert data["explanation"][:20] in output
     assert "train.batch_size=8" in data["command"]
