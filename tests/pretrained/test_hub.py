@@ -187,7 +187,11 @@ def test_too_many_requests_ends(hub: Hub, headers: dict[str, str], monkeypatch: 
 
 
 def test_an_error_of_the_hub_passes(hub: Hub, lines: list[str]) -> None:
-    hub.faults = [Fault(status=503, times=2), Fault(path="safetensors", status=502, times=1)]
+    hub.faults = [
+        Fault(path="/revision/", status=503, times=2),
+        Fault(path="/tree/", status=429, times=1),
+        Fault(path="safetensors", status=502, times=1),
+    ]
     assert fetch_network(lines).new
     assert says_only(lines[0], "hub-error-hub-next", 503, 0)
 

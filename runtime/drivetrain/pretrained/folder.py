@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
+from drivetrain.job.hub_address import MAIN
 from drivetrain.pretrained import families, hub, hub_name
 from drivetrain.pretrained.hub_cache import Snapshot
 from drivetrain.pretrained.hub_error import HubError
@@ -140,7 +141,7 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Snapshot:
         SpecError: if there is none, or it cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
-    revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
+    revision = getattr(getattr(job, "model", None), "revision", None) or MAIN
     try:
         fetched_network = hub.fetch_network(name, job.pretrained_commit or revision, update=update)
     except HubError as error:

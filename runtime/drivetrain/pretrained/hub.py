@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from drivetrain.errors import DataError, StorageError
+from drivetrain.job.hub_address import COMMIT
 from drivetrain.pretrained import convert as converting
 from drivetrain.pretrained import families, hub_connection, hub_download
-from drivetrain.pretrained.hub_cache import COMMIT, HubFile, Repository, Snapshot, find_repository
+from drivetrain.pretrained.hub_cache import HubFile, Repository, Snapshot, find_repository
 from drivetrain.pretrained.hub_connection import Connection
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
@@ -23,7 +24,6 @@ from drivetrain.system.files import hash_file, sync_file
 from drivetrain.system.secrets import mask_secrets
 
 PICKLE = "pytorch_model.bin"
-MAIN = "main"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
 """Names of configurations and vocabularies."""
@@ -198,17 +198,7 @@ def _convert(connection: Connection, repository: Repository, commit: str, pickle
 
 
 def fetch_network(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Snapshot:
-    """Fetch a network from the cache or, if it is not there, from the hub.
-
-    Args:
-        name: its name, such as `google-bert/bert-base-cased`.
-        revision: a branch, a tag or a commit.
-        update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
-
-    Raises:
-        HubError: if there is none, or it cannot be downloaded or used.
-        StorageError: if the cache cannot be written.
-    """
+    """Fetch a network such as `google-bert/bert-base-cased`; arguments and errors are those of `fetch`."""
     return fetch(find_repository(name, NETWORK), revision, _choose_network_files, say, update=update)
 
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import StorageError
+from drivetrain.job.hub_address import COMMIT
 from drivetrain.pretrained.hub_error import HubKind
 from drivetrain.system import file_lock
 from drivetrain.system.files import make_folder, read_json, storage_error, sync_folder, write_json, write_text
 
 PART = ".part"
 """Suffix of an incomplete file; the next process resumes it."""
-COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 ABANDONED_SECONDS = 7 * 86_400.0
@@ -101,9 +101,7 @@ class Repository:
         """The commit of a revision at the time it was fetched; empty if it was not fetched."""
         if COMMIT.fullmatch(revision):
             return revision
-        if not _REVISION.fullmatch(revision):
-            return ""
-        stored_commit = _read_text(self.root / "refs" / revision).strip()
+        stored_commit = _read_text(self.root / "refs" / revision).strip() if _REVISION.fullmatch(revision) else ""
         return stored_commit if re.fullmatch(r"\w+", stored_commit) else ""
 
     def folder(self, commit: str) -> Path:

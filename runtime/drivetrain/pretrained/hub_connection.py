@@ -23,8 +23,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request
 
+from drivetrain.job.hub_address import COMMIT
 from drivetrain.pretrained import hub_cache
-from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile
+from drivetrain.pretrained.hub_cache import HASH, HubFile
 from drivetrain.pretrained.hub_error import HubError, HubKind, explain_refusal
 from drivetrain.system import web
 from drivetrain.system.files import parse_json
@@ -248,8 +249,7 @@ def read_listed_file(row: object) -> HubFile | None:
 def _is_safe(name: str) -> bool:
     """Whether a file of this name is inside the folder that it is written to."""
     parts = PurePosixPath(name).parts
-    is_normal = name == "/".join(parts) and "\\" not in name and "\0" not in name
-    return bool(parts) and is_normal and ".." not in parts and not name.startswith("/")
+    return bool(parts) and name == "/".join(parts) and not {"..", "\\", "\0"} & {*parts, *name}
 
 
 class _Redirects(HTTPRedirectHandler):
