@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -49,10 +48,8 @@ def find_cached(repository: Repository, revision: str, choose: Choose) -> Snapsh
     if repository.kind.readme in paths and repository.kind.readme not in files:
         return None
     readme = repository.read_readme(commit)
-    needed = [
-        converting.WEIGHTS_NAME if name == snapshot.converted else name
-        for name in _choose_names(repository, paths, choose, readme)
-    ]
+    names = _choose_names(repository, paths, choose, readme)
+    needed = [WEIGHTS if name == snapshot.converted else name for name in names]
     if any(name not in files for name in needed):
         return None
     return replace(snapshot, files=tuple(files[name] for name in needed), revision=revision, paths=paths, readme=readme)
@@ -166,7 +163,7 @@ def _download_missing(connection: Connection, repository: Repository, commit: st
     hub_download.download(connection, repository, commit, missing)
     pickle = next((file for file in files if file.name == PICKLE), None)
     if pickle:
-        files[files.index(pickle)] = _convert(connection, repository, commit, pickle)
+        files[files.index(pickle)] = _convert(connection, repository, pickle)
         if pickle in missing:
             repository.blob(pickle).unlink()
     repository.link(files, repository.folder(commit))
@@ -176,24 +173,21 @@ def _download_missing(connection: Connection, repository: Repository, commit: st
     return tuple(file.name for file in missing)
 
 
-def _convert(connection: Connection, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
+def _convert(connection: Connection, repository: Repository, pickle: HubFile) -> HubFile:
     """Convert a pickle in the cache; the weights become a file of the cache like others."""
     connection.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
-    # `remove_abandoned` removes what a killed process leaves of it.
-    folder = repository.folder(f".{commit}.converting")
-    shutil.rmtree(folder, ignore_errors=True)
+    blob = repository.blob(pickle)
+    for leftover in blob.parent.glob(f"*{WEIGHTS}*"):  # of a killed process
+        leftover.unlink()
     try:
-        repository.link([pickle], folder)
-        converted = converting.convert(folder / pickle.name)
-        weights = HubFile(converting.WEIGHTS_NAME, converted.size, hash_file(converted.path))
-        sync_file(converted.path)
-        converted.path.replace(repository.blob(weights))
+        converted = converting.convert(blob)
     except DataError as error:
         raise HubError(
             f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
         ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    weights = HubFile(WEIGHTS, converted.size, hash_file(converted.path))
+    sync_file(converted.path)
+    converted.path.replace(repository.blob(weights))
     return weights
 
 
