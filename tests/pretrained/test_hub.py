@@ -196,6 +196,12 @@ def test_an_error_of_the_hub_passes(hub: Hub, lines: list[str]) -> None:
     assert says_only(lines[0], "hub-error-hub-next", 503, 0)
 
 
+def test_a_list_that_is_cut_is_requested_again(hub: Hub, lines: list[str]) -> None:
+    hub.faults = [Fault(path="/tree/", cut=0, times=2)]
+    assert fetch_network(lines).new
+    assert len(hub.paths("/tree/")) == 3
+
+
 def test_an_error_of_the_hub_stays(hub: Hub) -> None:
     hub.faults = [Fault(status=500)]
     error = catch_hub_error()
@@ -203,7 +209,9 @@ def test_an_error_of_the_hub_stays(hub: Hub) -> None:
     assert len(hub.requests) == hub_connection.MAX_ATTEMPTS
 
 
-def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path) -> None:
+def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two pauses of 0.01 s; with each, new bytes came.
+    monkeypatch.setattr(hub_connection, "MAX_WAIT_SECONDS", 0.015)
     hub.faults = [Fault(path="safetensors", cut=300_000, times=2)]
     assert (fetch_network(lines).folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     byte_ranges = [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")]

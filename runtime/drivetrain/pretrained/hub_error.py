@@ -97,7 +97,7 @@ def _read_retry_after(headers: Message) -> float:
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        return email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError):
         reset = _RESET.search(headers.get("RateLimit") or "")
         return float(reset[1]) if reset else 0.0
