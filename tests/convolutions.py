@@ -85,7 +85,9 @@ def check_case(case: Case, threads: int, rewrite: bool) -> str:
         pairs = [(outputs, expected), (inputs.grad, exact_inputs.grad)]
         pairs += [(p.grad, q.grad) for p, q in zip(module.parameters(), exact_module.parameters(), strict=True)]
         for name, (one, other) in zip(("output", "input", "weight", "bias"), pairs, strict=True):
-            relative_error = ((one.double() - other).abs().max() / other.abs().max().clamp(min=1e-9)).item()
+            # The gradient of a bias is a sum, whose parts may cancel one another; its rounding errors do not.
+            scale = other.abs().max().clamp(min=0.1 if name == "bias" else 1e-9)
+            relative_error = ((one.double() - other).abs().max() / scale).item()
             if not relative_error < (1e-4 if dtype == torch.float32 else 5e-2):
                 return f"wrong {name} by {relative_error:.2g}"
     return "ok"
