@@ -190,12 +190,12 @@ def _make_changed_data_error(changes: str) -> DataError:
 
 def _evaluate_new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on new data, with the job's loss as far as it is known."""
-    from drivetrain.data import load_new
+    from drivetrain.data import load_data
     from drivetrain.inference import new_data_loss
     from drivetrain.models import forward
     from drivetrain.training.evaluation.metrics import MetricAccumulator
 
-    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
+    data = load_data.load_new([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
         say_aside(notes.format_note(note))
     folders = (request.run, trained.folder.parent)
@@ -225,17 +225,17 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
         run: its folder.
         download: whether data that it names elsewhere is brought here.
     """
-    from drivetrain.job_spec import stored_spec
+    from drivetrain.job_spec import spec_source
     from drivetrain.job_spec.spec_source import fetch
 
-    if stored_spec.read_stored_spec(run).problem == MISSING:
+    if spec_source.read_stored_spec(run).problem == MISSING:
         raise DataError(
             f"{run} has no job.yaml, so its validation data is unknown",
             "your own labeled data",
             "pass it with --data PATH",
         )
     try:
-        return stored_spec.load_stored_job(run, fetch if download else None)
+        return spec_source.load_stored_job(run, fetch if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:

@@ -78,7 +78,7 @@ def predict(request: PredictRequest) -> int:
     machine = thread_limits.limit_threads()
     import torch
 
-    from drivetrain.data import load_new
+    from drivetrain.data import load_data
     from drivetrain.data.formats import csv_dialect
     from drivetrain.inference import annotated_table, predictions
     from drivetrain.models import forward, saved_model
@@ -88,7 +88,7 @@ def predict(request: PredictRequest) -> int:
         device = torch.device(device_check.select_usable_device(machine, say_aside))
         return _predict_stream(request, trained, device)
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
-    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
+    data = load_data.load_new(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
     table = _open_input_table(request, data, files)
     for note in data.notes:
         say_aside(notes.format_note(note))

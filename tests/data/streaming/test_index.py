@@ -13,7 +13,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream, parquet_index, stores
 from drivetrain.data.streaming.index import Index
-from drivetrain.data.streaming.ranged_file import TAIL_BYTES, RangedFile
+from drivetrain.data.streaming.shard import TAIL_BYTES, RangedFile
 from drivetrain.errors import DataError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse

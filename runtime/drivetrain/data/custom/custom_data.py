@@ -15,15 +15,17 @@ from drivetrain.data.custom.arrays import ArraySplit, describe
 from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.map_dataset import Collate, Items, open_split
 from drivetrain.data.custom.user_errors import blame_user_code
-from drivetrain.data.dataset import Dataset, Head, Inputs, NewSamples
+from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples
 from drivetrain.data.formats import npz_file
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 from drivetrain.job.custom import CustomJob, CustomTask
 
 
-def load(job: CustomJob) -> Dataset:
-    """Call the user's function and check what it returns.
+def load(job: CustomJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
+    """Call the user's function and check what it returns; `recorded` and `files` have no meaning for it.
 
     Raises:
         DataError: if it raises, or its result cannot be used.
@@ -122,17 +124,16 @@ def _note_reading(train: Items, head: Head, names: tuple[str, ...] | None) -> li
     return notes
 
 
-def read(
-    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
-) -> NewSamples:
+def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
     """Read new samples with the user's reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
 
-    For a user's reader `paths` are anything, and `preprocessing` has `code`, the folder of the model's code.
+    For a user's reader the paths are anything, and `preprocessing` has `code`, the folder of the model's code.
 
     Raises:
         DataError: if no sample can be used.
         CheckpointError: if the model's code may not be run.
     """
+    paths, labelled = [source.path for source in sources], sources[0].labelled
     count, reader = len(preprocessing["inputs"]), preprocessing["reader"]
     data = _call_reader(reader, paths, preprocessing) if reader else _concatenate_files(paths, count, labelled)
     name = f"{reader['function']}() in {reader['file']}" if reader else str(paths[0])

@@ -70,7 +70,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new windows of long tables or of arrays, as in training; errors as of `load_new.read`."""
+    """Read new windows of long tables or of arrays, as in training; errors as of `load_data.load_new`."""
     scale = _scale_from_json(preprocessing)
     splits: list[SeriesSplit] = []
     notes: list[str] = []

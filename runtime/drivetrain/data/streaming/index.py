@@ -22,8 +22,7 @@ from pyarrow import ArrowException, OSFile, concat_tables, ipc
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import stores
 from drivetrain.data.streaming.cache import ShardCache
-from drivetrain.data.streaming.ranged_file import TAIL_BYTES, NoRangesError, RangedFile
-from drivetrain.data.streaming.shard import Shard, ShardStore
+from drivetrain.data.streaming.shard import TAIL_BYTES, NoRangesError, RangedFile, Shard, ShardStore
 from drivetrain.errors import DataError
 from drivetrain.system.files import blame_storage, sync_file
 from drivetrain.system.version import VERSION

@@ -17,9 +17,8 @@ from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.parquet_file import decode
 from drivetrain.data.images import image_column
 from drivetrain.data.streaming.index import SHARD_BYTES
-from drivetrain.data.streaming.ranged_file import RangedFile
 from drivetrain.data.streaming.reader import FlatRows, count_overhead
-from drivetrain.data.streaming.shard import Shard, unreadable_error
+from drivetrain.data.streaming.shard import RangedFile, Shard, unreadable_error
 from drivetrain.errors import DataError, nearest
 
 ParquetSource = Path | RangedFile

@@ -313,7 +313,7 @@ def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> Tabl
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new rows of files that have the columns that the network uses; errors as of `load_new.read`."""
+    """Read new rows of files that have the columns that the network uses; errors as of `load_data.load_new`."""
     fitted, target = features.from_json(preprocessing), preprocessing["target"]
     split, notes = _read_new(sources, fitted, target, preprocessing["classes"], heads[""])
     return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(sources) == 1 else None)

@@ -17,11 +17,11 @@ import pyarrow
 from pyarrow import Table, array, compute, concat_tables, int64, parquet, string, table, uint64
 
 from drivetrain.data.decoded_size import DecodedSize
-from drivetrain.data.formats import column_values, parquet_file, table_file
+from drivetrain.data.formats import column_values, jsonl_file, parquet_file, table_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import jsonl_records, parquet_index, tar_file
+from drivetrain.data.streaming import parquet_index, tar_file
 from drivetrain.data.streaming.index import SHARD_BYTES, Index
 from drivetrain.data.streaming.reader import FlatRows, count_overhead
 from drivetrain.data.streaming.shard import PARQUET, TAR, Shard
@@ -218,7 +218,7 @@ def _read_records(
 ) -> Iterator[dict[str, Any]]:
     if shard.kind == TAR:
         return tar_file.read_records(file, shard, key, texts, names)
-    return jsonl_records.read(file, shard, key)
+    return jsonl_file.read_records(file, shard, key)
 
 
 def _to_text_array(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
