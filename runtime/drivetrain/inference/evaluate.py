@@ -9,14 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.data import notes
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware import device_check
 from drivetrain.inference import evaluation_folder, explanation, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
-from drivetrain.system.console import open_console, say, say_aside, say_json
+from drivetrain.system.console import format_note, open_console, say, say_aside, say_json
 from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import DATA_FILE, MISSING, RunFiles
 from drivetrain.system.run_records import read_mapping
@@ -197,7 +196,7 @@ def _evaluate_new(request: EvaluateRequest, path: Path, trained: SavedModel, dev
 
     data = load_data.load_new([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
-        say_aside(notes.format_note(note))
+        say_aside(format_note(note))
     folders = (request.run, trained.folder.parent)
     objective, note = new_data_loss.build_objective(folders, trained.heads, data.split.targets)
     if note:

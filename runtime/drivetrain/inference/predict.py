@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from drivetrain.data import notes
 from drivetrain.errors import SpecError, StorageError
 from drivetrain.hardware import device_check
 from drivetrain.inference import thread_limits
-from drivetrain.system.console import say_aside
+from drivetrain.system.console import format_note, say_aside
 from drivetrain.system.printable import escape_cell, escape_row, printable, printable_json
 from drivetrain.tracking.live import time_left
 
@@ -91,7 +90,7 @@ def predict(request: PredictRequest) -> int:
     data = load_data.load_new(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
     table = _open_input_table(request, data, files)
     for note in data.notes:
-        say_aside(notes.format_note(note))
+        say_aside(format_note(note))
     start_time = time.monotonic()
     device = torch.device(device_check.select_usable_device(machine, say_aside))
     batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)

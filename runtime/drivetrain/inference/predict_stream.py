@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from drivetrain.data import load_data, notes
+from drivetrain.data import load_data
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError, SpecError
 from drivetrain.inference import predictions, stdin_records
 from drivetrain.inference.stdin_records import NAME, Record
 from drivetrain.models import forward
-from drivetrain.system.console import say_aside
+from drivetrain.system.console import format_note, say_aside
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,7 @@ class PredictStream:
         for note in new_notes:
             if note not in self._printed_notes:
                 self._printed_notes.add(note)
-                say_aside(notes.format_note(note))
+                say_aside(format_note(note))
 
     def _check_any(self) -> None:
         if self.count:

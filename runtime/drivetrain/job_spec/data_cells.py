@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from drivetrain.data import bad_samples
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import csv_dialect, csv_layout, row_lines
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.images import image_paths
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.errors import DataError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.data import ImageClassificationData, TableFileData
@@ -223,7 +222,7 @@ def _check_file(
     notes = _check_images(images, path, job.data.path_column, key, bad) if isinstance(job, ImageJob) else []
     bad_rows = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
     assert isinstance(job.data, TableFileData)
-    return count, [*notes, *bad_samples.check(bad_rows, count, job.data.bad_samples, key)]
+    return count, [*notes, *check_bad_samples(bad_rows, count, job.data.bad_samples, key)]
 
 
 def _check_varying(

@@ -17,7 +17,6 @@ import safetensors.torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from drivetrain.data import notes
 from drivetrain.data.custom import custom_data as custom
 from drivetrain.data.custom import data_sources
 from drivetrain.data.custom.arrays import describe
@@ -50,7 +49,7 @@ from drivetrain.supervisor import (
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
-from drivetrain.system.console import say
+from drivetrain.system.console import format_note, say
 from drivetrain.system.run_files import MODEL, PLAN_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, raise_stopped
 from drivetrain.tracking.event_log import EventLog
@@ -170,9 +169,9 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
     for note in dataset.notes:
-        say(notes.format_note(note))
+        say(format_note(note))
     if terms and (loss_note := terms.note()):
-        say(notes.format_note(loss_note, "loss"))
+        say(format_note(loss_note, "loss"))
     data = job.data.model_copy(
         update={
             "train": len(dataset.train),

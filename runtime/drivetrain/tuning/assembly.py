@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from drivetrain.data import notes
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.distributed import world
@@ -25,7 +24,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import Plan
 from drivetrain.system import timeout
-from drivetrain.system.console import report_if_slow, say
+from drivetrain.system.console import format_note, report_if_slow, say
 from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.signals import Signals
 from drivetrain.training import effective_settings, recorded_inputs
@@ -82,15 +81,15 @@ def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> 
     with timer.phase("data"), report_if_slow("reading the data"):
         dataset = recorded_inputs.load_data(job, folder)
     for note in dataset.notes:
-        say(notes.format_note(note))
+        say(format_note(note))
     with timer.phase("model"), report_if_slow("building the network"):
         network = build(job, dataset)
     if text := operations.describe_flop(network):
-        say(notes.format_note(text, "model"))
+        say(format_note(text, "model"))
     for note in network.notes:
-        say(notes.format_note(note, "model"))
+        say(format_note(note, "model"))
     if dataset.loss and (text := dataset.loss.note()):
-        say(notes.format_note(text, "loss"))
+        say(format_note(text, "loss"))
     if network.code is not None:
         user_code.record_digests(folder, network.code)
     with timer.phase("model"):

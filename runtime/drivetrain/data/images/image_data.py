@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from drivetrain.data import copies, stateless_random
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -36,7 +35,7 @@ from drivetrain.data.images.source import Images, ImageSource, ImageSplit
 from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
-from drivetrain.data.source import Source
+from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError

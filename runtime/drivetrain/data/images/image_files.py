@@ -29,11 +29,11 @@ import PIL
 import torch
 from torch import Tensor
 
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.fingerprint import stamp
 from drivetrain.data.images import decode
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, StorageError
 from drivetrain.hardware.disk_space import DECODED_FOLDER

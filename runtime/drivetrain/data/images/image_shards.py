@@ -12,8 +12,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from drivetrain.data import bad_samples, stateless_random
-from drivetrain.data.bad_samples import BadSample
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.images import decode, geometry, image_files, manifest
 from drivetrain.data.images.geometry import Geometry
@@ -21,6 +20,7 @@ from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.images.source import ImageSource, ImageSplit, LabelledRows
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream, parquet_index, tar_file
@@ -178,7 +178,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
     unusable_targets, take_targets = manifest.targets(separator_holder, index.rows, form, Path(address), key)
     reasons = dict.fromkeys(rows_without_image.tolist(), "no image") | unusable_targets
     bad = [BadSample(index.title(row), reasons[row]) for row in sorted(reasons)]
-    left_out = bad_samples.check(bad, len(index.rows), job.data.bad_samples, key)
+    left_out = check_bad_samples(bad, len(index.rows), job.data.bad_samples, key)
     usable = np.setdiff1d(np.arange(len(index.rows), dtype=np.int64), np.array(sorted(reasons), np.int64))
     return ShardSource(
         key=key,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import labels, partition, target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
 from drivetrain.data.images import separated_labels
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError

@@ -11,12 +11,12 @@ import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
 from drivetrain.data import target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets, separated_labels
 from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets, ManifestRows
+from drivetrain.data.source import BadSample
 from drivetrain.errors import DataError
 
 Rows = list[int]

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from drivetrain.data import bad_samples
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
@@ -20,6 +18,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, npz_images
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
 from drivetrain.data.images.npz_images import ImageArrays
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -124,7 +123,7 @@ def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str
 def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:
     """Notes on the images that cannot be used, if these are no more than allowed; `unsure` rows have a label of -1 or none."""
     try:
-        return bad_samples.check(bad, total, budget, key)
+        return check_bad_samples(bad, total, budget, key)
     except DataError as error:
         if not unsure:
             raise

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data import target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.partition import Groups
 from drivetrain.data.series import array_axes
 from drivetrain.data.series.windows import WindowSplit
-from drivetrain.data.source import Source
+from drivetrain.data.source import BadSample, Source
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drivetrain.data import bad_samples, copies, labels, partition
+from drivetrain.data import copies, labels, partition
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.source import check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus
 from drivetrain.data.text.corpus import Corpus
@@ -243,7 +244,7 @@ def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tup
     # Groups only matter where validation texts are held out of the training texts.
     group_column = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
     source = corpus.read(job.resolve(path), key, job.data.text, keys_by_column, "data.text", files, group_column)
-    return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
+    return source, check_bad_samples(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
 def find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tuple[Heads, list[str]]:
