@@ -17,7 +17,6 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.system import torch_errors
 
 if TYPE_CHECKING:
-    from drivetrain.data.loader.orders import Order
     from drivetrain.data.streaming.cache import FetchCounts
 
 
@@ -272,6 +271,17 @@ class ChangesByEpoch(Protocol):
 
     def at_epoch(self, epoch: int) -> Split:
         """The samples of this epoch, counted from 0."""
+        ...
+
+
+class Order(Protocol):
+    """Which samples an epoch has, and in which order."""
+
+    count: int
+    """Number of samples in an epoch."""
+
+    def __call__(self, epoch: int) -> Ids:
+        """The ids of the epoch's samples; shape (count,), int64."""
         ...
 
 

@@ -19,8 +19,8 @@ from torch.utils.data import TensorDataset
 
 from drivetrain.data.custom import custom_data as custom
 from drivetrain.data.custom import data_sources
-from drivetrain.data.custom.arrays import describe
 from drivetrain.data.custom.data_sources import DataSource
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import CustomTerms
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import check_loss

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from drivetrain.data.custom import user_code, user_loss
-from drivetrain.data.custom.arrays import ArraySplit, describe
 from drivetrain.data.custom.data_sources import StreamSplit
-from drivetrain.data.custom.map_dataset import Collate, Items, ItemSplit, open_split
+from drivetrain.data.custom.map_dataset import ArraySplit, Collate, Items, ItemSplit, describe, open_split
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples
 from drivetrain.data.formats import npz_file

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drivetrain.data.custom import code_files, user_code
-from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import onto
 from drivetrain.errors import OutOfMemory, SpecError

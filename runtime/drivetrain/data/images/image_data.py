@@ -16,9 +16,8 @@ from drivetrain.data import copies, stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import geometry, image_files, npz_images, pixel_scale, source
+from drivetrain.data.images import image_files, npz_images, pixel_scale, source
 from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.geometry import Geometry
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_targets import ClassTargets, LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import (
@@ -31,7 +30,7 @@ from drivetrain.data.images.preprocess import (
     pixel_range,
 )
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.images.source import Images, ImageSource, ImageSplit
+from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
 from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
@@ -236,7 +235,7 @@ def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, fil
     data = job.data
     train = source.read(job.resolve(data.train), data.path_column, form, "data.train", files, data.bad_samples)
     train.check_targets()
-    image_geometry = geometry.decide(job, train, recorded, image_input.read_expected(job))
+    image_geometry = source.decide_geometry(job, train, recorded, image_input.read_expected(job))
     image_geometry.notes.extend(_note_contradictions(train))
     if isinstance(data.validation, str):
         # Further files are read with the separator that was found in the training data.

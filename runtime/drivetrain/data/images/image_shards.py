@@ -18,12 +18,11 @@ from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.formats import parquet_file
 from drivetrain.data.formats import shards as tables
-from drivetrain.data.images import decode, geometry, image_column, image_files, manifest
-from drivetrain.data.images.geometry import Geometry
+from drivetrain.data.images import decode, image_column, image_files, manifest
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.source import ImageSource, ImageSplit, LabelledRows
+from drivetrain.data.images.source import Geometry, ImageSource, ImageSplit, LabelledRows, decide_geometry
 from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
@@ -171,7 +170,7 @@ def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None) -> Stream
     if not (recorded and recorded.same_data):
         expected = image_input.read_expected(job)
         parts.sample = _sample_images(parts.train, parts.train_rows, job.train.seed)
-        parts.geometry = geometry.decide(job, parts.sample, recorded, expected)
+        parts.geometry = decide_geometry(job, parts.sample, recorded, expected)
     return parts
 
 

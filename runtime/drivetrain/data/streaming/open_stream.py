@@ -11,7 +11,7 @@ import numpy as np
 
 from drivetrain.data import labels, stateless_random
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
-from drivetrain.data.loader.orders import StreamOrder
+from drivetrain.data.loader.batches import StreamOrder
 from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.cache import ShardCache
