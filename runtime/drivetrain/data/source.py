@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from drivetrain.data.formats import row_lines
+from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from drivetrain.job.series import SeriesJob
@@ -73,7 +73,7 @@ class Source:
 
     def name_row(self, row: int) -> str:
         """Name a row, counted from 0, and in a CSV file its line."""
-        return row_lines.place(self.path, row + 1)
+        return csv_dialect.name_row(self.path, row + 1)
 
     def name_option(self, name: str) -> str:
         """The spec key that names a column, if the file is the training data; else the file's key."""

@@ -44,7 +44,7 @@ def check_headers(job: Job) -> None:
         path = job.resolve(text)
         label = job.locate_key(key)
         _check_file_kind(job, path, label)
-        if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+        if path.suffix.lower() not in csv_dialect.SUFFIXES or not path.is_file():
             continue
         if path.stat().st_size == 0:
             description = f"{label}: {path} is empty (0 bytes)"

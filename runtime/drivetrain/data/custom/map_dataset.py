@@ -7,7 +7,6 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -186,6 +185,7 @@ class ItemSplit:
         """Epoch of the random numbers, from 0; -1 if the samples are not for training."""
         self.convert: Callable[[Tensor], Tensor] = keep_targets
         self.highest: int | None = None
+        self._targets: Targets | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -225,10 +225,16 @@ class ItemSplit:
             )
         return inputs, {"": self.convert(raw)}
 
-    @cached_property
+    @property
     def targets(self) -> Targets:
-        """All targets. Unless the dataset has a `targets` attribute, the first use reads every item."""
-        return {"": self.convert(self.all_targets())}
+        """All targets. Unless the dataset has a `targets` attribute, the first call reads every item."""
+        if self._targets is None:
+            self._targets = {"": self.convert(self.all_targets())}
+        return self._targets
+
+    @targets.setter
+    def targets(self, value: Targets) -> None:
+        self._targets = value
 
     def first_targets(self) -> Tensor:
         """Targets of the first samples as the user gave them."""

@@ -19,6 +19,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_files, npz_images, pixel_scale, source
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_paths import EXTENSIONS, is_leftover
 from drivetrain.data.images.image_targets import ClassTargets, LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import (
     BYTES,
@@ -31,7 +32,6 @@ from drivetrain.data.images.preprocess import (
 )
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
-from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import BadSample, Source

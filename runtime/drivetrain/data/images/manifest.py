@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
 from drivetrain.data import target_columns
-from drivetrain.data.formats import column_values, row_lines, table_file
+from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets, separated_labels
 from drivetrain.data.images.image_column import ImageCells
@@ -45,13 +45,17 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         titles = image_column.titles(table[embedded_column], file)
         paths = ["" if is_empty else title for is_empty, title in zip(empty, titles, strict=True)]
     else:
-        paths, changes = image_paths.find(file.parent, _read_text(table, path_column, file, key), path_column, key)
+        paths, changes = image_paths.find_paths(
+            file.parent, _read_text(table, path_column, file, key), path_column, key
+        )
         rows.notes += changes
     target_reasons, take_targets = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = _combine_reasons(paths, path_column, target_reasons)
     keep = [row for row, reason in enumerate(reasons) if not reason]
     rows.bad = [
-        BadSample(f"{file} {row_lines.place(file, row + 1)}", reason) for row, reason in enumerate(reasons) if reason
+        BadSample(f"{file} {csv_dialect.name_row(file, row + 1)}", reason)
+        for row, reason in enumerate(reasons)
+        if reason
     ]
     rows.names = [paths[row] for row in keep]
     if not rows.names:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from drivetrain.data.formats import column_values
-from drivetrain.data.images import class_folders, decode, resize, separated_labels, split_folders
-from drivetrain.data.images.split_folders import EXTENSIONS
+from drivetrain.data.images import class_folders, decode, image_paths, resize, separated_labels
+from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import first_values, table_sample
 from drivetrain.data.survey.request import KEY, SurveyRequest
@@ -110,16 +110,16 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
     """The folders with class folders for training, validation and test, if there are any; and notes on the choice."""
     choices: list[str] = []
     inner = folder
-    subfolders = split_folders.list_subfolders(folder)
+    subfolders = image_paths.list_subfolders(folder)
     for _ in range(MAX_FOLDER_LEVELS):
-        if len(subfolders) != 1 or split_folders.find(inner, KEY):
+        if len(subfolders) != 1 or image_paths.find_splits(inner, KEY):
             break
         inner /= subfolders[0]
-        subfolders = split_folders.list_subfolders(inner)
+        subfolders = image_paths.list_subfolders(inner)
     if inner != folder and len(subfolders) > 1:
         choices.append(f"classes are the folders of {inner}, the only folder there")
         folder = inner
-    splits = split_folders.find(folder, KEY)
+    splits = image_paths.find_splits(folder, KEY)
     if not splits:
         return folder, None, None, choices
     validation_folder, test_folder = (folder / name if name else None for name in (splits.validation, splits.test))
