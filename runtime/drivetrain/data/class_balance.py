@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, JointTargets, is_zero
-from drivetrain.data.labels import have_order, list_names, looks_empty
+from drivetrain.data.labels import have_order, looks_empty
 from drivetrain.errors import Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
@@ -17,6 +17,7 @@ from drivetrain.job.job import KAPPA, MAPE, RANKING_METRICS
 from drivetrain.job.tables import TableClassificationJob
 from drivetrain.job.text import TextJob
 from drivetrain.system import spelling
+from drivetrain.system.printable import list_names
 
 MAX_COUNTS_LISTED = 20
 """Classes that a note on their samples names at most."""

@@ -22,7 +22,6 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples
 from drivetrain.data.formats import npz_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, Problem, SpecError
@@ -30,6 +29,7 @@ from drivetrain.job.custom import CustomJob, CustomTask
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, KAPPA, LABEL_METRICS, NUMBER_METRICS, RANKING_METRICS
 from drivetrain.job.train import BinaryCrossEntropy
+from drivetrain.system.printable import list_names
 
 
 def load(job: CustomJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import DataError
+from drivetrain.system.printable import list_names
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
 OTHER_PICTURES = (
@@ -99,10 +100,10 @@ def find_splits(folder: Path, key: str) -> SplitFolders | None:
     duplicates = next((same for same in groups if len(same) > 1), None)
     if other_names or duplicates:
         problem = (
-            f"{' and '.join(duplicates)} for one split" if duplicates else f"{_list_names(other_names)} beside them"
+            f"{' and '.join(duplicates)} for one split" if duplicates else f"{list_names(other_names, 5)} beside them"
         )
         raise DataError(
-            f"{key}: the folders {_list_names([name for same in groups for name in same])} of {folder} look like the splits of a "
+            f"{key}: the folders {list_names([name for same in groups for name in same], 5)} of {folder} look like the splits of a "
             f"data set, and there is {problem}",
             "one folder for each split, train, validation and test, and no other; or one folder per class",
             f"move the others away, or name the splits: data.train: {folder / train[0]}"
@@ -171,10 +172,6 @@ def list_subfolders(folder: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     return sorted(name for name in folders if not is_leftover(name))
-
-
-def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
-from drivetrain.data import target_columns
+from drivetrain.data import labels, target_columns
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import image_column, image_paths, image_targets, separated_labels
+from drivetrain.data.images import image_column, image_paths, image_targets
 from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets, ManifestRows
 from drivetrain.data.source import BadSample
@@ -113,7 +113,7 @@ def targets(
     if form.kind == "class":
         cells = _read_names(table, form.columns[0], file, key)
         if form.ask:
-            separated_labels.check_classes([cell for cell in cells if cell], form.columns[0], file)
+            labels.check_cells_are_classes([cell for cell in cells if cell], form.columns[0], file)
         empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
         return empty, lambda keep: ClassTargets([cells[row] for row in keep])
     if form.in_a_cell:
@@ -137,8 +137,8 @@ def _read_label_sets(
         raw_sets = (tuple(str(name).strip() for name in names or () if name is not None) for names in lists)
         return _unify_spelling([tuple(filter(None, names)) for names in raw_sets])
     cells = _read_text(table, column, file, key)
-    rows.separator = separated_labels.separator(cells, column, file, form.separator)
-    return _unify_spelling([separated_labels.split(cell, rows.separator) for cell in cells])
+    rows.separator = labels.find_separator(cells, column, file, form.separator)
+    return _unify_spelling([labels.split_labels(cell, rows.separator) for cell in cells])
 
 
 def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from drivetrain.data import labels, stateless_random
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
 from drivetrain.data.loader.batches import StreamOrder
 from drivetrain.data.partition import Parts
@@ -27,6 +27,7 @@ from drivetrain.job.data import Stream
 from drivetrain.job.images import ImageJob
 from drivetrain.job.text import TextJob
 from drivetrain.storage.remote_address import is_remote, parse
+from drivetrain.system.printable import list_names
 from drivetrain.system.units import format_bytes, parse_bytes
 
 MIN_WINDOW_SAMPLES = 10
@@ -136,7 +137,7 @@ def unseen_notes(head: Head, splits: Sequence[Split], sample_noun: str) -> list[
         if not has.all():
             names = [name for name, is_present in zip(head.classes, has.tolist(), strict=True) if not is_present]
             of = f' "{head.name}"' if head.name else ""
-            notes.append(f"warning: no {part} {sample_noun} are of the{of} classes {labels.list_names(names)}")
+            notes.append(f"warning: no {part} {sample_noun} are of the{of} classes {list_names(names)}")
     return notes
 
 

@@ -13,21 +13,21 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_paths import EXTENSIONS
-from drivetrain.data.labels import list_names
 from drivetrain.data.survey import (
     array_draft,
-    first_values,
     image_draft,
     series_draft,
+    settings,
     table_draft,
     table_sample,
 )
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
+from drivetrain.system.printable import list_names
 from drivetrain.system.run_files import JOB_FILE
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -193,7 +193,7 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
     draft.train = [
         Entry("epochs", "3", "for fine-tuning; solving takes the place of all of them"),
         Entry("batch_size", "32"),
-        *first_values.optimizer("1e-4", "for fine-tuning"),
+        *settings.optimizer("1e-4", "for fine-tuning"),
     ]
     return draft
 

@@ -15,7 +15,7 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names, note_similar_names
+from drivetrain.data.labels import note_similar_names
 from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
@@ -26,6 +26,7 @@ from drivetrain.data.tables.features import Features
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.tables import MlpSpec, TableClassificationJob, TableJob
+from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow

@@ -22,6 +22,7 @@ from drivetrain.data.text.encoded import Encoded, Ragged, pad_inputs
 from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
+from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow
@@ -274,7 +275,7 @@ def _format_counts(label_texts: Sequence[str]) -> str:
     """At most 8 classes with the number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
     names, counts = np.unique(np.array(label_texts, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    return labels.list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
+    return list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
 
 
 def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
