@@ -12,8 +12,8 @@ import pytest
 
 from drivetrain.errors import StorageError
 from drivetrain.system import console
-from drivetrain.system.console import GuardedStream, format_note
-from tests.messages import begins_with, saying, says_only
+from drivetrain.system.console import GuardedStream
+from tests.messages import begins_with, saying
 from tests.paths import ROOT
 
 
@@ -92,12 +92,3 @@ def test_commands_whose_output_is_lost(command: tuple[str, ...]) -> None:
     with os.fdopen(write_end, "wb") as pipe:
         piped = subprocess.run(arguments, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
     assert (piped.returncode, piped.stderr) == (0, "")
-
-
-def test_a_key_is_not_named_twice() -> None:
-    """The log said `data: data.train: ...`."""
-    assert format_note("54 training rows") == "data: 54 training rows"
-    assert format_note("data.train: 3 rows have empty cells") == "data.train: 3 rows have empty cells"
-    assert format_note("data: 1 of 3 samples cannot be used") == "data: 1 of 3 samples cannot be used"
-    assert says_only(format_note("starts from runs/a-001", "model"), "model-starts-from", "runs/a-001")
-    assert format_note("model.freeze freezes layers", "model") == "model.freeze freezes layers"

@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, JointTargets, is_zero
 from drivetrain.data.labels import have_order, looks_empty
+from drivetrain.data.notes import list_names
 from drivetrain.errors import Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
@@ -17,7 +18,6 @@ from drivetrain.job.job import KAPPA, MAPE, RANKING_METRICS
 from drivetrain.job.tables import TableClassificationJob
 from drivetrain.job.text import TextJob
 from drivetrain.system import spelling
-from drivetrain.system.printable import list_names
 
 MAX_COUNTS_LISTED = 20
 """Classes that a note on their samples names at most."""

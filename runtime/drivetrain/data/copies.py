@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
-from drivetrain.system.printable import list_names
 
 Contents = npt.NDArray[np.int64]
 """A digest of each sample, shape (N,): equal for samples with the same content."""

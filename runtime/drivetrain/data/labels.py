@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, nearest
 from drivetrain.job import formatting
 from drivetrain.system import spelling
-from drivetrain.system.printable import list_names, printable
+from drivetrain.system.printable import printable
 
 
 def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
 from drivetrain.data.labels import index_labels, sort_class_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow

@@ -9,13 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.data.notes import format_note
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware import device_check
 from drivetrain.inference import evaluation_folder, explanation, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
-from drivetrain.system.console import format_note, open_console, say, say_aside, say_json
+from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import DATA_FILE, MISSING, RunFiles
 from drivetrain.system.run_records import read_mapping
@@ -225,7 +226,6 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
         download: whether data that it names elsewhere is brought here.
     """
     from drivetrain.job_spec import spec_source
-    from drivetrain.job_spec.spec_source import fetch
 
     if spec_source.read_stored_spec(run).problem == MISSING:
         raise DataError(
@@ -234,7 +234,7 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
             "pass it with --data PATH",
         )
     try:
-        return spec_source.load_stored_job(run, fetch if download else None)
+        return spec_source.load_stored_job(run, spec_source.fetch if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:

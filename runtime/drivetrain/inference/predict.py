@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from drivetrain.data.notes import format_note
 from drivetrain.errors import SpecError, StorageError
 from drivetrain.hardware import device_check
 from drivetrain.inference import thread_limits
-from drivetrain.system.console import format_note, say_aside
+from drivetrain.system.console import say_aside
 from drivetrain.system.printable import escape_cell, escape_row, printable, printable_json
 from drivetrain.tracking.live import time_left
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from drivetrain.data import load_data
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.load_data import load_new
+from drivetrain.data.notes import format_note
 from drivetrain.errors import DataError, SpecError
 from drivetrain.inference import predictions, stdin_records
 from drivetrain.inference.stdin_records import NAME, Record
 from drivetrain.models import forward
-from drivetrain.system.console import format_note, say_aside
+from drivetrain.system.console import say_aside
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ class PredictStream:
         if file.suffix:
             file.write_bytes(header + b"".join(record.content for record in group))
         paths = [file] if file.suffix else [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
-        return load_data.load_new(paths, self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
+        return load_new(paths, self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
 
     def _predict_whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[TitledAnswer]:
         """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
@@ -123,9 +124,7 @@ class PredictStream:
         with TemporaryDirectory() as folder:
             file = stdin_records.store_whole(stream, Path(folder))
             try:
-                data = load_data.load_new(
-                    [file], self.trained.preprocessing, self.trained.heads, labelled=False, csv=files
-                )
+                data = load_new([file], self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
             except DataError as error:
                 raise stdin_records.name_stdin(error, file) from None
             self._print_notes(data.notes)

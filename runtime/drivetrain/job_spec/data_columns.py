@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data.formats import csv_dialect, csv_layout, table_paths
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.data import TableFileData
@@ -20,7 +21,6 @@ from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
 from drivetrain.pretrained.earlier_run import EarlierModel
-from drivetrain.system.printable import list_names
 
 Key = tuple[str, ...]
 TABLES = (TableJob, TextJob, SeriesJob)

@@ -12,6 +12,7 @@ from drivetrain.data import stateless_random
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_code import Code
 from drivetrain.data.dataset import Dataset
+from drivetrain.data.notes import list_names
 from drivetrain.data.tables import features
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
@@ -26,7 +27,6 @@ from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_visio
 from drivetrain.models.unfreezing import Unfreezing
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
-from drivetrain.system.printable import list_names
 
 
 @dataclass

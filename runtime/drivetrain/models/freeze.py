@@ -9,12 +9,12 @@ from typing import NoReturn
 
 from torch import nn
 
+from drivetrain.data.notes import list_names
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job import Job
 from drivetrain.job.formatting import Path as Key
 from drivetrain.job.formatting import dot_key
 from drivetrain.job.model import Freeze
-from drivetrain.system.printable import list_names
 
 MAX_LISTED_CHARACTERS = 600
 """Characters at most of the list of layers in a message."""

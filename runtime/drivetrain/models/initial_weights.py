@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Dataset, Head, head_from_json
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
@@ -19,7 +20,6 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS, limit_size
 from drivetrain.models.networks import cnn, tabm
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
-from drivetrain.system.printable import list_names
 
 Refuse = Callable[[str, str, str], SpecError]
 """Makes an error from a description, what is possible, and what to do."""

@@ -15,6 +15,7 @@ from typing import Any
 from rich import table as rich_table
 from rich.text import Text as RichText
 
+from drivetrain.data.notes import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import DETAILED_METRICS
@@ -26,7 +27,7 @@ from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.report.render.page import write_pages
 from drivetrain.system.console import open_console, say, say_json
 from drivetrain.system.files import blame_storage
-from drivetrain.system.printable import list_names, printable
+from drivetrain.system.printable import printable
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.run_tracker import flatten

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from drivetrain.data.custom.data_sources import DataSource
+from drivetrain.data.notes import list_names
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job.document import Document
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor.embedded_parts import Refusal
-from drivetrain.system.printable import list_names
 from drivetrain.tuning import batch_size, run_length
 
 FOREIGN_NAMES = {

@@ -24,6 +24,7 @@ from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import CustomTerms
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import check_loss
+from drivetrain.data.notes import format_note
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError, Stopped, UserCodeError
 from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
@@ -49,7 +50,7 @@ from drivetrain.supervisor import (
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
-from drivetrain.system.console import format_note, say
+from drivetrain.system.console import say
 from drivetrain.system.run_files import MODEL, PLAN_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, raise_stopped
 from drivetrain.tracking.event_log import EventLog

@@ -30,12 +30,6 @@ class Detail(str):
     """A line that is printed only if details are asked for; the run's records have it always."""
 
 
-def format_note(note: str, part: str = "data") -> str:
-    """The note after `data:` (or another part of the job), unless it starts with that word or one of its keys."""
-    text = note if note.startswith((f"{part}.", f"{part}: ")) else f"{part}: {note}"
-    return Detail(text) if isinstance(note, Detail) else text
-
-
 def say(text: str) -> None:
     """Print a line, unbuffered; on a terminal, which breaks lines inside words, it is broken between words.
 

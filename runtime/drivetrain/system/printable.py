@@ -8,7 +8,7 @@ apostrophe; numbers stay numbers, also negative ones written as text, and JSON l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 _CONTROL_CHARACTERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
@@ -46,12 +46,6 @@ def printable_text(text: str) -> str:
 def printable_json(text: str) -> str:
     """JSON whose strings mean the same, with what a terminal must not get as `\\u001b`."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def list_names(names: Sequence[str], max_listed: int = 10) -> str:
-    """The first names, and how many there are more: `a, b, c and 7 more`."""
-    remainder = f" and {len(names) - max_listed:,} more" if len(names) > max_listed else ""
-    return ", ".join(map(printable, names[:max_listed])) + remainder
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -8,10 +8,10 @@ gradient.
 from __future__ import annotations
 
 from drivetrain import optimizations
+from drivetrain.data.notes import list_names
 from drivetrain.models import freeze, lr_groups
 from drivetrain.models.freeze import find_frozen_parts
 from drivetrain.system.console import Detail
-from drivetrain.system.printable import list_names
 from drivetrain.training.run import Run
 
 STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "cuda_graphs", "step_graph")

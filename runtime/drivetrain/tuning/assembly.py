@@ -10,6 +10,7 @@ from pathlib import Path
 
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_loss import cannot_split_error
+from drivetrain.data.notes import format_note
 from drivetrain.distributed import world
 from drivetrain.errors import Replanned
 from drivetrain.hardware import device_check
@@ -24,7 +25,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import Plan
 from drivetrain.system import timeout
-from drivetrain.system.console import format_note, report_if_slow, say
+from drivetrain.system.console import report_if_slow, say
 from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.signals import Signals
 from drivetrain.training import effective_settings, recorded_inputs

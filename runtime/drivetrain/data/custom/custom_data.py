@@ -22,6 +22,7 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples
 from drivetrain.data.formats import npz_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.notes import list_names
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, Problem, SpecError
@@ -29,7 +30,21 @@ from drivetrain.job.custom import CustomJob, CustomTask
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, KAPPA, LABEL_METRICS, NUMBER_METRICS, RANKING_METRICS
 from drivetrain.job.train import BinaryCrossEntropy
-from drivetrain.system.printable import list_names
+
+LOSSES_BY_KIND = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
+METRICS_BY_KIND: Mapping[str, tuple[str, ...]] = {
+    "classes": CLASS_METRICS,
+    "labels": LABEL_METRICS,
+    "numbers": NUMBER_METRICS,
+    "other": ("loss",),
+}
+POSSIBLE_TARGETS = {
+    "classes": "whole numbers from 0, one for each sample",
+    "labels": "0 or 1, as (samples, labels)",
+    "numbers": "one number for each sample, or (samples, numbers)",
+}
+SUSPICIOUS_CLASS_INDEX = 1000
+"""A class index of this or more, and of at least the number of samples, is taken for a mistake."""
 
 
 def load(job: CustomJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
@@ -213,22 +228,6 @@ def _check_targets(split: ArraySplit, max_target: int) -> None:
 
 def _list_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return ", ".join(map(str, shapes))
-
-
-LOSSES_BY_KIND = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
-METRICS_BY_KIND: Mapping[str, tuple[str, ...]] = {
-    "classes": CLASS_METRICS,
-    "labels": LABEL_METRICS,
-    "numbers": NUMBER_METRICS,
-    "other": ("loss",),
-}
-POSSIBLE_TARGETS = {
-    "classes": "whole numbers from 0, one for each sample",
-    "labels": "0 or 1, as (samples, labels)",
-    "numbers": "one number for each sample, or (samples, numbers)",
-}
-SUSPICIOUS_CLASS_INDEX = 1000
-"""A class index of this or more, and of at least the number of samples, is taken for a mistake."""
 
 
 def determine_head(

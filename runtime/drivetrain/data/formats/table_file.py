@@ -21,8 +21,8 @@ from drivetrain.data.formats import (
     text_encoding,
 )
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, nearest
-from drivetrain.system.printable import list_names
 from drivetrain.system.spelling import clean_text
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_paths import EXTENSIONS, OTHER_PICTURES, is_leftover
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
-from drivetrain.system.printable import list_names
 
 
 @dataclass

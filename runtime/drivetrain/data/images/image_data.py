@@ -32,6 +32,7 @@ from drivetrain.data.images.preprocess import (
 )
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
@@ -40,7 +41,6 @@ from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.image_input import ExpectedInput
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     from drivetrain.data.images.image_shards import StreamedParts

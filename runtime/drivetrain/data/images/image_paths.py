@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
-from drivetrain.system.printable import list_names
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
 OTHER_PICTURES = (

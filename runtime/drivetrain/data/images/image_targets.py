@@ -18,12 +18,12 @@ from torch import Tensor
 
 from drivetrain.data import labels, partition, target_columns
 from drivetrain.data.dataset import Head
+from drivetrain.data.notes import list_names
 from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import ImageClassificationData, ImageData
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     from drivetrain.data.images.image_column import ImageCells

@@ -15,8 +15,9 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep
 from drivetrain.data.formats import column_values, csv_dialect, npz_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
-from drivetrain.data.series import array_axes, augment, timeline, windows
+from drivetrain.data.series import augment, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.windows import Scale, SeriesSplit, WindowSplit
 from drivetrain.data.source import BadSample, Source
@@ -24,7 +25,6 @@ from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
 from drivetrain.job.values import parse_fold
-from drivetrain.system.printable import list_names
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
 WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
@@ -285,7 +285,7 @@ def _order_axes(
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
-    order, notes = array_axes.find_axis_order(x, path, key) if axes == "auto" else (axes, [])
+    order, notes = npz_file.find_axis_order(x, path, key) if axes == "auto" else (axes, [])
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
         notes = [

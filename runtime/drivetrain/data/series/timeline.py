@@ -10,6 +10,7 @@ import numpy as np
 
 from drivetrain.data import target_columns
 from drivetrain.data.formats import column_values, table_file
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Groups, number_groups
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
@@ -19,7 +20,6 @@ from drivetrain.data.tables.column_roles import Roles
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.system.console import Detail
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow

@@ -12,6 +12,7 @@ import numpy as np
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
 from drivetrain.data.loader.batches import StreamOrder
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.cache import ShardCache
@@ -27,7 +28,6 @@ from drivetrain.job.data import Stream
 from drivetrain.job.images import ImageJob
 from drivetrain.job.text import TextJob
 from drivetrain.storage.remote_address import is_remote, parse
-from drivetrain.system.printable import list_names
 from drivetrain.system.units import format_bytes, parse_bytes
 
 MIN_WINDOW_SAMPLES = 10

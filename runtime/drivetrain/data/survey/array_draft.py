@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import npz_file
-from drivetrain.data.series import array_axes
+from drivetrain.data.notes import list_names
 from drivetrain.data.survey import settings
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.errors import DataError
 from drivetrain.job.draft import Draft, Entry
-from drivetrain.system.printable import list_names
 
 POSSIBLE_ARRAYS = (
     "`images` of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W) with `labels` (N,), or windows `x` of shape "
@@ -107,7 +106,7 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     task = request.task or tasks[has_several_targets or are_numbers]
     draft = Draft(task, f"`y` has shape {target_shape}, {y.dtype}" if not request.task else "as --task says")
     rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
-    if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
+    if len(shape) == 3 and npz_file.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
         rows, channels = channels, rows
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
     if task == "series-classification":

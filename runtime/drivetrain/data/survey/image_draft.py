@@ -14,12 +14,12 @@ from drivetrain.data import labels
 from drivetrain.data.formats import column_values
 from drivetrain.data.images import class_folders, decode, image_paths, resize
 from drivetrain.data.images.image_paths import EXTENSIONS
+from drivetrain.data.notes import list_names
 from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
-from drivetrain.system.printable import list_names
 
 TASK, REGRESSION = "image-classification", "image-regression"
 MAX_OPENED_IMAGES = 64

@@ -13,6 +13,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_paths import EXTENSIONS
+from drivetrain.data.notes import list_names
 from drivetrain.data.survey import (
     array_draft,
     image_draft,
@@ -27,7 +28,6 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
-from drivetrain.system.printable import list_names
 from drivetrain.system.run_files import JOB_FILE
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import column_values
+from drivetrain.data.notes import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
@@ -19,7 +20,6 @@ from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
-from drivetrain.system.printable import list_names
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
 LEAST_ROWS = 40

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.data.labels import looks_empty, sort_class_names
+from drivetrain.data.notes import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job.draft import Entry, quote
-from drivetrain.system.printable import list_names
 
 KEY = "init"
 """Stands for the spec key in messages about the data, since there is no spec yet."""

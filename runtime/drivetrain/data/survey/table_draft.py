@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from drivetrain.data.notes import list_names
 from drivetrain.data.survey import series_draft, settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 from drivetrain.job.text import TextJob
-from drivetrain.system.printable import list_names
 
 CLASSIFICATION, REGRESSION, TEXTS = "tabular-classification", "tabular-regression", "text-classification"
 TRAINING_STEPS = 1200

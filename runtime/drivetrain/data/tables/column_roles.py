@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from drivetrain.data.formats import column_values, csv_dialect, number_marks
+from drivetrain.data.notes import list_names
 from drivetrain.data.tables import text_column
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 from drivetrain.job.tables import TableData
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,6 +16,7 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSampl
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
@@ -26,7 +27,6 @@ from drivetrain.data.tables.features import Features
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.tables import MlpSpec, TableClassificationJob, TableJob
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,10 +14,10 @@ import numpy as np
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,6 +14,7 @@ from drivetrain.data import copies, labels, partition
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.notes import list_names
 from drivetrain.data.source import check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus
@@ -22,7 +23,6 @@ from drivetrain.data.text.encoded import Encoded, Ragged, pad_inputs
 from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
-from drivetrain.system.printable import list_names
 
 if TYPE_CHECKING:
     import pyarrow
