@@ -10,7 +10,7 @@ import pytest
 from drivetrain.data import class_balance
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.load_data import load
-from drivetrain.data.survey import first_values
+from drivetrain.data.survey import settings
 from drivetrain.job.images import ImageClassificationJob
 from drivetrain.training.best_metric import BestMetric
 from tests.data.tables import table_rows as tables
@@ -75,4 +75,4 @@ def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
 def test_classes_that_are_probably_no_value_are_named() -> None:
     text = class_balance.describe_counts(np.array([9, 4, 8]), ("good", "NaN", "none"))
     assert ends_with(text, "probably-value-nan-leaves", "data.missing")
-    assert says(first_values.format_counts({"good": 90, "NaN": 4}), "probably-value-nan")
+    assert says(settings.format_counts({"good": 90, "NaN": 4}), "probably-value-nan")

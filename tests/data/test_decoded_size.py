@@ -17,9 +17,9 @@ import pytest
 from pyarrow import ipc, parquet
 
 from drivetrain.data import decoded_size
-from drivetrain.data.formats import npz_file, parquet_file, table_file
+from drivetrain.data.formats import jsonl_file, npz_file, parquet_file, table_file
 from drivetrain.data.formats import shards as tables
-from drivetrain.data.streaming import jsonl_records, tar_file
+from drivetrain.data.streaming import tar_file
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.data.text import text_shards
 from drivetrain.errors import DataError
@@ -280,12 +280,12 @@ def test_packed_json_lines_count_as_unpacked(tmp_path: Path, write: Callable[[gz
 
 
 def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl_records, "MAX_LINE_BYTES", MIB)
+    monkeypatch.setattr(jsonl_file, "MAX_LINE_BYTES", MIB)
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wb") as file:
         file.write(b'{"text": "' + b"x" * (9 * MIB))
     with pytest.raises(DataError, match="line 1 has more than"):
-        list(jsonl_records.read(path, shard_of(path), "data.train"))
+        list(jsonl_file.read_records(path, shard_of(path), "data.train"))
 
 
 def write_tar(path: Path, member: tarfile.TarInfo) -> Path:

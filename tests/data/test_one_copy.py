@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from drivetrain.data import one_copy
-from drivetrain.data.custom import arrays
+from drivetrain.data.custom import map_dataset
 from drivetrain.data.dataset import Dataset, Split
 from drivetrain.data.load_data import load
 from drivetrain.data.one_copy import ArrayHolder
@@ -113,7 +113,9 @@ def test_the_samples_of_each_task_stay_the_same(name: str, tmp_path: Path, monke
 def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_copy, "MIN_SHARED_BYTES", 1)
     one, two = (
-        arrays.build_array_split((np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1]))
+        map_dataset.build_array_split(
+            (np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1])
+        )
         for _ in range(2)
     )
     assert share_between([one], [two]) == 96 + 48

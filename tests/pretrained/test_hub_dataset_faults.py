@@ -9,8 +9,8 @@ import pytest
 
 from drivetrain.data.load_data import load
 from drivetrain.errors import DrivetrainError
-from drivetrain.job_spec import hub_data
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec import located_data
 from tests.hub_double import COMMIT
 from tests.hub_server import Fault, Hub
 from tests.messages import says
@@ -94,4 +94,4 @@ def test_an_update_without_a_network_is_an_error(hub: Hub, tmp_path: Path, monke
     load_job(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DrivetrainError, match="--update, and HF_HUB_OFFLINE is set"):
-        job_spec.load(write_spec(tmp_path), locate=lambda job: hub_data.locate(job, print, update=True)[0])
+        job_spec.load(write_spec(tmp_path), locate=lambda job: located_data.locate_on_hub(job, print, update=True)[0])

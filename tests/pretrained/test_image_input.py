@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.images import decode
 from drivetrain.data.images.preprocess import ImagePreprocessing, from_preprocessing
 from drivetrain.data.images.resize import Resize
@@ -169,12 +169,12 @@ def test_predict_takes_all_of_it_from_the_model_folder(tmp_path: Path) -> None:
         "std": [0.2, 0.25, 0.3],
     }
     ids = np.arange(len(expected))
-    new_data = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    new_data = load_data.load_new([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
     torch.testing.assert_close(
         model.network(*new_data.prepare(new_data.split.gather(ids), ids, None)), expected, rtol=1e-5, atol=1e-6
     )
     for key, other in (("interpolation", "bilinear"), ("crop_share", 1.0)):
-        changed_data = load_new.read(
+        changed_data = load_data.load_new(
             [tmp_path / "held"], model.preprocessing | {key: other}, model.heads, labelled=True
         )
         assert not torch.equal(changed_data.split.gather(ids)[0], new_data.split.gather(ids)[0]), key

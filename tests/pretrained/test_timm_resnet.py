@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
@@ -196,7 +196,7 @@ def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
     shutil.copytree(run.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "weights")
     model = saved_model.load(tmp_path / "elsewhere")
-    new_data = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    new_data = load_data.load_new([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
     ids = np.arange(len(expected))
     torch.testing.assert_close(
         model.network(*new_data.prepare(new_data.split.gather(ids), ids, None)), expected, rtol=1e-4, atol=1e-5
@@ -221,7 +221,7 @@ def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_pa
     expected = task_cases.collect_outputs(run)[""]
     assert expected.shape == (9, outputs)
     model = saved_model.load(run.folder / "model")
-    new_data = load_new.read([tmp_path / "held.csv"], model.preprocessing, model.heads, labelled=True)
+    new_data = load_data.load_new([tmp_path / "held.csv"], model.preprocessing, model.heads, labelled=True)
     ids = np.arange(9)
     inputs = new_data.prepare(new_data.split.gather(ids), ids, None)
     torch.testing.assert_close(model.network(*inputs), expected, rtol=1e-4, atol=1e-4)

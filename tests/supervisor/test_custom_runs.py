@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drivetrain.cli import main
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.custom import user_code
 from drivetrain.data.load_data import load
 from drivetrain.errors import CheckpointError, DataError, SpecError
@@ -76,14 +76,14 @@ def test_the_model_predicts_what_validation_computed(run: Path, capsys: pytest.C
 def test_new_samples_by_the_reader_in_the_model_folder(run: Path, tmp_path: Path) -> None:
     model = saved_model.load(run)
     np.savetxt(tmp_path / "a.txt", np.arange(12.0).reshape(3, 4))
-    new_data = load_new.read([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=False)
+    new_data = load_data.load_new([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=False)
     assert new_data.split.gather(np.array([2]))[0].tolist() == [[8, 9, 10, 11]]
     assert new_data.prepare(new_data.split.gather(np.arange(3)), np.arange(3), None)[0].dtype == torch.float32
     with pytest.raises(DataError, check=saying("read-samples-targets", "my_data.py")):
-        load_new.read([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=True)
+        load_data.load_new([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=True)
     (tmp_path / "a.txt").write_text("one two\n")
     with pytest.raises(DataError, check=saying("read-raised-valueerror-could", "my_data.py")) as raised:
-        load_new.read([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=False)
+        load_data.load_new([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=False)
     assert says(str(raised.value), "in-read-return", "my_data.py", 12, "torch.from_numpy")
 
 
@@ -100,7 +100,7 @@ def test_a_file_of_the_readers_arguments_is_stored_with_the_model(
     run = train_job(write_job(tmp_path, files, data="reader: read, arguments: {scale: scale.txt}", train="steps: 2"))
     (tmp_path / "scale.txt").write_text("3")
     model = saved_model.load(run)
-    new_data = load_new.read([tmp_path / "job.yaml"], model.preprocessing, model.heads, labelled=False)
+    new_data = load_data.load_new([tmp_path / "job.yaml"], model.preprocessing, model.heads, labelled=False)
     assert new_data.split.gather(np.array([0]))[0].tolist() == [[2, 2, 2, 2]]
 
 
@@ -109,13 +109,13 @@ def test_new_targets_have_to_be_those_of_training(tmp_path: Path) -> None:
     model = saved_model.load(run)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4)), targets=np.array([0, 1, 2]))
     with pytest.raises(DataError, match="targets go from 0 to 2\n  possible: targets from 0 to 1, as in training"):
-        load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
+        load_data.load_new([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4, 1)), targets=np.array([0, 1, 1]))
     with pytest.raises(DataError, match=r"inputs have the shapes \(4, 1\)\n  possible: as in training: \(4,\)"):
-        load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
+        load_data.load_new([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
     np.savez(tmp_path / "new.npz", images=np.zeros((3, 4)))
     with pytest.raises(DataError, check=saying("inputs-targets-images")):
-        load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
+        load_data.load_new([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
 
 
 def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_targets_that_only_the_user_loss_interprets(tmp_path: Path) -> None:
     model = saved_model.load(run)
     inputs = dummy_inputs.make_inputs(model.preprocessing, 3, seed=0)
     np.savez(tmp_path / "new.npz", inputs=inputs[0].numpy())
-    data = load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=False)
+    data = load_data.load_new([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=False)
     batches = forward.compute_outputs(model.network, model.heads, data.split, data.prepare, torch.device("cpu"))
     answers = [answer[""]["prediction"] for _, answer in predictions.compute_answers(batches, model.heads, data.split)]
     with torch.inference_mode():

@@ -31,16 +31,16 @@ def fetch(options: argparse.Namespace) -> int:
     """
     if options.container and "DRIVETRAIN_IMAGE" not in os.environ:
         return _fetch_in_container(options)
-    from drivetrain.job_spec import hub_data, stored_data
     from drivetrain.job_spec import load_job as job_spec
+    from drivetrain.job_spec import located_data
 
     fetched_data: list[Snapshot] = []
     copies: list[StoredCopy] = []
 
     def locate(job: Job) -> Job:
-        job, data = hub_data.locate(job, say, update=options.update)
+        job, data = located_data.locate_on_hub(job, say, update=options.update)
         fetched_data.extend(data)
-        job, stored = stored_data.fetch_copies(job, say)
+        job, stored = located_data.fetch_copies(job, say)
         copies.extend(stored)
         return job
 

@@ -23,7 +23,7 @@ def init(options: argparse.Namespace) -> int:
         StorageError: if the file cannot be written.
     """
     from drivetrain.data.survey.look import look
-    from drivetrain.data.survey.request import SurveyRequest
+    from drivetrain.data.survey.settings import SurveyRequest
 
     # Two jobs of one file would share their runs if both had its name.
     source = options.output or Path(os.path.abspath(options.data))

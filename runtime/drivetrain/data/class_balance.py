@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, JointTargets, is_zero
-from drivetrain.data.labels import have_order, list_names, looks_empty
+from drivetrain.data.labels import have_order, looks_empty
+from drivetrain.data.notes import list_names
 from drivetrain.errors import Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable

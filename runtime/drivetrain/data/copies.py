@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 
 Contents = npt.NDArray[np.int64]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.to_device import onto
 from drivetrain.system import torch_errors
 
 if TYPE_CHECKING:
-    from drivetrain.data.loader.orders import Order
     from drivetrain.data.streaming.cache import FetchCounts
+
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
@@ -274,6 +274,17 @@ class ChangesByEpoch(Protocol):
         ...
 
 
+class Order(Protocol):
+    """Which samples an epoch has, and in which order."""
+
+    count: int
+    """Number of samples in an epoch."""
+
+    def __call__(self, epoch: int) -> Ids:
+        """The ids of the epoch's samples; shape (count,), int64."""
+        ...
+
+
 class Preprocessing(Protocol):
     """Converts raw inputs to network inputs, on their device; augments them only if an epoch is given."""
 
@@ -348,3 +359,15 @@ def longest_samples(split: Split, count: int) -> Ids:
     lengths: Any = getattr(split, "lengths", None)
     ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
     return ids[:count]
+
+
+def onto(
+    device: torch.device, values: Tensor | npt.NDArray[np.generic] | Sequence[float], dtype: torch.dtype | None = None
+) -> Tensor:
+    """Values as a tensor on `device`, with the dtype of `values` unless `dtype` is given; plain numbers as float32.
+
+    `torch.tensor(..., device=...)` and `.to(device)` wait until the GPU has finished its queued work. Here the copy is
+    queued instead; the host's memory is read before the call returns.
+    """
+    on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
+    return on_host.to(device, dtype, non_blocking=True)

@@ -1,18 +1,22 @@
-"""Loads the data of a job, by task: for training and validation, and for the final test."""
+"""Loads the data of a job, by task: for training and validation, for the final test, and new samples for its model."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from drivetrain.data import class_balance, copies, load_new
+from drivetrain.data import class_balance, copies
 from drivetrain.data.copies import ComparableSplit
-from drivetrain.data.dataset import Dataset, InputRecord, head_from_json
-from drivetrain.data.formats import csv_dialect
+from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, head_from_json
+from drivetrain.data.formats import csv_dialect, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.errors import DataError
+from drivetrain.data.source import Source
+from drivetrain.errors import CheckpointError, DataError
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomJob
 from drivetrain.job.data import Data, TableFileData
@@ -21,9 +25,12 @@ from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
 from drivetrain.job.train import Focal
+from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.pretrained import earlier_run
 from drivetrain.system.fault_points import fault_point
 
+_TASKS = {"images": ImageJob, "texts": TextJob, "series": SeriesJob, "table": TableJob, "own": CustomJob}
+"""The jobs of each kind of data."""
 _TAKEN_FROM_EARLIER_RUN = {
     "images": "channels, mean and deviation",
     "texts": "vocabulary and tokenizer",
@@ -55,7 +62,8 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     table_data = job.data if isinstance(job.data, TableFileData) else None
     csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)
     files = csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
-    dataset = _read_by_task(job, record, files)
+    kind = next(kind for kind, task in _TASKS.items() if isinstance(job, task))
+    dataset: Dataset = _import_reader(kind).load(job, record, files)
     dataset.notes[1:1] = [*job.notes, *files.notes]
     if files.stored:
         dataset.preprocessing["csv"] = files.stored
@@ -100,29 +108,38 @@ def check_loss(job: Job, dataset: Dataset) -> None:
     dataset.notes += class_balance.check_weights(job, dataset)
 
 
-def _read_by_task(job: Job, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
-    """Read the data with the module of the task; each is imported only if needed, with the libraries it imports."""
-    if isinstance(job, ImageJob):
-        from drivetrain.data.images import image_data as images
+def _import_reader(kind: object) -> Any:
+    """The module with `load` and `read` for a kind of data, imported only if needed, with the libraries it imports.
 
-        return images.load(job, recorded, files)
-    if isinstance(job, TextJob):
-        from drivetrain.data.text import text_data as text
+    Raises:
+        CheckpointError: for an unknown kind.
+    """
+    match kind:
+        case "images":
+            from drivetrain.data.images import image_data
 
-        return text.load(job, recorded, files)
-    if isinstance(job, SeriesJob):
-        from drivetrain.data.series import series_data as series
+            return image_data
+        case "texts":
+            from drivetrain.data.text import text_data
 
-        return series.load(job, recorded, files)
-    if isinstance(job, TableJob):
-        from drivetrain.data.tables import table_data as tables
+            return text_data
+        case "table":
+            from drivetrain.data.tables import table_data
 
-        return tables.load(job, recorded, files)
-    if isinstance(job, CustomJob):
-        from drivetrain.data.custom import custom_data as custom
+            return table_data
+        case "series":
+            from drivetrain.data.series import series_data
 
-        return custom.load(job)
-    raise AssertionError(f"no data for {job.task}")
+            return series_data
+        case "own":  # the user's Python code reads the data
+            from drivetrain.data.custom import custom_data
+
+            return custom_data
+    raise CheckpointError(
+        f"the model has an unknown kind of preprocessing: {kind!r}",
+        "images, texts, table, series",
+        "use the version of drivetrain that wrote the model",
+    )
 
 
 def add_test(job: Job, dataset: Dataset) -> None:
@@ -138,7 +155,7 @@ def add_test(job: Job, dataset: Dataset) -> None:
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
     csv = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
     try:
-        dataset.test = load_new.read(
+        dataset.test = load_new(
             [path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=job.data.bad_samples
         )
     except DataError as error:
@@ -157,3 +174,49 @@ def add_test(job: Job, dataset: Dataset) -> None:
     for split, name in ((dataset.train, "training"), (dataset.validation, "validation")):
         if isinstance(split, ComparableSplit) and isinstance(test, ComparableSplit):
             dataset.notes += copies.note_shared(split.contents(), test.contents(), test.title, description, name)
+
+
+def load_new(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    *,
+    labelled: bool,
+    csv: Mapping[str, str] | CsvFiles | None = None,
+    bad_samples: float = 1.0,
+) -> NewSamples:
+    """Read new samples, preprocessed exactly as the validation samples were.
+
+    Args:
+        paths: files or folders, of the kinds that the task trains on.
+        preprocessing: as stored with the model.
+        heads: the outputs of the model, by name.
+        labelled: whether to read targets.
+        csv: how CSV files are written, as in the spec; what it does not set is detected from the files. A `CsvFiles`
+            carries what was detected from one call to the next.
+        bad_samples: largest share of unusable samples that is accepted.
+
+    Raises:
+        DataError: if no sample can be used, or a label is not among the classes.
+        CheckpointError: if this version does not know such a model.
+    """
+    files = csv if isinstance(csv, CsvFiles) else csv_dialect.of_model(preprocessing, csv or {})
+    _check_paths_exist(paths)
+    kind = preprocessing.get("kind")
+    if kind in ("texts", "table", "series"):
+        paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
+    sources = [Source(path, "data", files, bad_samples, labelled) for path in paths]
+    samples: NewSamples = _import_reader(kind).read(sources, preprocessing, heads)
+    samples.notes[:0] = files.notes
+    return samples
+
+
+def _check_paths_exist(paths: Sequence[Path]) -> None:
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        suggestions = [hint for path in missing if (hint := suggest_nearest_path([Path()], path))]
+        raise DataError(
+            f"{', '.join(missing[:5])}: not there",
+            "files or folders that this process can access",
+            " ".join(suggestions) or "check the spelling; a container can access only the project and mounted folders",
+        )

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain.data import stateless_random
-from drivetrain.data.dataset import Batch, Head
-from drivetrain.data.to_device import onto
+from drivetrain.data.dataset import Batch, Head, onto
 from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, Mixup
 

@@ -1,11 +1,20 @@
-"""A note about the data or the model as a line of the log."""
+"""Notes about the data or the model as lines of the log, and the names in them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from drivetrain.system.console import Detail
+from drivetrain.system.printable import printable
 
 
 def format_note(note: str, part: str = "data") -> str:
     """The note after `data:` (or another part of the job), unless it starts with that word or one of its keys."""
     text = note if note.startswith((f"{part}.", f"{part}: ")) else f"{part}: {note}"
     return Detail(text) if isinstance(note, Detail) else text
+
+
+def list_names(names: Sequence[str], max_listed: int = 10) -> str:
+    """The first names, and how many there are more: `a, b, c and 7 more`."""
+    remainder = f" and {len(names) - max_listed:,} more" if len(names) > max_listed else ""
+    return ", ".join(map(printable, names[:max_listed])) + remainder

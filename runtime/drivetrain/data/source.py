@@ -1,4 +1,4 @@
-"""A file of samples, and how it is read: for training, for validation, or as new data of a trained model."""
+"""A file of samples, how it is read (for training, for validation, or as new data of a trained model), and its bad samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from drivetrain.data import bad_samples
-from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import row_lines
+from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.errors import DataError
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
+
+MAX_LISTED_SAMPLES = 20
+"""Largest number of bad samples that are listed by name."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that cannot be used, and the reason."""
+
+    title: str
+    """Its path or row."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.reason}"
+
+
+def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list[str]:
+    """Notes that list the bad samples of `total` samples, bad ones included; `key` is the spec key that names the data.
+
+    Raises:
+        DataError: if their share exceeds the budget, `data.bad_samples` of the job.
+    """
+    if not bad:
+        return []
+    lines = [str(sample) for sample in bad[:MAX_LISTED_SAMPLES]]
+    if len(bad) > MAX_LISTED_SAMPLES:
+        lines.append(f"and {len(bad) - MAX_LISTED_SAMPLES:,} more")
+    head = f"{key}: {len(bad):,} of {total:,} samples cannot be used"
+    if len(bad) > budget * total:
+        raise DataError(
+            "\n    ".join([head, *lines]),
+            f"at most a share of {budget:g} (data.bad_samples)",
+            "repair or remove them, or raise data.bad_samples to skip them",
+        )
+    return [f"{head} and {'is' if len(bad) == 1 else 'are'} skipped", *(f"left out: {line}" for line in lines)]
 
 
 @dataclass(frozen=True)
@@ -38,7 +73,7 @@ class Source:
 
     def name_row(self, row: int) -> str:
         """Name a row, counted from 0, and in a CSV file its line."""
-        return row_lines.place(self.path, row + 1)
+        return csv_dialect.name_row(self.path, row + 1)
 
     def name_option(self, name: str) -> str:
         """The spec key that names a column, if the file is the training data; else the file's key."""
@@ -50,4 +85,4 @@ class Source:
 
     def check_bad(self, unusable: Sequence[BadSample], total: int) -> list[str]:
         """Notes on samples of the file that cannot be used; raises DataError if their share exceeds the budget."""
-        return bad_samples.check(unusable, total, self.budget, self.key)
+        return check_bad_samples(unusable, total, self.budget, self.key)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import index_labels, list_names, sort_class_names
+from drivetrain.data.labels import index_labels, sort_class_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drivetrain.data.formats import csv_layout, table_file
-from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
+from drivetrain.data.formats.csv_dialect import SUFFIXES, CsvFiles, Dialect
 from drivetrain.errors import SpecError, nearest
 
 OPTION = "--columns"
@@ -57,7 +57,7 @@ def open_table(path: Path, files: CsvFiles) -> InputTable:
     Raises:
         DataError: if it cannot be read any more.
     """
-    if path.suffix.lower() not in csv_layout.SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         table = table_file.read(path, "data")
         return InputTable(path, table.column_names, _list_arrow_rows(table), TableForm())
     layout = csv_layout.find(path, "data", files)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.data import notes
+from drivetrain.data.notes import format_note
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware import device_check
 from drivetrain.inference import evaluation_folder, explanation, thread_limits
@@ -190,14 +190,14 @@ def _make_changed_data_error(changes: str) -> DataError:
 
 def _evaluate_new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on new data, with the job's loss as far as it is known."""
-    from drivetrain.data import load_new
+    from drivetrain.data import load_data
     from drivetrain.inference import new_data_loss
     from drivetrain.models import forward
     from drivetrain.training.evaluation.metrics import MetricAccumulator
 
-    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
+    data = load_data.load_new([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
-        say_aside(notes.format_note(note))
+        say_aside(format_note(note))
     folders = (request.run, trained.folder.parent)
     objective, note = new_data_loss.build_objective(folders, trained.heads, data.split.targets)
     if note:
@@ -225,17 +225,16 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
         run: its folder.
         download: whether data that it names elsewhere is brought here.
     """
-    from drivetrain.job_spec import stored_spec
-    from drivetrain.job_spec.spec_source import fetch
+    from drivetrain.job_spec import spec_source
 
-    if stored_spec.read_stored_spec(run).problem == MISSING:
+    if spec_source.read_stored_spec(run).problem == MISSING:
         raise DataError(
             f"{run} has no job.yaml, so its validation data is unknown",
             "your own labeled data",
             "pass it with --data PATH",
         )
     try:
-        return stored_spec.load_stored_job(run, fetch if download else None)
+        return spec_source.load_stored_job(run, spec_source.fetch if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError, StorageError
 from drivetrain.inference import thread_limits
-from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.job_spec.spec_source import read_stored_spec
 from drivetrain.system import installation
 from drivetrain.system.console import say, say_aside
 from drivetrain.system.files import storage_error, write_json
@@ -137,10 +137,10 @@ def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs,
 def _load_samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
     """Real samples: those that the user names, or the run's own validation data."""
     if request.data is not None:
-        from drivetrain.data import load_new
+        from drivetrain.data import load_data
 
         inputs = [request.data]
-        data = load_new.read(inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
+        data = load_data.load_new(inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
         return data.split, data.prepare, f"samples of {request.data}"
     from drivetrain.inference import evaluate
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from drivetrain.data import notes
+from drivetrain.data.notes import format_note
 from drivetrain.errors import SpecError, StorageError
 from drivetrain.hardware import device_check
 from drivetrain.inference import thread_limits
@@ -78,7 +78,7 @@ def predict(request: PredictRequest) -> int:
     machine = thread_limits.limit_threads()
     import torch
 
-    from drivetrain.data import load_new
+    from drivetrain.data import load_data
     from drivetrain.data.formats import csv_dialect
     from drivetrain.inference import annotated_table, predictions
     from drivetrain.models import forward, saved_model
@@ -88,10 +88,10 @@ def predict(request: PredictRequest) -> int:
         device = torch.device(device_check.select_usable_device(machine, say_aside))
         return _predict_stream(request, trained, device)
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
-    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
+    data = load_data.load_new(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
     table = _open_input_table(request, data, files)
     for note in data.notes:
-        say_aside(notes.format_note(note))
+        say_aside(format_note(note))
     start_time = time.monotonic()
     device = torch.device(device_check.select_usable_device(machine, say_aside))
     batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)

@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from drivetrain.data import load_new, notes
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.load_data import load_new
+from drivetrain.data.notes import format_note
 from drivetrain.errors import DataError, SpecError
 from drivetrain.inference import predictions, stdin_records
 from drivetrain.inference.stdin_records import NAME, Record
@@ -115,7 +116,7 @@ class PredictStream:
         if file.suffix:
             file.write_bytes(header + b"".join(record.content for record in group))
         paths = [file] if file.suffix else [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
-        return load_new.read(paths, self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
+        return load_new(paths, self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
 
     def _predict_whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[TitledAnswer]:
         """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
@@ -123,7 +124,7 @@ class PredictStream:
         with TemporaryDirectory() as folder:
             file = stdin_records.store_whole(stream, Path(folder))
             try:
-                data = load_new.read([file], self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
+                data = load_new([file], self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
             except DataError as error:
                 raise stdin_records.name_stdin(error, file) from None
             self._print_notes(data.notes)
@@ -147,7 +148,7 @@ class PredictStream:
         for note in new_notes:
             if note not in self._printed_notes:
                 self._printed_notes.add(note)
-                say_aside(notes.format_note(note))
+                say_aside(format_note(note))
 
     def _check_any(self) -> None:
         if self.count:

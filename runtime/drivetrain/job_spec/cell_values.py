@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from drivetrain.data.formats import row_lines
+from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS, UNITS
 from drivetrain.data.tables import text_column
 from drivetrain.job.formatting import printable
@@ -57,7 +57,7 @@ class FeatureCells:
             text, row = next(iter(self.texts.items()))
             text_count = self.filled - self.numbers
             raise text_column.mixed_numbers_error(
-                name, str(path), text_count, f"{row_lines.place(path, row)} has `{printable(text, 40)}`"
+                name, str(path), text_count, f"{csv_dialect.name_row(path, row)} has `{printable(text, 40)}`"
             )
         if self.numbers:
             return

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from drivetrain.data import bad_samples
-from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import csv_dialect, csv_layout, row_lines
+from drivetrain.data.formats import csv_dialect, csv_layout
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.images import image_paths
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.errors import DataError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.data import ImageClassificationData, TableFileData
@@ -133,7 +132,7 @@ def _explain_unchecked(job: Job, key: tuple[str, ...], text: str, path: Path) ->
         lack = "has no copy here" if is_remote(text) else "is not in the cache of the Hugging Face hub"
         fetch = f"`drivetrain fetch {job.document.name}` downloads it, and so does `train`"
         return f"{text} {lack}; {fetch}; what is in it is checked then"
-    if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in csv_dialect.SUFFIXES or not path.is_file():
         return f"{text} is there; what is in it is {later}"
     if (size := path.stat().st_size) > MAX_CHECKED_BYTES:
         return f"checked the header of {text}; its {size / 1e6:,.0f} MB are {later}"
@@ -204,7 +203,9 @@ def _check_file(
         cells = ["" if cell.strip() in files.missing else cell for cell in row] if files.missing else row
         # The cells of such a row may belong to other columns, so nothing else is checked in it.
         if len(cells) != len(layout.names) + layout.blank:
-            wrong_lengths.append(f"{row_lines.place(path, count)}: {len(cells)} cells, {printable(','.join(cells))}")
+            wrong_lengths.append(
+                f"{csv_dialect.name_row(path, count)}: {len(cells)} cells, {printable(','.join(cells))}"
+            )
             continue
         if reasons := list(_find_reasons(cells, places, expected)):
             bad[count] = reasons
@@ -221,9 +222,9 @@ def _check_file(
     must_have_labels = isinstance(job, TextJob) and not key.endswith("data.test")
     _check_labels(columns.labels, count, path, key, classes_of, must_have_labels=must_have_labels)
     notes = _check_images(images, path, job.data.path_column, key, bad) if isinstance(job, ImageJob) else []
-    bad_rows = [BadSample(f"{path.name} {row_lines.place(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
+    bad_rows = [BadSample(f"{path.name} {csv_dialect.name_row(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
     assert isinstance(job.data, TableFileData)
-    return count, [*notes, *bad_samples.check(bad_rows, count, job.data.bad_samples, key)]
+    return count, [*notes, *check_bad_samples(bad_rows, count, job.data.bad_samples, key)]
 
 
 def _check_varying(
@@ -274,7 +275,7 @@ def _check_images(
     cells: Mapping[int, str], manifest: Path, column: str, key: str, bad: dict[int, list[str]]
 ) -> list[str]:
     """Check that the images of a manifest exist; adds rows without one to `bad`, returns notes on how paths are read."""
-    paths, notes = image_paths.find(manifest.parent, list(cells.values()), column, key)
+    paths, notes = image_paths.find_paths(manifest.parent, list(cells.values()), column, key)
     for row, path in zip(cells, paths, strict=True):
         if path and not os.path.lexists(manifest.parent / path):
             bad.setdefault(row, []).append(f"{path} is not there")
@@ -321,7 +322,7 @@ def _check_time(row_of_time: dict[tuple[str, ...], int], cells: list[str], row: 
     first = row_of_time.setdefault(tuple(cells), row)
     if first != row and cells[0] not in MISSING_NUMBERS:
         raise DataError(
-            f"{key}: {row_lines.place(path, first)} and {row_lines.place(path, row)} of {path} have the same time "
+            f"{key}: {csv_dialect.name_row(path, first)} and {csv_dialect.name_row(path, row)} of {path} have the same time "
             f"`{printable(cells[0], 40)}`{' in one series' if len(cells) > 1 else ''}",
             "every time only once per series",
             "remove duplicates, or set data.group to the column of the series; an hour that the clocks repeat needs UTC",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data.formats import csv_dialect, csv_layout, table_paths
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.data import TableFileData
@@ -44,7 +45,7 @@ def check_headers(job: Job) -> None:
         path = job.resolve(text)
         label = job.locate_key(key)
         _check_file_kind(job, path, label)
-        if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
+        if path.suffix.lower() not in csv_dialect.SUFFIXES or not path.is_file():
             continue
         if path.stat().st_size == 0:
             description = f"{label}: {path} is empty (0 bytes)"
@@ -88,19 +89,15 @@ def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
 def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[str]]]) -> DataError:
     """The error about columns: the key that names each, its name, and the file with the columns that it has."""
     several_files = len({path for _, _, path, _ in missing}) > 1
-    possible = dict.fromkeys(f"{path}: " * several_files + list_names(columns) for _, _, path, columns in missing)
+    possible = dict.fromkeys(
+        f"{path}: " * several_files + list_names(columns, MAX_LISTED_COLUMNS) for _, _, path, columns in missing
+    )
     suggestions = dict.fromkeys(nearest(name, columns) for _, name, _, columns in missing)
     return DataError(
         "\n".join(f'{job.locate_key(key)}: {path} has no column "{name}"' for key, name, path, _ in missing),
         f"its columns: {'; '.join(possible)}",
         " ".join(filter(None, suggestions)) or "use one of its columns",
     )
-
-
-def list_names(names: Sequence[str], max_listed: int = MAX_LISTED_COLUMNS) -> str:
-    """The first names, and the number of the others: `a, b, c and 7 more`."""
-    unlisted = len(names) - max_listed
-    return ", ".join(names[:max_listed]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
 def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:

@@ -23,8 +23,7 @@ from drivetrain.job.values import Spec
 from drivetrain.job_spec import data_columns, named_splits, sweep_space
 from drivetrain.job_spec.combinations import combination_problems
 from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, drop_invalid_values, list_problems
-from drivetrain.job_spec.yaml_file import read, set_value
-from drivetrain.job_spec.yaml_syntax import MAX_BYTES
+from drivetrain.job_spec.yaml_file import MAX_BYTES, read, set_value
 from drivetrain.pretrained import earlier_run
 from drivetrain.storage.remote_address import is_remote
 
@@ -156,9 +155,9 @@ def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
         return job
     if locate:
         return locate(job)
-    from drivetrain.job_spec import hub_data, stored_data
+    from drivetrain.job_spec import located_data
 
-    return stored_data.use_cached_copies(hub_data.locate(job)[0])
+    return located_data.use_cached(job)
 
 
 def load_unseen(path: Path, assignments: Sequence[str] = (), *, content: bytes | None = None) -> Job:

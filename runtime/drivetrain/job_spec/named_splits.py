@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from drivetrain.data.formats import table_paths
-from drivetrain.data.images import split_folders
+from drivetrain.data.images import image_paths
 from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job.data import Data
@@ -41,7 +41,7 @@ def name_splits(job: Job) -> Job:
     if is_on_hub(job.data.train) or ("data", "train") not in dict(list_readable_paths(job)):
         return job
     # Images in folders: train/, val/ and test/ with class folders each.
-    folders = split_folders.find(job.resolve(job.data.train), job.locate_key(("data", "train")))
+    folders = image_paths.find_splits(job.resolve(job.data.train), job.locate_key(("data", "train")))
     if not folders:
         return job
     splits = {"train": folders.train, "validation": folders.validation, "test": folders.test}

@@ -6,17 +6,21 @@ import argparse
 import contextlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from drivetrain.data.custom import user_code
+from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomData, list_user_functions
 from drivetrain.job_spec.load_job import load, read_content
+from drivetrain.job_spec.yaml_file import parse
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage
-from drivetrain.system.run_files import JOB_FILE
+from drivetrain.system.run_files import JOB_FILE, RunFiles, damaged_error, describe_unread
+from drivetrain.system.run_records import RunState
 
 COPY = "job"
 """Name of the folder with copies of the files of a job, as they were when they were first read."""
@@ -127,16 +131,16 @@ class SpecSource:
 
 def fetch(job: Job) -> Job:
     """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
-    from drivetrain.job_spec import hub_data, stored_data
+    from drivetrain.job_spec import located_data
 
-    return stored_data.fetch_copies(hub_data.locate(job, say)[0], say)[0]
+    return located_data.fetch(job, say)
 
 
 def _use_fetched(job: Job) -> Job:
     """Like `fetch`, but stores are not asked again, so that all processes of a run read the same version."""
-    from drivetrain.job_spec import hub_data, stored_data
+    from drivetrain.job_spec import located_data
 
-    return stored_data.use_cached_copies(hub_data.locate(job, say)[0])
+    return located_data.use_cached(job, say)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -144,3 +148,43 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--source", default="{}")
+
+
+class StoredSpec(NamedTuple):
+    """A stored job file, as far as it can be read, and what is wrong with it; nothing if it is a YAML mapping."""
+
+    text: str
+    data: Mapping[str, Any]
+    problem: str = ""
+
+
+def read_stored_spec(run: Path, name: str = JOB_FILE) -> StoredSpec:
+    """Read the job file of a run folder."""
+    try:
+        text = RunFiles(run).read_text(name, errors="replace")
+    except OSError as error:
+        return StoredSpec("", {}, describe_unread(error))
+    try:
+        return StoredSpec(text, parse(text, name).data)
+    except SpecError as error:
+        return StoredSpec(text, {}, f"damaged: {str(error).splitlines()[0]}")
+
+
+def load_stored_spec(run: Path, name: str = JOB_FILE) -> Mapping[str, Any]:
+    """The content of the job file of a run; raises CheckpointError if it cannot be read."""
+    spec = read_stored_spec(run, name)
+    if spec.problem:
+        raise damaged_error(run / name, spec.problem)
+    return spec.data
+
+
+def load_stored_job(run: Path, locate: Callable[[Job], Job] | None) -> Job:
+    """The job of a run; relative paths start from the folder of the original job file, and `locate` is as for `load`.
+
+    Raises:
+        CheckpointError: if the stored file cannot be read.
+        SpecError: if the job cannot be trained as it is stored, such as one of another version.
+        DataError: if a path in it does not exist.
+    """
+    load_stored_spec(run)
+    return load(run / JOB_FILE, folder=Path(RunState.read(run).source).parent, locate=locate)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from drivetrain.errors import Problem, nearest
 from drivetrain.job.document import Document
 from drivetrain.job.formatting import Path, dot_key, format_value
-from drivetrain.job_spec.yaml_syntax import SCALARS
+from drivetrain.job_spec.yaml_file import SCALARS
 
 _TYPES = {
     "int": "a whole number",

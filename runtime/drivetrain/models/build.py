@@ -12,7 +12,7 @@ from drivetrain.data import stateless_random
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_code import Code
 from drivetrain.data.dataset import Dataset
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.tables import features
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob

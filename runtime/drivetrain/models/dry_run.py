@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from drivetrain.data.custom.arrays import ArraySplit, describe
 from drivetrain.data.custom.data_sources import StreamSplit
+from drivetrain.data.custom.map_dataset import ArraySplit, describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import Refuse
 from drivetrain.data.dataset import Batch, Dataset, Head, Split

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from torch import nn
 
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job import Job
 from drivetrain.job.formatting import Path as Key

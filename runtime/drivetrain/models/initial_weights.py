@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Dataset, Head, head_from_json
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.backends import cuda
 from torch.nn import functional
 
-from drivetrain.data.dataset import Lengths, read_lengths
+from drivetrain.data.dataset import Lengths, onto, read_lengths
 from drivetrain.data.text import length_buckets
-from drivetrain.data.to_device import onto
 from drivetrain.system import torch_settings
 
 ATTENTION_NAME = "drivetrain_packed"

@@ -64,7 +64,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Put the cache in front of the image files; if it cannot be created, report that and continue without it."""
-    from drivetrain.data.images.image_data import keep_decoded
+    from drivetrain.data.images.image_files import keep_decoded
     from drivetrain.errors import StorageError
 
     try:

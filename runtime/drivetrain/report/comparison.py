@@ -15,7 +15,7 @@ from typing import Any
 from rich import table as rich_table
 from rich.text import Text as RichText
 
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import DETAILED_METRICS

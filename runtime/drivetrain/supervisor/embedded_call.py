@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from drivetrain.data.custom.data_sources import DataSource
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job.document import Document
 from drivetrain.job.embedded import EmbeddedJob

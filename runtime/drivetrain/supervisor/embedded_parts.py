@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job import lower_is_better

@@ -17,14 +17,14 @@ import safetensors.torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from drivetrain.data import notes
 from drivetrain.data.custom import custom_data as custom
 from drivetrain.data.custom import data_sources
-from drivetrain.data.custom.arrays import describe
 from drivetrain.data.custom.data_sources import DataSource
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import CustomTerms
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import check_loss
+from drivetrain.data.notes import format_note
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError, Stopped, UserCodeError
 from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
@@ -170,9 +170,9 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
     for note in dataset.notes:
-        say(notes.format_note(note))
+        say(format_note(note))
     if terms and (loss_note := terms.note()):
-        say(notes.format_note(loss_note, "loss"))
+        say(format_note(loss_note, "loss"))
     data = job.data.model_copy(
         update={
             "train": len(dataset.train),

@@ -13,7 +13,7 @@ from drivetrain.job import extension as records
 from drivetrain.job.extension import Extension
 from drivetrain.job.formatting import format_value
 from drivetrain.job.train import EarlyStopping
-from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.job_spec.spec_source import read_stored_spec
 from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME, diff_stored_spec, load_stored_job
 from drivetrain.system.console import say
 from drivetrain.system.run_files import CHECKPOINTS, JOB_FILE, PROGRESS_FILE, STATE_FILE, RunFiles, list_checkpoints

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain import optimizations
-from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, SpecError
 from drivetrain.hardware import calibration_file

@@ -11,7 +11,7 @@ from drivetrain.data.streaming.stores import RemoteStore
 from drivetrain.errors import DrivetrainError
 from drivetrain.job import Job, dot_key, remote_data
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job_spec import stored_data
+from drivetrain.job_spec import located_data
 from drivetrain.storage import store_variables, stored_files
 from drivetrain.storage.object_store import ObjectStore, Patience, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
@@ -38,7 +38,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
         try:
             usage = use(address, dot_key(key))
         except DrivetrainError as error:
-            wrong.append(stored_data.add_location(job, key, error))
+            wrong.append(located_data.add_location(job, key, error))
         else:
             variables = store_variables.read_known(address.scheme, os.environ)
             access = f"set here: {', '.join(variables)}" if variables else "nothing set: by the role of this machine"
@@ -55,7 +55,7 @@ def _select_check(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, st
     """How what a job reads is tried."""
     if job.streams(key):
         return partial(_check_shards, accepted_by(job))
-    return partial(_check_files, stored_data.needed_files(job, key))
+    return partial(_check_files, located_data.needed_files(job, key))
 
 
 def _check_shards(kinds: Accepted, address: RemoteAddress, key: str) -> str:

@@ -12,8 +12,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.hardware.detect import detect
 from drivetrain.job import Job, extension
 from drivetrain.job.custom import list_user_functions
-from drivetrain.job_spec.spec_source import SpecSource, fetch
-from drivetrain.job_spec.stored_spec import load_stored_job
+from drivetrain.job_spec.spec_source import SpecSource, fetch, load_stored_job
 from drivetrain.models import code_consent
 from drivetrain.plan import plan as plans
 from drivetrain.pretrained.earlier_run import WEIGHTS

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
 from drivetrain.job import Job, hub_address
-from drivetrain.job_spec.stored_spec import load_stored_spec, read_stored_spec
+from drivetrain.job_spec.spec_source import load_stored_spec, read_stored_spec
 from drivetrain.job_spec.yaml_file import dump
 from drivetrain.system import file_lock, run_files
 from drivetrain.system.console import say

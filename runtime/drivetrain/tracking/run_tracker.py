@@ -16,7 +16,7 @@ from typing import Any
 
 from drivetrain.errors import Busy
 from drivetrain.job.track import MLFLOW
-from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.job_spec.spec_source import read_stored_spec
 from drivetrain.system import file_lock, run_files
 from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles

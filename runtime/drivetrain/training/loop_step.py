@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch, Inputs, Targets

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drivetrain.data.custom.user_loss import CustomTerms
-from drivetrain.data.dataset import NO_LABEL, Head, Targets
-from drivetrain.data.to_device import onto
+from drivetrain.data.dataset import NO_LABEL, Head, Targets, onto
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber

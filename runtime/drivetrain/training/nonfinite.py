@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from drivetrain.data.dataset import onto
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.to_device import onto
 from drivetrain.distributed.sharded_tensor import get_local_part
 from drivetrain.errors import NumericsError
 from drivetrain.job.train import Fp16

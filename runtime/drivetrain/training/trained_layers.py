@@ -8,7 +8,7 @@ gradient.
 from __future__ import annotations
 
 from drivetrain import optimizations
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.models import freeze, lr_groups
 from drivetrain.models.freeze import find_frozen_parts
 from drivetrain.system.console import Detail

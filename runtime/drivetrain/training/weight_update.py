@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.custom.user_loss import cannot_split_error
-from drivetrain.data.to_device import onto
+from drivetrain.data.dataset import onto
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.distributed.sharded_tensor import (
     get_local_part,

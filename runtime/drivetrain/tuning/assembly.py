@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from drivetrain.data import notes
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_loss import cannot_split_error
+from drivetrain.data.notes import format_note
 from drivetrain.distributed import world
 from drivetrain.errors import Replanned
 from drivetrain.hardware import device_check
@@ -82,15 +82,15 @@ def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> 
     with timer.phase("data"), report_if_slow("reading the data"):
         dataset = recorded_inputs.load_data(job, folder)
     for note in dataset.notes:
-        say(notes.format_note(note))
+        say(format_note(note))
     with timer.phase("model"), report_if_slow("building the network"):
         network = build(job, dataset)
     if text := operations.describe_flop(network):
-        say(notes.format_note(text, "model"))
+        say(format_note(text, "model"))
     for note in network.notes:
-        say(notes.format_note(note, "model"))
+        say(format_note(note, "model"))
     if dataset.loss and (text := dataset.loss.note()):
-        say(notes.format_note(text, "loss"))
+        say(format_note(text, "loss"))
     if network.code is not None:
         user_code.record_digests(folder, network.code)
     with timer.phase("model"):

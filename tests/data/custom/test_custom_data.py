@@ -14,13 +14,11 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset, random_split
 
 from drivetrain.data.custom import custom_data as custom
-from drivetrain.data.custom.arrays import ArraySplit
 from drivetrain.data.custom.data_sources import StreamBatches, StreamSplit
-from drivetrain.data.custom.map_dataset import ItemSplit, open_split
+from drivetrain.data.custom.map_dataset import ArraySplit, ItemSplit, open_split
 from drivetrain.data.dataset import Head
 from drivetrain.data.load_data import load
-from drivetrain.data.loader.batches import Batches, fetch, fetch_in_order
-from drivetrain.data.loader.orders import SequentialOrder
+from drivetrain.data.loader.batches import Batches, SequentialOrder, fetch, fetch_in_order
 from drivetrain.errors import DataError
 from tests.messages import begins_with, ends_with
 from tests.own_job import define_arrays, job

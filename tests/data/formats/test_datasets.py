@@ -11,7 +11,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 from drivetrain.cli import main
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.load_data import load
 from drivetrain.data.text.split import TextSplit
@@ -69,7 +69,7 @@ def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path)
     data = load(spec)
     assert data.heads[""].classes == ("neg", "pos")
     assert len(data.train) + len(data.validation) == 40
-    new = load_new.read(
+    new = load_data.load_new(
         [table_paths.find_table(tmp_path / "disk/test", "data")], data.preprocessing, data.heads, labelled=True
     )
     assert isinstance(new.split, TextSplit)

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from drivetrain.data.formats import csv_layout, parquet_file, row_lines, table_file
+from drivetrain.data.formats import csv_dialect, csv_layout, parquet_file, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.csv_file import CsvReader
 from drivetrain.errors import DataError
@@ -264,7 +264,7 @@ def test_lines_above_the_header_are_skipped_if_their_number_is_declared(tmp_path
     assert (
         table.to_pydict() == table_file.read(write_file(tmp_path, "b.csv", f"z{sign}w{sign}y\n{rows}"), "k").to_pydict()
     )
-    assert row_lines.place(path, 1) == f"row 1 (line {count + 2})"
+    assert csv_dialect.name_row(path, 1) == f"row 1 (line {count + 2})"
 
 
 @pytest.mark.parametrize(

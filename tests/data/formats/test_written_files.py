@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.formats import csv_dialect, csv_layout, row_lines, table_file
+from drivetrain.data.formats import csv_dialect, csv_layout, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from tests.messages import saying
@@ -139,9 +139,9 @@ def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
         path = tmp_path / "a.csv"
         path.write_bytes(end.join(rows).encode(encoding))
         csv_layout.find(path, "k", CsvFiles())
-        assert [row_lines.place(path, row) for row in (1, 2, 3)] == [
+        assert [csv_dialect.name_row(path, row) for row in (1, 2, 3)] == [
             "row 1 (line 4)",
             "row 2 (line 8)",
             "row 3 (line 9)",
         ]
-    assert row_lines.place(tmp_path / "a.parquet", 7) == row_lines.place(tmp_path / "none.csv", 7) == "row 7"
+    assert csv_dialect.name_row(tmp_path / "a.parquet", 7) == csv_dialect.name_row(tmp_path / "none.csv", 7) == "row 7"

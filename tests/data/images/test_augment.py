@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from drivetrain.data import to_device
+from drivetrain.data import dataset
 from drivetrain.data.images import augment as augmentation
 from drivetrain.data.images.augment import Augment, crop_padded, erase
 from drivetrain.data.images.preprocess import ImagePreprocessing
@@ -338,7 +338,7 @@ def test_operations_of_no_strength_change_almost_nothing() -> None:
 
 def test_erasing_copies_four_numbers_an_image_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    onto = to_device.onto
+    onto = dataset.onto
     monkeypatch.setattr(augmentation, "onto", lambda device, values: copied.append(values.size) or onto(device, values))
     erase(
         torch.zeros(8, 3, 64, 64),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data.images import split_folders
+from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_data import load
 from drivetrain.data.load_data import load as load_job
 from drivetrain.system.files import read_json, write_json
@@ -129,7 +129,7 @@ def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
     assert data.heads[""].classes == ("a", "b")
     assert len(data.train) + len(data.validation) == 8
     assert says([note for note in data.notes if f"{name} (2)" in note], "are-no-classes-and-are-skipped")
-    assert split_folders.list_subfolders(tmp_path) == ["a", "b"]
+    assert image_paths.list_subfolders(tmp_path) == ["a", "b"]
 
 
 def test_a_folder_around_the_class_folders_is_named(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_splits_under_other_names(tmp_path: Path, case: str) -> None:
     names, expected = SPLITS[case]
     for name in names:
         write_folder(tmp_path / name, a=4, b=4)
-    splits = split_folders.find(tmp_path, "k")
+    splits = image_paths.find_splits(tmp_path, "k")
     assert (splits and (splits.train, splits.validation, splits.test)) == expected
     if expected:
         assert says(read_refusal(job(tmp_path)), "splits-data-set")
@@ -168,7 +168,7 @@ def test_splits_in_folders_of_their_own_and_images_without_classes(tmp_path: Pat
     for name in ("seg_train/seg_train", "seg_test/seg_test"):
         write_folder(tmp_path / name, a=4, b=4)
     write_folder(tmp_path / "seg_pred", seg_pred=4)
-    splits = split_folders.find(tmp_path, "k")
+    splits = image_paths.find_splits(tmp_path, "k")
     assert splits
     assert splits.names == ["seg_train/seg_train", "seg_test/seg_test"]
     assert splits.unused == ("seg_pred",)
@@ -179,7 +179,7 @@ def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) 
     write_folder(tmp_path / "train", a=4, b=4)
     (tmp_path / "test" / inside).mkdir(parents=True)
     Image.new("L", (16, 16)).save(tmp_path / "test" / inside / "1.png")
-    splits = split_folders.find(tmp_path, "k")
+    splits = image_paths.find_splits(tmp_path, "k")
     assert splits
     assert (splits.names, splits.unused) == (["train"], ("test",))
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset, InputRecord
 from drivetrain.data.images import decode
 from drivetrain.data.images.image_data import load
@@ -73,7 +73,7 @@ def test_the_range_is_measured_and_stored(
         tmp_path / "y", low, high, change=lambda x: np.rint((x - low) / (high - low) * 255).astype(np.uint8), kind="png"
     )
     assert torch.allclose(prepare_images(data), prepare_images(load(job(by_hand, image_size=SIDE))), atol=0.05)
-    new = load_new.read([tmp_path / "x"], json.loads(json.dumps(data.preprocessing)), data.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "x"], json.loads(json.dumps(data.preprocessing)), data.heads, labelled=True)
     (pixels,) = new.split.gather(np.arange(4))
     assert len(pixels.unique()) > min(90, high - low) / 2
 
@@ -115,7 +115,7 @@ def test_16_bit_files_on_another_scale_are_refused(tmp_path: Path, case: str) ->
     data = load(job(trained, image_size=SIDE))
     for labelled in (True, False):
         with pytest.raises(DataError, match=r"24 files of 16 bits have values from .* but the training images were"):
-            load_new.read([new], data.preprocessing, data.heads, labelled=labelled)
+            load_data.load_new([new], data.preprocessing, data.heads, labelled=labelled)
     assert read_refusal(job(trained, validation=str(new), image_size=SIDE)).startswith(
         "data.validation: 24 files of 16 bits"
     )
@@ -125,10 +125,10 @@ def test_12_bits_for_a_model_of_8_bit_files_are_refused(tmp_path: Path) -> None:
     trained = deep(tmp_path / "x", 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
     data = load(job(trained, image_size=SIDE))
     with pytest.raises(DataError, check=saying("files-bits-values", 24, 16, 0, 4095)):
-        load_new.read([deep(tmp_path / "y", 0, 4095)], data.preprocessing, data.heads, labelled=False)
+        load_data.load_new([deep(tmp_path / "y", 0, 4095)], data.preprocessing, data.heads, labelled=False)
     # All 16 bits are the same colors.
-    full = load_new.read([deep(tmp_path / "z", 0, 65535)], data.preprocessing, data.heads, labelled=False)
-    bytes_ = load_new.read([trained], data.preprocessing, data.heads, labelled=False)
+    full = load_data.load_new([deep(tmp_path / "z", 0, 65535)], data.preprocessing, data.heads, labelled=False)
+    bytes_ = load_data.load_new([trained], data.preprocessing, data.heads, labelled=False)
     difference = full.split.gather(np.arange(24))[0].int() - bytes_.split.gather(np.arange(24))[0].int()
     assert int(difference.abs().max()) <= 1
 
@@ -137,7 +137,7 @@ def test_one_picture_with_little_contrast_is_used(tmp_path: Path) -> None:
     data = load(job(deep(tmp_path / "x", 7820, 7960), image_size=SIDE))
     cold = tmp_path / "cold.tif"
     Image.fromarray(stripes(0, 7825, 7829)).save(cold)
-    new = load_new.read([cold], data.preprocessing, data.heads, labelled=False)
+    new = load_data.load_new([cold], data.preprocessing, data.heads, labelled=False)
     assert int(new.split.gather(np.arange(1))[0].max()) == round((7829 - 7820) / 140 * 255)
 
 
@@ -148,14 +148,14 @@ def test_a_model_without_a_stored_scale_sees_what_it_saw(tmp_path: Path) -> None
     assert stored_resize(old).rules == 0
     deep(tmp_path / "x", 0, 4095)
     heads = load(job(tmp_path / "x", image_size=SIDE)).heads
-    new = load_new.read([tmp_path / "x"], old, heads, labelled=False)
+    new = load_data.load_new([tmp_path / "x"], old, heads, labelled=False)
     expected = np.rint(stripes(0, 0, 4095) / 257)
     assert np.array_equal(new.split.gather(np.arange(1))[0][0, 0].numpy(), expected)
     images = make_noise(24, SIDE, SIDE)
     labels = np.arange(24) % 2
     stretched = old | {"low": 10.0, "high": 60.0}
     for kind, raw in (("int64", torch.float32), ("uint8", torch.uint8), ("float32", torch.float32)):
-        new = load_new.read(
+        new = load_data.load_new(
             [write_npz(tmp_path / "x.npz", images.astype(kind), labels)], stretched, heads, labelled=False
         )
         (pixels,) = new.split.gather(np.arange(24))
@@ -256,7 +256,9 @@ def test_the_ground_is_one_on_which_glyphs_can_be_seen(
     raw = data.train.gather(np.arange(len(data.train)))[0].flatten(1)
     assert bool((raw.amax(1) > raw.amin(1) + 30).all())
     stored = json.loads(json.dumps(data.preprocessing))
-    new = load_new.read([tmp_path / "a" / "00.png"], stored, data.heads, labelled=False).split.gather(np.arange(1))[0]
+    new = load_data.load_new([tmp_path / "a" / "00.png"], stored, data.heads, labelled=False).split.gather(
+        np.arange(1)
+    )[0]
     assert int(new.max()) - int(new.min()) > 30
 
 
@@ -297,8 +299,8 @@ def test_a_set_in_which_nothing_can_be_seen_is_refused(tmp_path: Path, case: str
         )
         data = load(job(good))
         with pytest.raises(DataError, check=saying("data-images-color", 24, 24)):
-            load_new.read([blank], data.preprocessing, data.heads, labelled=True)
-        load_new.read([blank / "a" / "00.png"], data.preprocessing, data.heads, labelled=False)
+            load_data.load_new([blank], data.preprocessing, data.heads, labelled=True)
+        load_data.load_new([blank / "a" / "00.png"], data.preprocessing, data.heads, labelled=False)
 
 
 def test_a_blank_run_of_an_older_version_still_loads(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.images import decode, image_files, npz_images
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.load_data import load
@@ -71,7 +71,7 @@ def test_it_is_noted_and_a_prediction_does_the_same(tmp_path: Path, fit: str) ->
     assert f"data.fit: {fit}" in note
     model = saved_model.load(tmp_path / "run")
     assert model.preprocessing["fit"] == fit
-    new_data = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    new_data = load_data.load_new([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
     ids = np.arange(8)
     assert torch.equal(new_data.split.gather(ids)[0], training.dataset.validation.gather(ids)[0])
 

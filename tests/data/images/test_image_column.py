@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from pyarrow import ipc, parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.images import image_column, image_files
 from drivetrain.data.images.image_data import load
 from drivetrain.data.images.image_files import Files
@@ -185,13 +185,13 @@ def test_decoded_images_follow_the_files_that_cells_name(tmp_path: Path) -> None
 def test_new_images_of_a_table(tmp_path: Path) -> None:
     dataset = load(job(write(tmp_path / "t.parquet", table(cells(12), label=[0, 1] * 6))))
     new = write(tmp_path / "new.parquet", table(cells(5)))
-    new_data = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False)
+    new_data = load_data.load_new([new], dataset.preprocessing, dataset.heads, labelled=False)
     assert new_data.split.title(0) == "new.parquet row 1 (0.png)"
     assert len(new_data.split) == 5
-    labelled = load_new.read([tmp_path / "t.parquet"], dataset.preprocessing, dataset.heads, labelled=True)
+    labelled = load_data.load_new([tmp_path / "t.parquet"], dataset.preprocessing, dataset.heads, labelled=True)
     assert labelled.split.targets[""].tolist() == [0, 1] * 6
     with pytest.raises(DataError, check=saying("table-with-images-in-it")):
-        load_new.read([new, new], dataset.preprocessing, dataset.heads, labelled=False)
+        load_data.load_new([new, new], dataset.preprocessing, dataset.heads, labelled=False)
 
 
 @pytest.mark.parametrize(

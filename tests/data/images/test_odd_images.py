@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.images import decode, image_files
 from drivetrain.data.images.image_data import load
 from drivetrain.data.images.preprocess import from_preprocessing
@@ -263,7 +263,7 @@ def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
     (validation_pixels,) = data.prepare(data.validation.gather(ids), ids, None)
     bad = tmp_path / "bad.jpg"
     bad.touch()
-    new = load_new.read([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
+    new = load_data.load_new([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
     assert torch.equal(new.prepare(new.split.gather(ids), ids, None)[0], validation_pixels)
     assert [new.split.title(i) for i in ids] == paths
     assert f"left out: {bad}: empty file" in new.notes

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import load_data, load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
@@ -137,7 +137,7 @@ def prepare_all(data: Dataset) -> torch.Tensor:
 def prepare_new(path: Path, data: Dataset, *, labelled: bool) -> torch.Tensor:
     """New images as the network gets them, with the preprocessing as a model stores it."""
     stored = json.loads(json.dumps(data.preprocessing))
-    new = load_new.read([path], stored, data.heads, labelled=labelled)
+    new = load_data.load_new([path], stored, data.heads, labelled=labelled)
     ids = np.arange(len(new.split))
     return new.prepare(new.split.gather(ids), ids, None)[0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.series import series_data as series
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import Rows, gather_windows, job
@@ -31,10 +31,10 @@ def test_channels_before_time(tmp_path: Path, axes: str) -> None:
     assert turned.preprocessing == plain.preprocessing | {"axes": "channels-time"}
     if axes == "auto":
         assert "nct.npz: `x` is read as (N, channels, T): windows of 32 rows of 3 channels" in turned.notes
-    new = load_new.read([tmp_path / "nct.npz"], turned.preprocessing, turned.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "nct.npz"], turned.preprocessing, turned.heads, labelled=True)
     assert gather_windows(new.split).shape == (40, 32, 3)
     with pytest.raises(DataError, match=r"windows of .* are 3 rows of 32 channels"):
-        load_new.read([tmp_path / "nct.npz"], plain.preprocessing, plain.heads, labelled=True)
+        load_data.load_new([tmp_path / "nct.npz"], plain.preprocessing, plain.heads, labelled=True)
 
 
 def test_axes_of_equal_length_are_told_by_their_content(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_more_channels_than_rows_are_doubted(tmp_path: Path) -> None:
     assert "windows of 20 rows of 12 channels" in note
     assert "data.axes: channels-time" in note
     # New files are read in the order in which this one was.
-    new = load_new.read([tmp_path / "a.npz"], doubted.preprocessing, doubted.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "a.npz"], doubted.preprocessing, doubted.heads, labelled=True)
     assert gather_windows(new.split).shape[1:] == (20, 12)
     assert not [n for n in series.load(job(tmp_path / "a.npz", axes="time-channels")).notes if "more alike" in n]
 

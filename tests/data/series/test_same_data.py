@@ -16,7 +16,7 @@ import pytest
 import torch
 from pyarrow import ipc, parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.series import series_data as series
 from tests.data.series.series_rows import Rows, gather_windows, job
@@ -132,7 +132,7 @@ def check_same(base: Dataset, path: Path, **data: Any) -> None:
         np.testing.assert_array_equal(gather_windows(first), gather_windows(second))
         assert torch.equal(first.targets[""], second.targets[""])
     stored = base.preprocessing | {key: other.preprocessing[key] for key in form_keys if key in other.preprocessing}
-    labelled, plain = (load_new.read([path], stored, base.heads, labelled=flag).split for flag in (True, False))
+    labelled, plain = (load_data.load_new([path], stored, base.heads, labelled=flag).split for flag in (True, False))
     np.testing.assert_array_equal(gather_windows(labelled), gather_windows(plain))
     assert len(labelled) >= len(base.train) + len(base.validation)
 
@@ -199,5 +199,5 @@ def test_the_form_of_arrays_changes_nothing(tmp_path: Path, form: str, save: Any
     np.testing.assert_array_equal(gather_windows(base.train), gather_windows(other.train))
     assert torch.equal(base.train.targets[""], other.train.targets[""])
     for flag in (True, False):
-        new = load_new.read([tmp_path / "a.npz"], other.preprocessing, base.heads, labelled=flag).split
+        new = load_data.load_new([tmp_path / "a.npz"], other.preprocessing, base.heads, labelled=flag).split
         np.testing.assert_array_equal(gather_windows(new)[np.asarray(base.train.numbers)], gather_windows(base.train))  # type: ignore

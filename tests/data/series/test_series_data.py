@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 import torch
 
-from drivetrain.data import load_new, mixup
+from drivetrain.data import load_data, mixup
 from drivetrain.data.dataset import Batch
 from drivetrain.data.series import series_data as series
 from drivetrain.data.series import windows
@@ -188,7 +188,7 @@ def test_new_windows_are_prepared_as_validation_was(tmp_path: Path, form: str) -
         places = [int(data.validation.title(i)[6:-1]) for i in range(len(data.validation))]
         new_path = write_npz(tmp_path, x[places], y[places], "new.npz")
     preprocessing = json.loads(json.dumps(data.preprocessing))
-    new = load_new.read([new_path, new_path], preprocessing, data.heads, labelled=True)
+    new = load_data.load_new([new_path, new_path], preprocessing, data.heads, labelled=True)
     count = len(data.validation)
     assert len(new.split) == 2 * count
     for half in (range(count), range(count, 2 * count)):
@@ -201,10 +201,10 @@ def test_new_windows_need_no_label(tmp_path: Path) -> None:
     data = series.load(job(write_rows(tmp_path, one_series())))
     rows = one_series(20)
     del rows["y"]
-    new = load_new.read([write_rows(tmp_path, rows, "new.csv")], data.preprocessing, data.heads, labelled=False)
+    new = load_data.load_new([write_rows(tmp_path, rows, "new.csv")], data.preprocessing, data.heads, labelled=False)
     assert (len(new.split), new.split.targets) == (5, {})
     with pytest.raises(DataError, check=saying("network-trained-long-table")):
-        load_new.read([write_npz(tmp_path, *make_windows())], data.preprocessing, data.heads, labelled=False)
+        load_data.load_new([write_npz(tmp_path, *make_windows())], data.preprocessing, data.heads, labelled=False)
 
 
 def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_times_in_a_form_of_their_own(tmp_path: Path, form: str) -> None:
     data = series.load(job(path, date_format=form))
     assert list_window_ends(data.train) == list_window_ends(plain.train)
     assert data.preprocessing == plain.preprocessing | {"date_format": form}
-    new = load_new.read([path], data.preprocessing, data.heads, labelled=True)
+    new = load_data.load_new([path], data.preprocessing, data.heads, labelled=True)
     assert len(new.split) == 31
     with pytest.raises(DataError, match=r"set data.date_format, such as"):
         series.load(job(path))

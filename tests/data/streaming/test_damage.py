@@ -12,9 +12,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from drivetrain.data.images.image_shards import ImageRows
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import fetch
-from drivetrain.data.streaming import parquet_index
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DataError, DrivetrainError, StorageError
 from tests.data.streaming import shards
@@ -75,7 +75,7 @@ def test_any_failure_of_a_fetch_reaches_the_workers(
     shards.write_shards(tmp_path / "s", ".parquet", shards=6)
     data = load(shards.job(tmp_path, "s", streams=2, window=1))
     remove_row_files(cache)
-    monkeypatch.setattr(parquet_index.ImageRows, "write", failing)
+    monkeypatch.setattr(ImageRows, "write", failing)
     with pytest.raises(StorageError, check=saying("parquet-read-cache-runtimeerror")):
         batches(data, 2)
 

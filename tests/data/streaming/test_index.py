@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
+from drivetrain.data.images.image_shards import ImageRows
 from drivetrain.data.load_data import load
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import open_stream, parquet_index, stores
+from drivetrain.data.streaming import open_stream, stores
 from drivetrain.data.streaming.index import Index
-from drivetrain.data.streaming.ranged_file import TAIL_BYTES, RangedFile
+from drivetrain.data.streaming.shard import TAIL_BYTES, RangedFile
 from drivetrain.errors import DataError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
@@ -57,7 +58,7 @@ def read_index(path: Path, train: object) -> Index:
     job = shards.job(path, train)
     assert job.data.stream
     store = open_stream.open_store(job, str(train), "data.train")
-    rows = parquet_index.ImageRows("image", "data.train", ["label"])
+    rows = ImageRows("image", "data.train", ["label"])
     return indices.read(store, open_stream.open_cache(job.data.stream), rows.index_shard, ["x"], rows.glance)
 
 

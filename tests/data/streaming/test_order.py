@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from drivetrain.data.loader.orders import StreamOrder
+from drivetrain.data.loader.batches import StreamOrder
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks
 

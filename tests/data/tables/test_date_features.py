@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyarrow import csv, parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.data.tables.date_features import DateFeatures
@@ -37,7 +37,7 @@ def names(data: Dataset) -> list[str]:
 
 def values(data: Dataset, new: Path) -> list[float]:
     """The numbers of the first new row, as they are before scaling."""
-    read = load_new.read([new], data.preprocessing, data.heads, labelled=False)
+    read = load_data.load_new([new], data.preprocessing, data.heads, labelled=False)
     (numbers,) = read.split.gather(np.array([0]))
     scales = data.preprocessing["numeric"]
     return [round(float(v) * s["std"] + s["mean"], 3) for v, s in zip(numbers[0], scales, strict=True)]
@@ -119,7 +119,7 @@ def test_one_cell_that_is_no_date_loses_its_row_alone(tmp_path: Path, clock: str
     assert [note for note in data.notes if "row 61 (line 62): since is `" + odd + "`, no date" in note]
     assert data.preprocessing == load_rows(tmp_path, good, "dates: {since: [month, days]}").preprocessing
     (tmp_path / "new.csv").write_text(f"x,since\n3,2024-02-29{clock}\n4,{odd}\n")
-    read = load_new.read([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
+    read = load_data.load_new([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
     assert (len(read.split), read.split.title(0)) == (1, "new.csv row 1")
     with pytest.raises(DataError, match="row 61 .line 62.: since is `" + odd):
         load_rows(tmp_path, good + f"{odd},1,a\n", "bad_samples: 0, dates: {since: [month]}")

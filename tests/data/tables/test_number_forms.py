@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.formats import table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -82,8 +82,8 @@ def test_forms_of_numbers_give_the_same_model(tmp_path: Path, form: str) -> None
         assert one.preprocessing[key] == two.preprocessing[key]
     rows = np.arange(len(one.train))
     assert [part.tolist() for part in one.train.gather(rows)] == [part.tolist() for part in two.train.gather(rows)]
-    other_data = load_new.read([other], one.preprocessing, one.heads, labelled=True)
-    plain_data = load_new.read([plain], two.preprocessing, two.heads, labelled=True)
+    other_data = load_data.load_new([other], one.preprocessing, one.heads, labelled=True)
+    plain_data = load_data.load_new([plain], two.preprocessing, two.heads, labelled=True)
     every = np.arange(len(NUMBERS))
     assert [part.tolist() for part in other_data.split.gather(every)] == [
         part.tolist() for part in plain_data.split.gather(every)
@@ -102,9 +102,9 @@ def test_marks_for_no_value(tmp_path: Path, mark: str) -> None:
     assert says_only(marked.notes, "temp-value-cell", "marked.csv", mark, 15)
     assert not any("no value" in note for note in empty.notes)
     new = write(tmp_path / "new.csv", [1.5, mark, -2])
-    data = load_new.read([new], empty.preprocessing, empty.heads, labelled=True)
+    data = load_data.load_new([new], empty.preprocessing, empty.heads, labelled=True)
     assert data.split.gather(np.arange(3))[0][:, 1].tolist() == [0, 1, 0]
-    alone = load_new.read([write(tmp_path / "alone.csv", [mark])], empty.preprocessing, empty.heads, labelled=True)
+    alone = load_data.load_new([write(tmp_path / "alone.csv", [mark])], empty.preprocessing, empty.heads, labelled=True)
     assert alone.split.gather(np.arange(1))[0][:, 1].tolist() == [1]
 
 
@@ -135,15 +135,15 @@ def test_a_unit_belongs_to_the_model(tmp_path: Path) -> None:
     assert says_only(data.notes, "temp-read-without-sign", "a.csv")
     other = write(tmp_path / "other.csv", [f"{v} °F" for v in NUMBERS])
     with pytest.raises(DataError, match=r'column "temp" is in °C in the training data, and row 1 .* has `[-\d.]+°F`'):
-        load_new.read([other], data.preprocessing, data.heads, labelled=True)
-    bare = load_new.read([write(tmp_path / "bare.csv", NUMBERS)], data.preprocessing, data.heads, labelled=True)
+        load_data.load_new([other], data.preprocessing, data.heads, labelled=True)
+    bare = load_data.load_new([write(tmp_path / "bare.csv", NUMBERS)], data.preprocessing, data.heads, labelled=True)
     assert says_only(bare.notes, "temp-without-unit-read", "bare.csv")
 
 
 def test_a_currency_belongs_to_the_model(tmp_path: Path) -> None:
     data = dataset(write(tmp_path / "a.csv", [f"{v} €" for v in NUMBERS]))
     with pytest.raises(DataError, match=r'column "temp" is in € in the training data, and row 1 .* has `[-\d.]+\$`'):
-        load_new.read(
+        load_data.load_new(
             [write(tmp_path / "b.csv", [f"{v} $" for v in NUMBERS])], data.preprocessing, data.heads, labelled=True
         )
 
@@ -206,8 +206,8 @@ def test_cells_that_the_job_calls_missing(tmp_path: Path, suffix: str, missing: 
     for key in ("numeric", "categorical"):
         assert data.preprocessing[key] == empty.preprocessing[key]
     assert len(data.train) + len(data.validation) == count - 1
-    one = load_new.read([tmp_path / f"marked{suffix}"], data.preprocessing, data.heads, labelled=False)
-    other = load_new.read([tmp_path / f"empty{suffix}"], empty.preprocessing, empty.heads, labelled=False)
+    one = load_data.load_new([tmp_path / f"marked{suffix}"], data.preprocessing, data.heads, labelled=False)
+    other = load_data.load_new([tmp_path / f"empty{suffix}"], empty.preprocessing, empty.heads, labelled=False)
     every = np.arange(count)
     assert [part.tolist() for part in one.split.gather(every)] == [part.tolist() for part in other.split.gather(every)]
 
@@ -265,5 +265,5 @@ def test_marks_for_no_value_among_truth_values(tmp_path: Path, mark: str) -> Non
 def test_a_file_with_commas_and_without_the_unit_says_so(tmp_path: Path) -> None:
     data = dataset(store(tmp_path / "a.csv", {"temp": [f"{v} °C" for v in NUMBERS], "y": ["a", "b"] * 30}))
     new = store(tmp_path / "b.csv", {"temp": NUMBERS, "y": ["a", "b"] * 30})
-    notes = load_new.read([new], data.preprocessing, data.heads, labelled=True).notes
+    notes = load_data.load_new([new], data.preprocessing, data.heads, labelled=True).notes
     assert says_each(notes, [get_message("temp-without-unit-read", "b.csv")])

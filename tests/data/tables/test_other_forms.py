@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset, Head
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
@@ -87,7 +87,7 @@ def columns_of(data: Dataset) -> dict[str, Any]:
 
 
 def read(data: Dataset, path: Path, *, labelled: bool) -> Any:
-    return load_new.read([path], data.preprocessing, data.heads, labelled=labelled)
+    return load_data.load_new([path], data.preprocessing, data.heads, labelled=labelled)
 
 
 def targets(new: Any) -> list[Any]:

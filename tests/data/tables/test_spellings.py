@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
@@ -54,7 +54,7 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
 def new_rows(data: Dataset, path: Path, columns: dict[str, list[Any]]) -> tuple[list[Any], list[str]]:
     """Classes of new rows if they have any, and the inputs of the network; and the notes."""
     write(path, columns)
-    read = load_new.read([path], data.preprocessing, data.heads, labelled="y" in columns)
+    read = load_data.load_new([path], data.preprocessing, data.heads, labelled="y" in columns)
     inputs = [part.tolist() for part in read.split.gather(np.arange(len(read.split)))]
     return [*(target.tolist() for target in read.split.targets.values()), *inputs], read.notes
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.formats import table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
@@ -46,13 +46,13 @@ def test_the_dialect_is_stored_with_the_model_and_decides_for_new_files(tmp_path
     assert [number["name"] for number in dataset.preprocessing["numeric"]] == ["carga", "año"]
     new = tmp_path / "new.csv"
     new.write_text("carga;año;máquina\n1.234;2001;horno\n")
-    read = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False)
-    other = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False, csv={"decimal": "point"})
+    read = load_data.load_new([new], dataset.preprocessing, dataset.heads, labelled=False)
+    other = load_data.load_new([new], dataset.preprocessing, dataset.heads, labelled=False, csv={"decimal": "point"})
     mean, std = (dataset.preprocessing["numeric"][0][key] for key in ("mean", "std"))
     for samples, value in ((read, 1234), (other, 1.234)):
         assert samples.split.gather(np.array([0]))[0][0, 0].item() == pytest.approx((value - mean) / std, rel=1e-5)
     new.write_text("carga,año,máquina\n1.5,2001,horno\n")
-    english = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False)
+    english = load_data.load_new([new], dataset.preprocessing, dataset.heads, labelled=False)
     assert english.split.gather(np.array([0]))[0][0, 0].item() == pytest.approx((1.5 - mean) / std, rel=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_a_category_with_decimal_commas_is_the_same_one_in_new_files(tmp_path: P
     train.write_text("x;size;falla\n" + "96,5;1,5;sí\n89,25;2,5;no\n25,75;large;sí\n" * 20)
     dataset = load(table_job(train))
     assert dataset.preprocessing["categorical"][0]["values"] == ["1,5", "2,5", "large"]
-    new = load_new.read([train], dataset.preprocessing, dataset.heads, labelled=True)
+    new = load_data.load_new([train], dataset.preprocessing, dataset.heads, labelled=True)
     assert not [note for note in new.notes if "unknown" in note]
 
 

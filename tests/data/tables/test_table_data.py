@@ -16,7 +16,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import InputRecord, Split
 from drivetrain.data.load_data import load
 from drivetrain.data.stateless_random import Ids
@@ -183,7 +183,7 @@ def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
     path = write_rows(tmp_path, make_mixed_rows())
     data = tables.load(job(path))
     preprocessing = json.loads(json.dumps(data.preprocessing))
-    new = load_new.read([path], preprocessing, data.heads, labelled=True)
+    new = load_data.load_new([path], preprocessing, data.heads, labelled=True)
     for new_rows, validation_rows in zip(gather_all(new.split), gather_all(data.validation), strict=True):
         assert torch.equal(new_rows[torch.from_numpy(rows_of(data.validation))], validation_rows)
     assert torch.equal(new.split.targets[""][rows_of(data.validation)], data.validation.targets[""])
@@ -195,7 +195,7 @@ def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> Non
     shuffled = {name: rows[name] for name in ("new", "code", "colour", "count", "size")} | {"more": ["x"] * 80}
     rows["size"] = pyarrow.array([None] * 79 + [1e300])
     paths = [write_rows(tmp_path, shuffled, "one.parquet"), write_rows(tmp_path, rows, "two.parquet")]
-    new = load_new.read(paths, data.preprocessing, data.heads, labelled=False)
+    new = load_data.load_new(paths, data.preprocessing, data.heads, labelled=False)
     assert len(new.split) == 159
     assert new.split.title(81) == "two.parquet row 2"
     assert any("two.parquet row 80: size is infinite" in note for note in new.notes)
@@ -208,10 +208,10 @@ def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -
     data = tables.load(job(write_rows(tmp_path, rows)))
     rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
     path = write_rows(tmp_path, rows, "new.parquet")
-    new = load_new.read([path], data.preprocessing, data.heads, labelled=False)
+    new = load_data.load_new([path], data.preprocessing, data.heads, labelled=False)
     assert says(new.notes, "count-empty-rows-never", 1)
     with pytest.raises(DataError, check=saying("classes-training-data-4", "huge", 80)):
-        load_new.read([path], data.preprocessing, data.heads, labelled=True)
+        load_data.load_new([path], data.preprocessing, data.heads, labelled=True)
 
 
 def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> None:
@@ -221,7 +221,9 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
     sizes = np.array(rows["size"], dtype=float)
     for factor, is_noted in ((1.0, False), (1e6, True)):
         rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
-        new = load_new.read([write_rows(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
+        new = load_data.load_new(
+            [write_rows(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False
+        )
         notes = [note for note in new.notes if "is a guess" in note]
         assert len(notes) == is_noted
         assert not is_noted or (
@@ -243,7 +245,7 @@ def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
         assert len(scaled.unique()) > 0.8 * len(scaled)
         assert scaled.abs().max() <= 10
         assert any("limit" in n for n in data.preprocessing["numeric"]) == is_noted
-        new_data = load_new.read([write_rows(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
+        new_data = load_data.load_new([write_rows(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
         assert not [note for note in new_data.notes if "is a guess" in note]
 
 
@@ -341,7 +343,7 @@ def test_a_new_file_is_named_once_in_a_message(tmp_path: Path) -> None:
     path.write_text("b\n1\n")
     data = load(job(write_rows(tmp_path, make_mixed_rows())))
     with pytest.raises(DataError) as error:
-        load_new.read([path], data.preprocessing, data.heads, labelled=False)
+        load_data.load_new([path], data.preprocessing, data.heads, labelled=False)
     assert str(error.value).startswith(f"data: {path} has no column ")
 
 
@@ -353,7 +355,7 @@ def test_one_cell_that_is_no_truth_value_loses_its_row_alone(tmp_path: Path, odd
     data = tables.load(job(tmp_path / "a.csv"))
     new = ["0.5,true", "0.5,false", f"0.5,{odd}", "0.5,TRUE"]
     (tmp_path / "new.csv").write_text("\n".join(["z,on", *new]) + "\n")
-    read = load_new.read([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
+    read = load_data.load_new([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
     assert [read.split.title(i) for i in range(len(read.split))] == [f"new.csv row {row}" for row in (1, 2, 4)]
     assert [note for note in read.notes if f"new.csv row 3 (line 4): on is `{odd}`, not a number" in note]
     first, second, third = read.split.gather(np.arange(3))[0].numpy()

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
@@ -52,7 +52,7 @@ def dataset(path: Path, options: str = "") -> Dataset:
 
 
 def inputs(data: Dataset, path: Path) -> list[Any]:
-    read = load_new.read([path], data.preprocessing, data.heads, labelled=False)
+    read = load_data.load_new([path], data.preprocessing, data.heads, labelled=False)
     return [part.tolist() for part in read.split.gather(np.arange(len(read.split)))]
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pyarrow import ipc, parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from tests import reports
@@ -117,7 +117,9 @@ def check_read(path: Path, base: Dataset, order: list[int]) -> None:
     positions = np.arange(len(order))
     train_rows = [int(row) for row in base.train.rows]  # type: ignore[attr-defined]
     assert train_rows == list(range(len(order)))
-    labelled, plain = (load_new.read([path], base.preprocessing, base.heads, labelled=flag) for flag in (True, False))
+    labelled, plain = (
+        load_data.load_new([path], base.preprocessing, base.heads, labelled=flag) for flag in (True, False)
+    )
     rows = np.array(order)
     for part in (labelled, plain):
         assert len(part.split) == len(order)

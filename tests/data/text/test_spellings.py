@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
@@ -61,7 +61,7 @@ def test_labels_in_another_spelling_are_the_same_classes(tmp_path: Path, case: s
     one, two = dataset(tmp_path, "a.csv"), dataset(tmp_path, other.name)
     assert two.heads[""].classes == one.heads[""].classes == ("avería", "sin avería")
     assert two.train.targets[""].tolist() == one.train.targets[""].tolist()
-    new = load_new.read([other], one.preprocessing, one.heads, labelled=True)
+    new = load_data.load_new([other], one.preprocessing, one.heads, labelled=True)
     assert new.split.targets[""].tolist() == [one.heads[""].classes.index(label) for label in LABELS]
 
 
@@ -73,7 +73,7 @@ def test_decomposed_texts_have_the_same_tokens(tmp_path: Path, suffix: str) -> N
     assert two.preprocessing["tokenizer"] == one.preprocessing["tokenizer"]
     assert tokens(two.train) == tokens(one.train)
     new = [
-        load_new.read([path], one.preprocessing, one.heads, labelled=False).split
+        load_data.load_new([path], one.preprocessing, one.heads, labelled=False).split
         for path in (tmp_path / "a.csv", other)
     ]
     assert tokens(new[0]) == tokens(new[1])

@@ -13,7 +13,7 @@ import torch
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.data.load_data import load
 from drivetrain.data.text.split import TextSplit
@@ -197,7 +197,7 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     else:
         parquet.write_table(rows, new)
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
-    new_data = load_new.read([new], preprocessing, dataset.heads, labelled=True)
+    new_data = load_data.load_new([new], preprocessing, dataset.heads, labelled=True)
     for part in (dataset.train, dataset.validation):
         assert isinstance(part, TextSplit)
         number = part.source.rows[part.rows] - 1
@@ -214,7 +214,7 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
     dataset = load(reports.job(tmp_path))
     first = reports.write_table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
     second = reports.write_table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
-    new_data = load_new.read([first, second], dataset.preprocessing, dataset.heads, labelled=False)
+    new_data = load_data.load_new([first, second], dataset.preprocessing, dataset.heads, labelled=False)
     titles = [new_data.split.title(i) for i in range(len(new_data.split))]
     assert titles == [
         "uno.csv row 1: la bomba gotea",
@@ -230,7 +230,7 @@ def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
     dataset = load(reports.job(tmp_path))
     empty = reports.write_table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
     with pytest.raises(DataError, check=saying("of-samples-cannot-be-used-2", 2, 2)):
-        load_new.read([empty], dataset.preprocessing, dataset.heads, labelled=False)
+        load_data.load_new([empty], dataset.preprocessing, dataset.heads, labelled=False)
 
 
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
@@ -247,7 +247,8 @@ def test_other_types_of_text_give_the_same_tokens(tmp_path: Path, kind: pyarrow.
     ids = np.arange(len(one.validation))
     assert torch.equal(one.validation.gather(ids)[0], two.validation.gather(ids)[0])
     new = [
-        load_new.read([tmp_path / n], one.preprocessing, one.heads, labelled=True) for n in ("a.parquet", "b.parquet")
+        load_data.load_new([tmp_path / n], one.preprocessing, one.heads, labelled=True)
+        for n in ("a.parquet", "b.parquet")
     ]
     assert all(torch.equal(new[0].split.targets[name], new[1].split.targets[name]) for name in one.heads)
 
@@ -281,14 +282,14 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
     assert all(lacking.values())
     assert all(head.partial for head in dataset.heads.values())
     assert says([note for note in dataset.notes if '"modo": ' in note], "texts-label-count-others")
-    new = load_new.read([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=True)
     assert {name: int((values == NO_LABEL).sum()) for name, values in new.split.targets.items()} == lacking
     for name, count in lacking.items():
         assert says_only(new.notes, "texts-label-count-others-2", name, count, len(rows))
     reports.write_table(tmp_path / "reports.csv", [[row[0], "", *row[2:3], row[3] or "alta"] for row in rows], HEADER)
-    new = load_new.read([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=True)
     assert says_only(new.notes, "none-texts-label-scores", "modo", len(rows))
-    unlabelled = load_new.read([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=False)
+    unlabelled = load_data.load_new([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=False)
     assert not [note for note in unlabelled.notes if "label" in note]
 
 

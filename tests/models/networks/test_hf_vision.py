@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.models import saved_model
@@ -92,7 +92,7 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
     loaded = saved_model.load(tmp_path / "elsewhere")
-    new = load_new.read([tmp_path / "held"], loaded.preprocessing, loaded.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "held"], loaded.preprocessing, loaded.heads, labelled=True)
     ids = torch.arange(len(new.split)).numpy()
     inputs = new.prepare(new.split.gather(ids), ids, None)
     torch.testing.assert_close(loaded.network(*inputs), expected, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from drivetrain.data import load_new
+from drivetrain.data import load_data
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
@@ -91,7 +91,7 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
     loaded = saved_model.load(tmp_path / "elsewhere")
-    new = load_new.read([tmp_path / "held.csv"], loaded.preprocessing, loaded.heads, labelled=True)
+    new = load_data.load_new([tmp_path / "held.csv"], loaded.preprocessing, loaded.heads, labelled=True)
     outputs = loaded.network.eval()(*new.split.gather(np.arange(40)))
     for name, expected in validation_outputs.items():
         torch.testing.assert_close(outputs[name], expected, rtol=1e-5, atol=1e-6)

@@ -27,12 +27,10 @@ from torch.utils.data import (
 )
 
 from drivetrain.data import stateless_random
-from drivetrain.data.custom.arrays import FORMS, describe
-from drivetrain.data.custom.map_dataset import Collate, ItemSplit
+from drivetrain.data.custom.map_dataset import FORMS, Collate, ItemSplit, describe
 from drivetrain.data.custom.user_errors import blame_user_code
-from drivetrain.data.dataset import Batch, Dataset
-from drivetrain.data.loader.batches import Batches
-from drivetrain.data.loader.orders import Order, SamplerOrder, SequentialOrder, WeightedOrder
+from drivetrain.data.dataset import Batch, Dataset, Order
+from drivetrain.data.loader.batches import Batches, SamplerOrder, SequentialOrder, WeightedOrder
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 

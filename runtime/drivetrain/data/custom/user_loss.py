@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drivetrain.data.custom import code_files, user_code
-from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
-from drivetrain.data.to_device import onto
+from drivetrain.data.dataset import onto
 from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job.custom import CustomJob, CustomLossSpec
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyarrow import ArrowInvalid, Table, compute, csv, string
 
-from drivetrain.data.formats import csv_layout, number_format, row_lines, text_encoding
+from drivetrain.data.formats import csv_dialect, csv_layout, number_format, text_encoding
 from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
@@ -145,7 +145,7 @@ class CsvReader:
 
         def note(row: Any) -> str:
             # The parser counts the lines above, too.
-            row_title = row_lines.place(self.path, row.number - self.layout.header)
+            row_title = csv_dialect.name_row(self.path, row.number - self.layout.header)
             wrong_rows.append(f"{row_title}: {row.actual_columns} cells, {printable(row.text)}")
             expected.append(row.expected_columns)
             return "skip"
@@ -175,7 +175,7 @@ class CsvReader:
             return
         if not self._read_end(64).rstrip().endswith(b'"'):
             raise DataError(
-                f"{self.key}: {self.path} {row_lines.place(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
+                f"{self.key}: {self.path} {csv_dialect.name_row(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
                 "one cell",
                 'quotes in pairs; a quote inside of a cell is written ""',
                 "close it",
@@ -186,7 +186,7 @@ class CsvReader:
         if filled.any():
             row = int(filled.argmax())
             raise DataError(
-                f"{self.key}: {self.path} has a column without a name at its end, and {row_lines.place(self.path, row + 1)} has "
+                f"{self.key}: {self.path} has a column without a name at its end, and {csv_dialect.name_row(self.path, row + 1)} has "
                 f"`{printable(str(column[row].as_py()), 40)}` there",
                 "a name for every column that has values",
                 "name the column in the header, or remove it",

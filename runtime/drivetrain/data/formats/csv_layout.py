@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from drivetrain.data.formats import row_lines, text_encoding
+from drivetrain.data.formats import csv_dialect, text_encoding
 from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles, find_usual_delimiter
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import clean_text
 
-SUFFIXES = row_lines.SUFFIXES
 SAMPLE_BYTES = 1 << 18
 """Bytes at the start of a file from which separator and header are found; more if the first two rows are longer."""
 MAX_CELL_CHARACTERS = 1 << 26
@@ -64,7 +63,7 @@ class CsvLayout:
 
     def read_rows(self, path: Path) -> Iterator[list[str]]:
         """Yield the rows of a file with this layout, the header first; empty lines are no rows."""
-        return (cells for _, cells in row_lines.read_rows(path, self.sign, self.encoding, self.skipped))
+        return (cells for _, cells in csv_dialect.read_rows(path, self.sign, self.encoding, self.skipped))
 
 
 def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> CsvLayout:
@@ -81,7 +80,7 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     _check_lines_above(readings, skipped, path, key, files)
     declared = files.list_settings.get("delimiter") or named_delimiter
     delimiter = declared or _find_delimiter(path, key, files, readings)
-    row_lines.note_form(path, SIGNS[delimiter], encoding, skipped)
+    csv_dialect.note_form(path, SIGNS[delimiter], encoding, skipped)
     if delimiter not in readings:
         return CsvLayout(delimiter, encoding, (), skipped=skipped, is_empty=is_empty)
     rows, lines = readings[delimiter]

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyarrow import array, bool_, compute, float64, int64, types
 
-from drivetrain.data.formats import number_marks, row_lines
+from drivetrain.data.formats import csv_dialect, number_marks
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.errors import DataError
@@ -159,7 +159,7 @@ def _check_units_of_training(
                 continue
             first = _describe_sign(was) if was else "not in percent"
             raise DataError(
-                f'{key}: {path}: column "{name}" is {first} in the training data, and {row_lines.place(path, row)} has `{example}`',
+                f'{key}: {path}: column "{name}" is {first} in the training data, and {csv_dialect.name_row(path, row)} has `{example}`',
                 "the form of the training data: a percent sign in each cell, or in none"
                 if "%" in (was, unit)
                 else "the unit of the training data",
@@ -202,7 +202,7 @@ def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
     if row >= 0:
         cell = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{key}: {path}: column "{column.name}" is {_describe_sign(column.sign)}, and {row_lines.place(path, row + 1)} has `{cell}` without the sign',
+            f'{key}: {path}: column "{column.name}" is {_describe_sign(column.sign)}, and {csv_dialect.name_row(path, row + 1)} has `{cell}` without the sign',
             f"a {'percent sign' if column.sign == '%' else 'unit'} in each cell of a column, or in none",
             "write the column in one form",
         )
@@ -272,7 +272,7 @@ def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> s
         row = compute.index(number_marks.match(column.cells, pattern), True).as_py()
         if row >= 0:
             cell = printable(column.cells[row].as_py(), 40)
-            return f'column "{column.name}" {row_lines.place(path, row + 1)}: `{cell}`'
+            return f'column "{column.name}" {csv_dialect.name_row(path, row + 1)}: `{cell}`'
     return ""
 
 

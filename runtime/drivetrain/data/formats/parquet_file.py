@@ -17,7 +17,7 @@ from pyarrow import ArrowInvalid, Table, chunked_array, compute, concat_tables, 
 from drivetrain.data import decoded_size
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import shards
-from drivetrain.data.streaming.ranged_file import RangedFile
+from drivetrain.data.streaming.shard import RangedFile
 from drivetrain.errors import DataError
 
 MAX_CHUNK_BYTES = 1 << 30

@@ -21,7 +21,7 @@ from drivetrain.data.formats import (
     text_encoding,
 )
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, nearest
 from drivetrain.system.spelling import clean_text
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.data.formats.shards import SHARD
-from drivetrain.data.images import split_folders
-from drivetrain.data.images.split_folders import is_leftover
+from drivetrain.data.images import image_paths
+from drivetrain.data.images.image_paths import is_leftover
 from drivetrain.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-WORDS = {"train": split_folders.TRAIN, "validation": split_folders.VALIDATION, "test": split_folders.TEST}
+WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test": image_paths.TEST}
 """Names of tables that stand for each split."""
 SCRIPT = ".py"
 """Ends the names of files of code, which datasets once came with."""

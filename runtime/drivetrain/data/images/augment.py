@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain.data import stateless_random
+from drivetrain.data.dataset import onto
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.to_device import onto
 from drivetrain.job.data import ColorJitter, Erasing, ImageAugment
 
 Floats = npt.NDArray[np.float64]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drivetrain.data.images import split_folders
-from drivetrain.data.images.split_folders import EXTENSIONS, OTHER_PICTURES, is_leftover
-from drivetrain.data.labels import list_names
+from drivetrain.data.images import image_paths
+from drivetrain.data.images.image_paths import EXTENSIONS, OTHER_PICTURES, is_leftover
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
 
@@ -181,7 +181,7 @@ def _check_not_nested(folder: Path, classes: list[str], names: list[str], key: s
 
 def _check_no_splits(folder: Path, classes: list[str], key: str) -> None:
     """Refuse folders that are splits, such as train and test, instead of classes."""
-    if len(classes) > 1 and split_folders.are_splits(classes):
+    if len(classes) > 1 and image_paths.are_splits(classes):
         raise DataError(
             f"{key}: the folders of {folder} are splits of a data set, not classes: {list_names(classes)}",
             "a folder with one folder per class",

@@ -1,8 +1,9 @@
-"""Loads the data of an image job: from class folders, a manifest or an .npz file, or streamed from shards."""
+"""Loads the data of an image job, from class folders, a manifest, an .npz file or shards; and new images for its network."""
 
 from __future__ import annotations
 
-import copy
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,14 @@ import numpy as np
 import torch
 
 from drivetrain.data import copies, stateless_random
-from drivetrain.data.dataset import Dataset, Head, InputRecord
-from drivetrain.data.formats import csv_dialect
+from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
+from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import geometry, image_files, pixel_scale, source
+from drivetrain.data.images import image_files, npz_images, pixel_scale, source
 from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.geometry import Geometry
-from drivetrain.data.images.image_files import Decoded, Files
-from drivetrain.data.images.image_targets import ClassTargets, LabelForm
+from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_paths import EXTENSIONS, is_leftover
+from drivetrain.data.images.image_targets import ClassTargets, LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import (
     BYTES,
     MAX_MEASURED_IMAGES,
@@ -30,12 +31,13 @@ from drivetrain.data.images.preprocess import (
     pixel_range,
 )
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.images.source import ImageSource, ImageSplit
+from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
+from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata
-from drivetrain.hardware.disk_space import DECODED_FOLDER
-from drivetrain.hardware.facts import Storage
+from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.image_input import ExpectedInput
@@ -128,29 +130,6 @@ def _restore_preprocessing(
         stored, notes = replace(stored, resize=current.resize), []
     augment = Augment(job.data.augment, job.train.seed, stored.mean)
     return replace(stored, augment=augment, classes=current.classes, image_size=current.image_size), notes
-
-
-def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
-    """The dataset with decoded image files cached; this job may use 1/`share` of the cache's space.
-
-    Raises:
-        StorageError: if the cache cannot be written.
-    """
-    folder = Path(storage.cache) / DECODED_FOLDER
-    # By identity of the files, because both splits may share one source.
-    caches: dict[int, Decoded] = {}
-
-    def use_cache(original: Any) -> ImageSplit:
-        copied: ImageSplit = copy.copy(original)
-        if isinstance(original.images, Files):
-            if id(original.images) not in caches:
-                caches[id(original.images)] = image_files.cache_decoded(
-                    original.images, folder, (storage.cache_room or 0) // share
-                )
-            copied.images = caches[id(original.images)]
-        return copied
-
-    return replace(dataset, train=use_cache(dataset.train), validation=use_cache(dataset.validation))
 
 
 def _compute_preprocessing(
@@ -256,7 +235,7 @@ def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, fil
     data = job.data
     train = source.read(job.resolve(data.train), data.path_column, form, "data.train", files, data.bad_samples)
     train.check_targets()
-    image_geometry = geometry.decide(job, train, recorded, image_input.read_expected(job))
+    image_geometry = source.decide_geometry(job, train, recorded, image_input.read_expected(job))
     image_geometry.notes.extend(_note_contradictions(train))
     if isinstance(data.validation, str):
         # Further files are read with the separator that was found in the training data.
@@ -306,3 +285,106 @@ def _note_contradictions(train: ImageSource) -> list[str]:
         return []
     contents, classes = train.images.contents[train.rows], train.targets.take_rows(train.rows)
     return copies.note_contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
+
+
+def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mapping[str, Head]) -> NewSamples:
+    """Read new images, preprocessed exactly as the validation images were; errors as of `load_data.load_new`.
+
+    `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With labels: one
+    folder of class folders, a manifest with a label column, or an .npz.
+    """
+    preparer, path_column, part = from_preprocessing(preprocessing), preprocessing["path_column"], None
+    first, key = sources[0], sources[0].key
+    if first.labelled:
+        _check_has_labels(sources)
+        form = LabelForm.of_model(preprocessing)
+        part = source.read(first.path, path_column, form, key, first.files, first.budget)
+        images, rows, notes = part.images, part.rows, part.notes
+    else:
+        images, broken, listed = _read_unlabelled(sources, path_column)
+        rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
+        notes = [*listed.notes, *first.check_bad([*listed.bad, *broken.values()], len(images) + len(listed.bad))]
+    if not len(rows):
+        raise DataError(
+            "\n    ".join(notes) or f"{key}: no images in {', '.join(str(one.path) for one in sources)}",
+            f"at least one image of the kinds {' '.join(EXTENSIONS)}",
+            "name other files",
+        )
+    images, shape = pixel_scale.read_as_trained(images, rows, preparer, key)
+    target_values = part.build_tensor(rows, heads[""]) if part else None
+    split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
+    # A prediction may be of one blank image; a score of blank ones says nothing.
+    if part:
+        notes += pixel_scale.check_some(split, preparer, key)
+    return NewSamples(split, preparer, notes)
+
+
+def _check_has_labels(sources: Sequence[Source]) -> None:
+    """Refuse several paths where labels are needed, and a file that has none, such as an image."""
+    path, key = sources[0].path, sources[0].key
+    if len(sources) > 1:
+        raise DataError(f"{key}: {len(sources)} paths with labels", "one at a time", "evaluate them one by one")
+    if not path.is_dir() and path.suffix.lower() not in (*table_file.SUFFIXES, ".npz"):
+        raise DataError(
+            f"{key}: {path} is a file without a label",
+            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
+            "name one of these, or use `drivetrain predict`, which needs no labels",
+        )
+
+
+def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Images, dict[int, BadSample], ManifestRows]:
+    """Read an .npz file alone, or manifests, folders and single files; also the images that cannot be used, by row."""
+    listed = ManifestRows()
+    for one in sources:
+        path, key = one.path, one.key
+        if path.suffix.lower() == ".npz":
+            if len(sources) > 1:
+                raise DataError(
+                    f"{key}: {len(sources)} input paths, one of them an .npz",
+                    "a single .npz, or any number of other files",
+                    "pass the .npz alone",
+                )
+            images, _, broken, listed.notes = npz_images.read(path, key, None)
+            return images, broken, listed
+        if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
+            rows = source.read_manifest(path, path_column, None, key, one.files)
+            listed.names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
+            listed.cells = rows.cells or listed.cells
+            listed.bad += rows.bad
+            listed.notes += rows.notes
+        elif path.is_dir():
+            _list_folder(path, listed)
+        else:
+            listed.names.append(str(path))
+    if listed.cells and len(sources) > 1:
+        raise DataError(
+            f"{sources[0].key}: {len(sources)} input paths, one of them a table with images in it",
+            "a single table with images, or any number of other files",
+            f"pass {listed.cells.table} alone",
+        )
+    return *image_files.check_images("", listed.names, listed.cells), listed
+
+
+def _list_folder(folder: Path, listed: ManifestRows) -> None:
+    """Add the images of a folder and its subfolders, without hidden ones, in sorted order; each folder is visited once."""
+    visited: set[str] = set()
+    other_files: list[str] = []
+    skipped: set[str] = set()
+    for inner_folder, folders, names in os.walk(folder, followlinks=True):
+        visited.add(os.path.realpath(inner_folder))
+        skipped |= {name for name in folders if is_leftover(name)}
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in skipped
+            and os.path.realpath(os.path.join(inner_folder, name)) not in visited
+        )
+        for name in sorted(name for name in names if not name.startswith(".")):
+            file_list = listed.names if name.lower().endswith(EXTENSIONS) else other_files
+            file_list.append(os.path.join(inner_folder, name))
+    if skipped:
+        description = "folders of thumbnails, deleted files and the like are skipped"
+        listed.notes.append(f"{folder}: {description}: {list_names(sorted(skipped))}")
+    if other_files:
+        listed.notes.append(f"{folder}: files that are no images are left out: {list_names(other_files)}")

@@ -12,6 +12,7 @@ removed for new ones.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import mmap
@@ -28,12 +29,15 @@ import PIL
 import torch
 from torch import Tensor
 
-from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.dataset import Dataset
 from drivetrain.data.fingerprint import stamp
 from drivetrain.data.images import decode
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, StorageError
+from drivetrain.hardware.disk_space import DECODED_FOLDER
+from drivetrain.hardware.facts import Storage
 from drivetrain.job.formatting import readable
 from drivetrain.system import file_lock
 from drivetrain.system.disk_cache import DiskCache
@@ -259,6 +263,28 @@ class Decoded:
         assert self.mapped is not None
         end = len(self.files) * self.row_bytes
         return self.mapped[:end].reshape(len(self.files), -1), self.mapped[end:].view(np.uint64)
+
+
+def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
+    """The dataset with decoded image files cached; this job may use 1/`share` of the cache's space.
+
+    Raises:
+        StorageError: if the cache cannot be written.
+    """
+    folder = Path(storage.cache) / DECODED_FOLDER
+    # By identity of the files, because both splits may share one source.
+    caches: dict[int, Decoded] = {}
+
+    def use_cache(original: Any) -> Any:
+        split = copy.copy(original)
+        if isinstance(original.images, Files):
+            if id(original.images) not in caches:
+                room = (storage.cache_room or 0) // share
+                caches[id(original.images)] = cache_decoded(original.images, folder, room)
+            split.images = caches[id(original.images)]
+        return split
+
+    return replace(dataset, train=use_cache(dataset.train), validation=use_cache(dataset.validation))
 
 
 def cache_decoded(files: Files, folder: Path, room: int) -> Decoded:

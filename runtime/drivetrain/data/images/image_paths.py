@@ -1,17 +1,178 @@
-"""Finds the image files of a manifest whose cells are no paths yet: ids without folder and extension, backslashes; no torch.
+"""Recognizes what names say: pictures, folders that no one put pictures in, and the splits of a data set; without torch.
 
-The same change applies to all rows, and a note says which. Nothing is changed if the paths are right as they are.
+Operating systems, network drives and cameras leave folders beside pictures. They hold thumbnails and deleted files, so they
+are neither classes nor samples. Hidden folders, whose names begin with a point, are passed over before.
+
+The cells of a manifest may be no paths yet, but ids without folder and extension, or have backslashes. The same change then
+applies to all rows, and a note says which. Nothing is changed if the paths are right as they are.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.images.split_folders import EXTENSIONS, list_subfolders
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
+OTHER_PICTURES = (
+    *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".psd", ".exr", ".hdr"),
+    *(".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+)
+"""Endings of pictures that are not read: a class must not lose them without anybody knowing."""
+_LEFTOVER_NAMES = {
+    # Synology, QNAP
+    *("@eadir", "@tmp", "@sharebin", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot"),
+    # macOS, Windows, Linux, Android
+    *("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder"),
+    *("$recycle.bin", "recycler", "recycled", "system volume information", "lost+found", "lost.dir"),
+    # cameras and programs for photographs
+    *("thmbnl", "picasaoriginals", "thumbnails", "_thumbnails", "_thumbs"),
+    # Python
+    *("__pycache__", "ipynb_checkpoints"),
+}
+_CHECKED_DISK = re.compile(r"found\.\d{3}")
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a folder of this name was left by a program, not made for pictures."""
+    return name.casefold() in _LEFTOVER_NAMES or _CHECKED_DISK.fullmatch(name.casefold()) is not None
+
+
+TRAIN, VALIDATION, TEST = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval"))
+_SPLITS = {
+    "train": {*TRAIN, "trn", "trainval"},
+    "validation": {*VALIDATION, "validate", "valida", "holdout"},
+    "test": {*TEST, "tests", "tst", "evaluation"},
+}
+_UNLABELED = {"pred", "predict", "prediction", "predictions", "unlabeled", "unlabelled"}
+_COMPANIONS = {
+    *("set", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "pictures", "pics", "photos")
+}
+"""Words that may stand beside that of a split: `training_set`, `val_images`."""
+_ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_COMPANIONS, key=len, reverse=True))})$")
+_MAX_FOLDER_LEVELS = 3
+"""Folders that may lie between that of a split and its class folders, as archives of archives have."""
+
+
+@dataclass(frozen=True)
+class SplitFolders:
+    """Paths of the folders of a data set, relative to its own; None for what it does not have."""
+
+    train: str
+    validation: str | None
+    test: str | None
+    unused: tuple[str, ...] = ()
+    """Folders of images without classes, such as a flat test/."""
+
+    @property
+    def names(self) -> list[str]:
+        """The folders of all splits that exist."""
+        return [name for name in (self.train, self.validation, self.test) if name]
+
+
+def are_splits(names: Sequence[str]) -> bool:
+    """Whether all of these names are those of splits."""
+    return all(_splits_of(names).get(name) for name in names)
+
+
+def find_splits(folder: Path, key: str) -> SplitFolders | None:
+    """The splits in a folder; None if its folders are classes.
+
+    Raises:
+        DataError: if there are classes beside splits, or two folders for the same split; names `key`.
+    """
+    names = list_subfolders(folder)
+    splits = _splits_of(names)
+    groups = [[name for name in names if splits.get(name) == split] for split in _SPLITS]
+    train, *evaluated = groups
+    unlabeled = [name for name in names if splits.get(name) == "unlabeled"]
+    other_names = [name for name in names if name not in splits]
+    if not train or not (
+        any(evaluated) or (len(names) == 1 and len(list_subfolders(folder / _descend(folder, train[0]))) > 1)
+    ):
+        return None
+    duplicates = next((same for same in groups if len(same) > 1), None)
+    if other_names or duplicates:
+        problem = (
+            f"{' and '.join(duplicates)} for one split" if duplicates else f"{list_names(other_names, 5)} beside them"
+        )
+        raise DataError(
+            f"{key}: the folders {list_names([name for same in groups for name in same], 5)} of {folder} look like the splits of a "
+            f"data set, and there is {problem}",
+            "one folder for each split, train, validation and test, and no other; or one folder per class",
+            f"move the others away, or name the splits: data.train: {folder / train[0]}"
+            + (f", data.validation: {folder / evaluated[0][0]}" if evaluated[0] else ""),
+        )
+    train_folder = _descend(folder, train[0])
+    classes = list_subfolders(folder / train_folder)
+    evaluated_folders = [_descend(folder, same[0], classes) if same else None for same in evaluated]
+    flat = [
+        split_path for split_path in evaluated_folders if split_path and _has_no_classes(folder / split_path, classes)
+    ]
+    validation, test = (None if split_path in flat else split_path for split_path in evaluated_folders)
+    return SplitFolders(train_folder, validation, test, (*flat, *unlabeled))
+
+
+def _splits_of(names: Sequence[str]) -> dict[str, str]:
+    """The split that each name stands for, `unlabeled` for images without classes; names that stand for none are left out.
+
+    `seg_train` stands for a split if `seg` stands in another such name, too; a class called `steam train` does not.
+    """
+    words_of = {name: _split_into_words(name) for name in names}
+    kinds = {**_SPLITS, "unlabeled": _UNLABELED}
+    splits_of = {
+        name: {split for split, split_words in kinds.items() if words_of[name] & split_words} for name in names
+    }
+    split_of_name = {name: splits for name, splits in splits_of.items() if len(splits) == 1}
+    shared = Counter(word for name in split_of_name for word in words_of[name])
+    usual_words = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _COMPANIONS
+    return {
+        name: next(iter(splits))
+        for name, splits in split_of_name.items()
+        if all(word in usual_words or shared[word] > 1 for word in words_of[name])
+    }
+
+
+def _split_into_words(name: str) -> set[str]:
+    """The words of a name in lower case: `trainingSet_2` is training and set."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    spelled = [word for word in re.split(r"[^a-z]+", spaced.lower()) if word]
+    return {part for word in spelled for part in ([word] if word in _COMPANIONS else _ENDS.sub(r" \1", word).split())}
+
+
+def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
+    """The path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
+    for _ in range(_MAX_FOLDER_LEVELS):
+        below = list_subfolders(folder / name)
+        if len(below) != 1 or below[0] in classes or not list_subfolders(folder / name / below[0]):
+            return name
+        name = os.path.join(name, below[0])
+    return name
+
+
+def _has_no_classes(folder: Path, classes: Sequence[str]) -> bool:
+    """Whether the images of a split are in its folder itself, or in a single one that is no class, as in test/unknown."""
+    below = list_subfolders(folder)
+    return not below or (len(below) == 1 and below[0].casefold() not in {name.casefold() for name in classes})
+
+
+def list_subfolders(folder: Path) -> list[str]:
+    """Names of the subfolders, sorted, without hidden ones and leftovers; none if it cannot be listed, which its reader
+    reports.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            folders = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except (OSError, ValueError):
+        return []
+    return sorted(name for name in folders if not is_leftover(name))
+
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
 _SAMPLED_ROWS = 200
@@ -41,7 +202,7 @@ class PathForm:
         return os.path.join(self.folder, "/".join(parts[min(self.dropped, len(parts) - 1) :]) + self.ending)
 
 
-def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
+def find_paths(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
     """Find the paths of a column, relative to the folder of its manifest; also notes on changes. Empty cells stay empty.
 
     Raises:

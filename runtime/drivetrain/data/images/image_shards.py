@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow
+from pyarrow import array, bool_, parquet
 from torch import Tensor
 
-from drivetrain.data import bad_samples, stateless_random
-from drivetrain.data.bad_samples import BadSample
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord
-from drivetrain.data.images import decode, geometry, image_files, manifest
-from drivetrain.data.images.geometry import Geometry
+from drivetrain.data.formats import parquet_file
+from drivetrain.data.formats import shards as tables
+from drivetrain.data.images import decode, image_column, image_files, manifest
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.source import ImageSource, ImageSplit, LabelledRows
+from drivetrain.data.images.source import Geometry, ImageSource, ImageSplit, LabelledRows, decide_geometry
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import open_stream, parquet_index, tar_file
+from drivetrain.data.streaming import open_stream, tar_file
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
 from drivetrain.data.streaming.open_stream import ShardParts, ShardRows
-from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
-from drivetrain.data.streaming.shard import TAR, ShardStore
+from drivetrain.data.streaming.reader import FlatRows, Rows, ShardReader, TarRows, count_overhead
+from drivetrain.data.streaming.shard import TAR, RangedFile, Shard, ShardStore
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
+
+BYTES_PER_REQUEST_TIME = 256 << 10
+"""Bytes that arrive in about the time that one more request takes to be answered."""
+LACKS = "\x00lacks"
+"""Column of an index that says whether a row has no image."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None) -> Stream
     if not (recorded and recorded.same_data):
         expected = image_input.read_expected(job)
         parts.sample = _sample_images(parts.train, parts.train_rows, job.train.seed)
-        parts.geometry = geometry.decide(job, parts.sample, recorded, expected)
+        parts.geometry = decide_geometry(job, parts.sample, recorded, expected)
     return parts
 
 
@@ -178,7 +186,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
     unusable_targets, take_targets = manifest.targets(separator_holder, index.rows, form, Path(address), key)
     reasons = dict.fromkeys(rows_without_image.tolist(), "no image") | unusable_targets
     bad = [BadSample(index.title(row), reasons[row]) for row in sorted(reasons)]
-    left_out = bad_samples.check(bad, len(index.rows), job.data.bad_samples, key)
+    left_out = check_bad_samples(bad, len(index.rows), job.data.bad_samples, key)
     usable = np.setdiff1d(np.arange(len(index.rows), dtype=np.int64), np.array(sorted(reasons), np.int64))
     return ShardSource(
         key=key,
@@ -203,9 +211,9 @@ def _index_shards(
         return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
     classes = store.class_names()
     purpose = ["images", images, *form.columns, *map(str, classes.items())]
-    rows = parquet_index.ImageRows(images, key, form.columns, classes)
+    rows = ImageRows(images, key, form.columns, classes)
     index = indices.read(store, cache, rows.index_shard, purpose, rows.glance)
-    return index, rows, np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
+    return index, rows, np.flatnonzero(index.rows[LACKS].to_numpy())
 
 
 def _sample_images(train: ShardSource, train_rows: Ids, seed: int) -> ImageSource:
@@ -221,3 +229,108 @@ def _sample_images(train: ShardSource, train_rows: Ids, seed: int) -> ImageSourc
     return ImageSource(
         key=train.key, images=images, targets=train.targets, rows=np.arange(len(rows), dtype=np.int64), notes=[]
     )
+
+
+@dataclass(frozen=True)
+class ImageRows(FlatRows):
+    """The Parquet shards of images at one address: their index, and their encoded images, which the cache stores in flat files."""
+
+    column: str
+    """Name of the column of images, as the job has it; without it, the only one that has images is read."""
+    key: str
+    """The spec key that names the shards."""
+    targets: Sequence[str]
+    """Names of the target columns."""
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Class names by column that are declared outside of the shards."""
+
+    @property
+    def unpacked(self) -> str:
+        """How the shard becomes what is in the cache: part of the name there."""
+        return f"images {self.column}"
+
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """Yield the encoded image of each row; empty bytes where there is none."""
+        with indices.blame_shard(shard, self.key):
+            yield from self._read_images(file, self._find_column(file, shard), shard)
+
+    def glance(self, file: RangedFile, shard: Shard) -> pyarrow.Table | None:
+        """The index that `index_shard` returns, made from the file's footer and target columns only.
+
+        Returns None if that would fetch more than half of the shard, or if the images must be read to find empty ones.
+
+        Raises:
+            DataError: as `index_shard` does.
+        """
+        with indices.blame_shard(shard, self.key):
+            label_chunks = [chunk for name in self.targets for chunk in _chunks(file, name)]
+            needed_bytes = sum(int(chunk.total_compressed_size) + BYTES_PER_REQUEST_TIME for chunk in label_chunks)
+            if not _is_full(file, self._find_column(file, shard)) or needed_bytes > shard.size // 2:
+                return None
+        return self.index_shard(file, shard)
+
+    def index_shard(self, file: indices.ParquetSource, shard: Shard) -> pyarrow.Table:
+        """The index of a shard: a table with a row for each row of the shard: its targets, and LACKS.
+
+        Args:
+            file: the shard on this machine, or in a store.
+
+        Raises:
+            DataError: if the shard cannot be read, or lacks one of the columns.
+        """
+        with indices.blame_shard(shard, self.key):
+            column = self._find_column(file, shard)
+            indices.check_columns(self.targets, parquet.read_schema(file).names, shard, self.key)
+            index_table = tables.with_names(indices.read_columns(file, self.targets, shard, self.key), self.classes)
+            is_empty = [False] * len(index_table)
+            if not _is_full(file, column):
+                is_empty = [not image for image in self._read_images(file, column, shard)]
+        # By the metadata, in which equal cells may be counted once.
+        image_bytes = sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, column))
+        unpacked_size = image_bytes + count_overhead(len(index_table))
+        return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
+            {indices.SHARD_BYTES: str(unpacked_size)}
+        )
+
+    def _find_column(self, file: indices.ParquetSource, shard: Shard) -> str:
+        """The name of the column of images: `column` if it has images, else the only one that has.
+
+        Raises:
+            DataError: if there is no such column, or several.
+        """
+        schema = parquet.read_schema(file)
+        names = [str(field.name) for field in schema if image_column.holds_images(field.type)]
+        if self.column in names:
+            return self.column
+        if len(names) == 1:
+            return names[0]
+        raise DataError(
+            f'{self.key}: shard {shard.address} has no column "{self.column}" of images',
+            f"columns of encoded images: {', '.join(names) or 'none'}; its columns: {', '.join(schema.names)}",
+            "name one with data.path_column" if names else "write the images into the shards: `drivetrain shard DIR`",
+        )
+
+    def _read_images(self, file: indices.ParquetSource, column: str, shard: Shard) -> Iterator[bytes]:
+        for batch in parquet_file.read_batches(file, [column], 256, f"shard {shard.address}", self.key):
+            for cell in batch.column(0):
+                value: Any = cell.as_py()
+                content = value.get("bytes") if isinstance(value, dict) else value
+                yield bytes(content or b"")
+
+
+def _is_full(file: indices.ParquetSource, column: str) -> bool:
+    """Whether the file's statistics say that no row of a column is null; False if they are missing."""
+    # The field `path` beside `bytes` is only the file's name, and may be null.
+    all_statistics = [chunk.statistics for chunk in _chunks(file, column) if not chunk.path_in_schema.endswith(".path")]
+    return all(
+        statistics is not None and statistics.has_null_count and statistics.null_count == 0
+        for statistics in all_statistics
+    )
+
+
+def _chunks(file: indices.ParquetSource, column: str) -> list[Any]:
+    """The metadata of all column chunks of a column: of every row group, and of every field of a struct."""
+    metadata = parquet.read_metadata(file)
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    all_chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return [chunk for chunk in all_chunks if chunk.path_in_schema.split(".")[0] == column]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import labels, partition, target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
-from drivetrain.data.images import separated_labels
+from drivetrain.data.notes import list_names
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
@@ -86,13 +86,13 @@ class ClassTargets:
         used = set(self.take_rows(rows))
         if without_image := sorted(set(self.names) - used):
             raise DataError(
-                f"{key}: no image can be used of the classes {labels.list_names(without_image)}",
+                f"{key}: no image can be used of the classes {list_names(without_image)}",
                 "at least one image for each class",
                 "repair these images, or remove the class",
             )
         if len(used) < 2:
             raise DataError(
-                f"{key}: {len(rows):,} images of {len(used)} class: {labels.list_names(sorted(used))}",
+                f"{key}: {len(rows):,} images of {len(used)} class: {list_names(sorted(used))}",
                 "two classes or more",
                 "add another class",
             )
@@ -115,7 +115,7 @@ class ClassTargets:
         counts = Counter(self.take_rows(rows))
         single_classes = sorted(name for name, count in counts.items() if count == 1)
         return (
-            [f"classes with a single image, which is used for training: {labels.list_names(single_classes)}"]
+            [f"classes with a single image, which is used for training: {list_names(single_classes)}"]
             if single_classes
             else []
         )
@@ -152,7 +152,7 @@ class LabelSets:
         """How often each label occurs, and how the split is made."""
         counts = Counter(name for row in rows.tolist() for name in self.sets[row])
         unlabelled_count = sum(not self.sets[row] for row in rows.tolist())
-        return [separated_labels.describe(counts, unlabelled_count)]
+        return [labels.describe_label_counts(counts, unlabelled_count)]
 
     def _list_labels(self, rows: Ids) -> tuple[str, ...]:
         return labels.sort_class_names(name for row in rows.tolist() for name in self.sets[row])
@@ -203,7 +203,7 @@ class NumberTargets:
         values = self.goal.numbers[rows]
         if self.goal.several:
             counts = Counter({name: int(n) for name, n in zip(self.goal.names, values.sum(axis=0), strict=True)})
-            return [separated_labels.describe(counts, int((values.sum(axis=1) == 0).sum()))]
+            return [labels.describe_label_counts(counts, int((values.sum(axis=1) == 0).sum()))]
         return [
             f"{name} from {column.min():g} to {column.max():g}, mean {column.mean():g}"
             for name, column in zip(self.goal.names, values.T, strict=True)

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
-from drivetrain.data import target_columns
-from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import column_values, row_lines, table_file
+from drivetrain.data import labels, target_columns
+from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import image_column, image_paths, image_targets, separated_labels
+from drivetrain.data.images import image_column, image_paths, image_targets
 from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets, ManifestRows
+from drivetrain.data.source import BadSample
 from drivetrain.errors import DataError
 
 Rows = list[int]
@@ -45,13 +45,17 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         titles = image_column.titles(table[embedded_column], file)
         paths = ["" if is_empty else title for is_empty, title in zip(empty, titles, strict=True)]
     else:
-        paths, changes = image_paths.find(file.parent, _read_text(table, path_column, file, key), path_column, key)
+        paths, changes = image_paths.find_paths(
+            file.parent, _read_text(table, path_column, file, key), path_column, key
+        )
         rows.notes += changes
     target_reasons, take_targets = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = _combine_reasons(paths, path_column, target_reasons)
     keep = [row for row, reason in enumerate(reasons) if not reason]
     rows.bad = [
-        BadSample(f"{file} {row_lines.place(file, row + 1)}", reason) for row, reason in enumerate(reasons) if reason
+        BadSample(f"{file} {csv_dialect.name_row(file, row + 1)}", reason)
+        for row, reason in enumerate(reasons)
+        if reason
     ]
     rows.names = [paths[row] for row in keep]
     if not rows.names:
@@ -109,7 +113,7 @@ def targets(
     if form.kind == "class":
         cells = _read_names(table, form.columns[0], file, key)
         if form.ask:
-            separated_labels.check_classes([cell for cell in cells if cell], form.columns[0], file)
+            labels.check_cells_are_classes([cell for cell in cells if cell], form.columns[0], file)
         empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
         return empty, lambda keep: ClassTargets([cells[row] for row in keep])
     if form.in_a_cell:
@@ -133,8 +137,8 @@ def _read_label_sets(
         raw_sets = (tuple(str(name).strip() for name in names or () if name is not None) for names in lists)
         return _unify_spelling([tuple(filter(None, names)) for names in raw_sets])
     cells = _read_text(table, column, file, key)
-    rows.separator = separated_labels.separator(cells, column, file, form.separator)
-    return _unify_spelling([separated_labels.split(cell, rows.separator) for cell in cells])
+    rows.separator = labels.find_separator(cells, column, file, form.separator)
+    return _unify_spelling([labels.split_labels(cell, rows.separator) for cell in cells])
 
 
 def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain.data import copies, target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.images import image_targets
 from drivetrain.data.images.augment import luma
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
 from drivetrain.data.images.preprocess import BYTES, find_scale, measure_array
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize, pad_sides
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Inputs
+from drivetrain.data.dataset import Inputs, onto
 from drivetrain.data.images import resize
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.to_device import onto
 
 Range = tuple[float, float]
 """Values that are black and white."""

@@ -1,4 +1,5 @@
-"""The images of one path, of any kind, with their labels and the rows that can be used; and splits of them."""
+"""The images of one path, of any kind, with their labels and the rows that can be used; splits of them; and their geometry:
+size, channels, and how an image becomes square."""
 
 from __future__ import annotations
 
@@ -11,17 +12,20 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from drivetrain.data import bad_samples
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import Head, Inputs, Targets
+from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, npz_images
+from drivetrain.data.images import class_folders, image_files, npz_images, resize
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
 from drivetrain.data.images.npz_images import ImageArrays
+from drivetrain.data.images.resize import Resize
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
+from drivetrain.job.images import ImageJob
+from drivetrain.pretrained.image_input import ExpectedInput
+from drivetrain.system.console import Detail
 
 Images = npz_images.ImageArrays | image_files.Files
 KINDS = (
@@ -124,7 +128,7 @@ def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str
 def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:
     """Notes on the images that cannot be used, if these are no more than allowed; `unsure` rows have a label of -1 or none."""
     try:
-        return bad_samples.check(bad, total, budget, key)
+        return check_bad_samples(bad, total, budget, key)
     except DataError as error:
         if not unsure:
             raise
@@ -191,3 +195,79 @@ class ImageSplit:
     def title(self, index: int) -> str:
         """The name of one image in lists and messages."""
         return self.images.title(int(self.rows[index]))
+
+
+_HOW_SQUARE = {
+    "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",
+    "pad": "they are padded to a square with black bars (data.fit: pad)",
+    "squash": "they are resized to a square (data.fit: squash)",
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the network sees the images of a job."""
+
+    size: int
+    """Side of the square in pixels."""
+    channels: int
+    resize: Resize
+    expected: ExpectedInput | None
+    """What the pretrained network expects; None without one."""
+    notes: list[str]
+    """The reasons."""
+
+
+def decide_geometry(
+    job: ImageJob, source: ImageSource, recorded: InputRecord | None, expected: ExpectedInput | None
+) -> Geometry:
+    """Decide size, channels and how images become square, by `recorded` if there is one."""
+    size, channels, notes = _choose_size_and_channels(job, source, expected)
+    if recorded:
+        stored_size, channels = recorded.preprocessing["image_size"], recorded.preprocessing["channels"]
+        # Of an earlier run, the job may change the size.
+        size = stored_size if recorded.same_data or job.data.image_size == "auto" else job.data.image_size
+        notes = notes if recorded.same_data else [f"image_size {size}, channels {channels}: as in the earlier run"]
+    resize_rule, resize_notes = _decide_resize(job, recorded, expected)
+    oblong_count = int(source.images.oblong[source.rows].sum())
+    oblong_note = f"{oblong_count:,} of {len(source.rows):,} images are not square: {_HOW_SQUARE[resize_rule.fit]}"
+    notes = [*notes, *resize_notes, *([oblong_note] if oblong_count else [])]
+    return Geometry(size, channels, resize_rule, expected, notes)
+
+
+def _choose_size_and_channels(
+    job: ImageJob, train: ImageSource, expected: ExpectedInput | None
+) -> tuple[int, int, list[str]]:
+    """Choose size and channels by the images, the job and the pretrained network; also notes with the reasons."""
+    sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
+    requested = job.data.image_size
+    if expected is not None and requested == "auto":
+        requested = expected.size or requested
+    exact = expected is None and isinstance(train.images, npz_images.ImageArrays)
+    size, reason = resize.choose_size(requested, sides, exact)
+    if requested != job.data.image_size:
+        reason = "the input size of the pretrained network"
+    size_note = f"image_size {size}: {reason}"
+    if expected is not None:
+        return size, expected.channels, [size_note, f"channels {expected.channels}: required by the network"]
+    if isinstance(job.data.channels, int):
+        channels, channels_reason = job.data.channels, "set in the job file"
+    else:
+        channels, channels_reason = (1, "all images are grayscale") if grey.all() else (3, "some images are in color")
+    if exact or job.data.image_size == size:
+        size_note = Detail(size_note)
+    return size, channels, [size_note, Detail(f"channels {channels}: {channels_reason}")]
+
+
+def _decide_resize(
+    job: ImageJob, recorded: InputRecord | None, expected: ExpectedInput | None
+) -> tuple[Resize, list[str]]:
+    """How images become square: as stored, as the pretrained network expects, or as the job says; and notes."""
+    if recorded:
+        return resize.of(recorded.preprocessing), []
+    if expected is None:
+        return Resize(job.data.fit), []
+    is_requested = "fit" in job.data.model_fields_set
+    fit = job.data.fit if is_requested else expected.fit or job.data.fit
+    resize_rule = Resize(fit, expected.interpolation, 1.0 if fit == "pad" else expected.crop_share)
+    return resize_rule, [f"images are resized as the pretrained network expects: {resize_rule.sentence()}"]

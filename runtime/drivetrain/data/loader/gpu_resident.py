@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from drivetrain.data.dataset import Dataset, Inputs, Split, Targets
+from drivetrain.data.dataset import Dataset, Inputs, Split, Targets, onto
 from drivetrain.data.loader.batches import fetch
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.to_device import onto
 
 
 class GpuResidentSplit:

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import stateless_random
-from drivetrain.data.dataset import Inputs, Preprocessing, keep_unchanged
+from drivetrain.data.dataset import Inputs, Preprocessing, keep_unchanged, onto
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.to_device import onto
 from drivetrain.job.series import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 
 Floats = npt.NDArray[np.float64]

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
-from drivetrain.data.formats import csv_dialect
+from drivetrain.data.formats import column_values, csv_dialect, npz_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names, note_similar_names
-from drivetrain.data.partition import Division, hold_out, hold_out_groups
-from drivetrain.data.series import augment, npz_windows, timeline, windows
+from drivetrain.data.labels import note_similar_names
+from drivetrain.data.notes import list_names
+from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
+from drivetrain.data.series import augment, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.windows import Scale, SeriesSplit, WindowSplit
-from drivetrain.data.source import Source
-from drivetrain.data.target_columns import Strata
+from drivetrain.data.source import BadSample, Source
+from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
 from drivetrain.job.values import parse_fold
 
+FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
+WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
 OVERLAPPING = "overlapping"
 """Key in the stored preprocessing of a run whose split keeps windows that share rows together."""
 
@@ -70,7 +75,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new windows of long tables or of arrays, as in training; errors as of `load_new.read`."""
+    """Read new windows of long tables or of arrays, as in training; errors as of `load_data.load_new`."""
     scale = _scale_from_json(preprocessing)
     splits: list[SeriesSplit] = []
     notes: list[str] = []
@@ -148,13 +153,13 @@ def _read_arrays(
     """
     data, classes = job.data, isinstance(job, SeriesClassificationJob)
     groups = None if isinstance(data.validation, str) else data.groups
-    train = npz_windows.read_windows(source, classes=classes, axes=data.axes, groups=groups)
+    train = read_windows(source, classes=classes, axes=data.axes, groups=groups)
     stored: dict[str, Any] = {"form": "arrays", "classes": classes}
     if train.axes != "time-channels":
         stored["axes"] = train.axes
     if isinstance(data.validation, str):
         validation_source = Source.of_job(job, "validation", source.files)
-        validation_part = npz_windows.read_windows(validation_source, classes=classes, axes=train.axes)
+        validation_part = read_windows(validation_source, classes=classes, axes=train.axes)
         validation_part.check_shape(*train.shape)
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored
@@ -219,7 +224,111 @@ def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
         )
     if arrays:
         axes = preprocessing.get("axes", "time-channels")
-        split = npz_windows.read_windows(source, classes=preprocessing["classes"], axes=axes)
+        split = read_windows(source, classes=preprocessing["classes"], axes=axes)
         split.check_shape(preprocessing["length"], preprocessing["channels"])
         return split
     return windows.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))
+
+
+def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
+    """Read and check the arrays of a file; `axes` is time-channels, channels-time, or auto, and `groups` names an array.
+
+    Raises:
+        DataError: if the file is not such an .npz, or no window can be used.
+    """
+    path, key = source.path, source.key
+    names = ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])]
+    arrays = npz_file.read_arrays(path, key, names, FORM, "numpy.savez(..., x=x, y=y)", WRITE)
+    values, order, axis_notes = _order_axes(arrays["x"], axes, path, key)
+    window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
+    target = _read_targets(arrays["y"], len(values), classes, path, key) if source.labelled else None
+    reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
+    reasons |= target.bad if target else {}
+    unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
+    notes = source.check_bad(unusable, len(values))
+    is_usable = np.ones(len(values), np.bool_)
+    is_usable[list(reasons)] = False
+    if not is_usable.any():
+        raise DataError(f"{key}: no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file")
+    rows, (length, channels) = np.flatnonzero(is_usable).astype(np.int64), values.shape[1:]
+    return WindowSplit(
+        source,
+        values.reshape(-1, channels),
+        rows * length,
+        length,
+        np.repeat(is_usable, length),
+        target,
+        target_rows=rows,
+        numbers=rows,
+        title_format="{file}[{number}]",
+        notes=[*axis_notes, *notes],
+        groups=None if window_groups is None else window_groups[rows],
+        axes=order,
+    )
+
+
+def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
+    if array.shape != (windows,):
+        raise DataError(
+            f"{key}: `{name}` of {path} has shape {array.shape}, and `x` has {windows:,} windows",
+            "one group for each window: shape (N,)",
+            "write the file again with both of one length",
+        )
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _order_axes(
+    x: npt.NDArray[np.generic], axes: str, path: Path, key: str
+) -> tuple[npt.NDArray[np.generic], str, list[str]]:
+    """Convert windows to (N, T, channels); also returns the order of their axes, and notes if it is, or may be, another."""
+    if x.ndim == 2:
+        x = x[:, :, None]
+    if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
+        raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
+    order, notes = npz_file.find_axis_order(x, path, key) if axes == "auto" else (axes, [])
+    if order == "channels-time":
+        x = x.transpose(0, 2, 1)
+        notes = [
+            f"{path.name}: `x` is read as (N, channels, T): windows of {x.shape[1]:,} rows of {x.shape[2]} channels"
+        ]
+    # float64 and large integers stay exact; smaller types are converted, as numbers of four bytes.
+    kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
+    return np.ascontiguousarray(x, kind), order, notes
+
+
+def _read_targets(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:
+    import pyarrow
+
+    if y.ndim == 1:
+        y = y[:, None]
+    if y.ndim != 2 or y.shape[1] == 0 or y.dtype.kind not in ("iufbUS" if classes else "iufb"):
+        raise DataError(f"{key}: `y` of {path} is {y.dtype} of shape {y.shape}", FORM, "reshape or convert it")
+    if len(y) != windows:
+        raise DataError(
+            f"{key}: {path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
+            "one target for each window",
+            "write the file again with both of one length",
+        )
+    if classes and y.shape[1] > 1:
+        raise DataError(
+            f"{key}: `y` of {path} has shape {y.shape}",
+            "one class for each window: shape (N,)",
+            "save the number of the class: y.argmax(axis=1)",
+        )
+    names = [f"y[{index}]" for index in range(y.shape[1])] if y.shape[1] > 1 else ["y"]
+    if y.dtype.kind == "S":
+        y = np.char.decode(y, "utf-8", "backslashreplace")
+    table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, y.T, strict=True)})
+    return target_columns.read_targets(table, names, classes=classes, option=key, source=str(path))
+
+
+def _find_finite(values: npt.NDArray[np.generic]) -> column_values.Mask:
+    """A mask (N,) of the windows whose numbers are all finite and not too large."""
+    if values.dtype.kind != "f":
+        return np.ones(len(values), np.bool_)
+    # A window's sum is finite only if all its numbers are; this avoids a boolean array as large as `x`.
+    with np.errstate(invalid="ignore", over="ignore"):
+        is_finite = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
+    for row in np.flatnonzero(~is_finite):
+        is_finite[row] = bool((np.abs(values[row]) <= column_values.LARGEST).all())
+    return np.asarray(is_finite)

@@ -10,7 +10,7 @@ import numpy as np
 
 from drivetrain.data import target_columns
 from drivetrain.data.formats import column_values, table_file
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Groups, number_groups
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder

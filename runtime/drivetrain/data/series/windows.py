@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import copies, target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import column_values
 from drivetrain.data.partition import Groups, find_root
 from drivetrain.data.series.timeline import Timeline
-from drivetrain.data.source import Source
+from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError

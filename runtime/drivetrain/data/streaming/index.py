@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +20,14 @@ import numpy as np
 import pyarrow
 from pyarrow import ArrowException, OSFile, concat_tables, ipc
 
+from drivetrain.data import decoded_size
+from drivetrain.data.formats import parquet_file
+from drivetrain.data.formats import shards as tables
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import stores
 from drivetrain.data.streaming.cache import ShardCache
-from drivetrain.data.streaming.ranged_file import TAIL_BYTES, NoRangesError, RangedFile
-from drivetrain.data.streaming.shard import Shard, ShardStore
-from drivetrain.errors import DataError
+from drivetrain.data.streaming.shard import TAIL_BYTES, NoRangesError, RangedFile, Shard, ShardStore, unreadable_error
+from drivetrain.errors import DataError, nearest
 from drivetrain.system.files import blame_storage, sync_file
 from drivetrain.system.version import VERSION
 
@@ -33,6 +36,7 @@ SHARD_BYTES = b"bytes"
 """Metadata key of an index: bytes that the shard takes in the cache; without it, these are the bytes of the shard."""
 UNLISTED = "\x00\x00"
 """Prefix of columns that the digest leaves out: they follow from other columns, or from the content of the shards."""
+ParquetSource = Path | RangedFile
 ShardIndexer = Callable[[Path, Shard], "pyarrow.Table"]
 """Returns the index of a shard, made from its file."""
 RangedIndexer = Callable[[RangedFile, Shard], "pyarrow.Table | None"]
@@ -234,3 +238,42 @@ def _write_ranged_index(store: ShardStore, index_ranges: RangedIndexer, path: Pa
     store.check(shard)
     store_table(path, shard_index)
     return file.fetched
+
+
+def read_columns(file: ParquetSource, columns: Sequence[str], shard: Shard, key: str) -> pyarrow.Table:
+    """Read these columns of a shard; class numbers become class names.
+
+    Raises:
+        DataError: if the columns do not fit into memory.
+        pyarrow.ArrowException, OSError: if the file cannot be read.
+    """
+    subject = f"shard {shard.address}"
+    return tables.class_names(parquet_file.decode(parquet_file.read_table(file, columns, subject, key), subject, key))
+
+
+def check_columns(columns: Sequence[str], names: Sequence[str], shard: Shard, key: str) -> None:
+    """Check that a shard has these columns.
+
+    Raises:
+        DataError: for the first missing column; the message begins with `key`, the spec key that names it.
+    """
+    if missing := [name for name in columns if name not in names]:
+        raise DataError(
+            f'{key}: shard {shard.address} has no column "{missing[0]}"',
+            f"its columns: {', '.join(names)}",
+            nearest(missing[0], names) or "name one of its columns",
+        )
+
+
+@contextmanager
+def blame_shard(shard: Shard, key: str) -> Iterator[None]:
+    """A block that reads a Parquet shard; raises DataError in place of an error of pyarrow.
+
+    A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk.
+    """
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        if isinstance(error, MemoryError):
+            raise decoded_size.too_large_error(f"shard {shard.address} does not fit into memory", key) from None
+        raise unreadable_error(shard, key, error, "complete Parquet files with the same columns") from None

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from drivetrain.data import labels, stateless_random
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
-from drivetrain.data.loader.orders import StreamOrder
+from drivetrain.data.loader.batches import StreamOrder
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.cache import ShardCache
@@ -136,7 +137,7 @@ def unseen_notes(head: Head, splits: Sequence[Split], sample_noun: str) -> list[
         if not has.all():
             names = [name for name, is_present in zip(head.classes, has.tolist(), strict=True) if not is_present]
             of = f' "{head.name}"' if head.name else ""
-            notes.append(f"warning: no {part} {sample_noun} are of the{of} classes {labels.list_names(names)}")
+            notes.append(f"warning: no {part} {sample_noun} are of the{of} classes {list_names(names)}")
     return notes
 
 

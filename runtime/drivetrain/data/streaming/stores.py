@@ -14,8 +14,16 @@ from pathlib import Path
 
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.table_paths import WORDS
-from drivetrain.data.streaming.ranged_file import NoRangesError, RangedFile
-from drivetrain.data.streaming.shard import IMAGES, LIST_NAME, Accepted, Shard, ShardStore, check_listed
+from drivetrain.data.streaming.shard import (
+    IMAGES,
+    LIST_NAME,
+    Accepted,
+    NoRangesError,
+    RangedFile,
+    Shard,
+    ShardStore,
+    check_listed,
+)
 from drivetrain.errors import DataError, StorageError
 from drivetrain.job.hub_address import HubAddress
 from drivetrain.pretrained import hub_connection, hub_download

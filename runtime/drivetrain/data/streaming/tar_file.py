@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import pyarrow
 from pyarrow import array, float64, int64, list_, string, table
 
-from drivetrain.data.images.split_folders import EXTENSIONS
+from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.streaming.shard import Shard, unreadable_error
 
 _NAME_HEADERS = (

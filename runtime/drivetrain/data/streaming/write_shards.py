@@ -20,9 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from drivetrain.data import bad_samples, stateless_random
-from drivetrain.data.bad_samples import BadSample
+from drivetrain.data import stateless_random
 from drivetrain.data.images import class_folders, decode
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.streaming.shard import LIST_NAME, ListedShard, ShardList, parse_list
 from drivetrain.errors import DataError, SpecError
 from drivetrain.storage.object_store import ObjectStore, StoredObject
@@ -197,7 +197,7 @@ def write(
             shard = before.get(file.name)
             if shard is None or present_sizes.get(file.name) != shard.bytes:
                 shard = _write_shard(source, group, file, bad, target, form)
-                bad_samples.check(bad, len(images), MAX_BAD_SHARE, KEY)
+                check_bad_samples(bad, len(images), MAX_BAD_SHARE, KEY)
                 say(f"{file.name}: {shard.samples:,} images, {number + 1:,} of {len(groups):,} shards")
             shards.append(shard)
             if file.exists():
@@ -207,7 +207,7 @@ def write(
                     _put_list(target, ShardList(source_digest, tuple(shards)), Path(folder))
         written_list = ShardList(source_digest, tuple(shards), complete=True)
         _put_list(target, written_list, Path(folder))
-    for line in bad_samples.check(bad, len(images), MAX_BAD_SHARE, KEY):
+    for line in check_bad_samples(bad, len(images), MAX_BAD_SHARE, KEY):
         say(line)
     return written_list
 

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import npz_file
-from drivetrain.data.labels import list_names
-from drivetrain.data.series import array_axes
-from drivetrain.data.survey import first_values
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.notes import list_names
+from drivetrain.data.survey import settings
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.errors import DataError
 from drivetrain.job.draft import Draft, Entry
 
@@ -67,10 +66,10 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     draft.data = [
         request.path_entry("train", path, f"`images` {shape} and `labels` {labels.shape}"),
         *entries,
-        first_values.validation(len(labels), "images"),
+        settings.validation(len(labels), "images"),
     ]
     draft.model = Entry("model", "small-cnn", "a small network for a first result; try resnet18 with many images")
-    draft.train = first_values.training(len(labels), 36_000, (5, 30), 32, "images", "3e-3")
+    draft.train = settings.training(len(labels), 36_000, (5, 30), 32, "images", "3e-3")
     return draft
 
 
@@ -89,7 +88,7 @@ def _describe_labels(
             raise _refuse_arrays(path, shapes)
         return "image-regression", [], [f"labels from {labels.min():g} to {labels.max():g}"]
     counts = _count_classes(path, _read_label_column(path, "labels", shapes, "iubUS"), len(labels))
-    return "image-classification", [], first_values.describe_classes(counts)
+    return "image-classification", [], settings.describe_classes(counts)
 
 
 def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
@@ -107,20 +106,20 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     task = request.task or tasks[has_several_targets or are_numbers]
     draft = Draft(task, f"`y` has shape {target_shape}, {y.dtype}" if not request.task else "as --task says")
     rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
-    if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
+    if len(shape) == 3 and npz_file.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
         rows, channels = channels, rows
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
     if task == "series-classification":
         counts = _count_classes(path, _read_label_column(path, "y", shapes, "iufbUS"), shape[0])
-        draft.found += first_values.describe_classes(counts)
+        draft.found += settings.describe_classes(counts)
     elif y.dtype.kind not in "iufb":
         raise _refuse_arrays(path, shapes)
     draft.data = [
         request.path_entry("train", path, f"`x` {shape} and `y` {target_shape}"),
-        first_values.validation(shape[0], "windows"),
+        settings.validation(shape[0], "windows"),
     ]
     draft.model = Entry("model", network(rows), "convolutions for short patterns, then an LSTM for their order")
-    draft.train = first_values.training(shape[0], 100_000, (5, 30), 256, "windows", "3e-3")
+    draft.train = settings.training(shape[0], 100_000, (5, 30), 256, "windows", "3e-3")
     return draft
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from drivetrain.data import labels
 from drivetrain.data.formats import column_values
-from drivetrain.data.images import class_folders, decode, resize, separated_labels, split_folders
-from drivetrain.data.images.split_folders import EXTENSIONS
-from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, table_sample
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.images import class_folders, decode, image_paths, resize
+from drivetrain.data.images.image_paths import EXTENSIONS
+from drivetrain.data.notes import list_names
+from drivetrain.data.survey import settings, table_sample
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
@@ -82,7 +83,7 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     counts = count_classes(root, listing.labels)
     image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
     validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
-    draft = start_draft(image_survey, first_values.describe_classes(counts), "one folder for each class")
+    draft = start_draft(image_survey, settings.describe_classes(counts), "one folder for each class")
     draft.found += listing.notes
     draft.choices += [*choices, *refusals]
     train = request.path_entry("train", root, f"{len(listing.names):,} images, a folder for each class")
@@ -97,7 +98,7 @@ def _draft_splits(
     refusals = {folder: _refuse_for_validation(folder, counts) for folder in folders if folder}
     validation_folder, test_folder = (None if folder and refusals[folder] else folder for folder in folders)
     if validation_folder is None:
-        entry = first_values.validation(counts.total(), "images")
+        entry = settings.validation(counts.total(), "images")
         validation = Entry(entry.key, entry.value, f"{entry.reason}, of each class")
     else:
         images = len(class_folders.read(validation_folder, KEY).names)
@@ -110,16 +111,16 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
     """The folders with class folders for training, validation and test, if there are any; and notes on the choice."""
     choices: list[str] = []
     inner = folder
-    subfolders = split_folders.list_subfolders(folder)
+    subfolders = image_paths.list_subfolders(folder)
     for _ in range(MAX_FOLDER_LEVELS):
-        if len(subfolders) != 1 or split_folders.find(inner, KEY):
+        if len(subfolders) != 1 or image_paths.find_splits(inner, KEY):
             break
         inner /= subfolders[0]
-        subfolders = split_folders.list_subfolders(inner)
+        subfolders = image_paths.list_subfolders(inner)
     if inner != folder and len(subfolders) > 1:
         choices.append(f"classes are the folders of {inner}, the only folder there")
         folder = inner
-    splits = split_folders.find(folder, KEY)
+    splits = image_paths.find_splits(folder, KEY)
     if not splits:
         return folder, None, None, choices
     validation_folder, test_folder = (folder / name if name else None for name in (splits.validation, splits.test))
@@ -186,7 +187,7 @@ def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: s
         draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
     network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
     draft.model = Entry("model", network, "a small network for a first result; try resnet18 with many images")
-    draft.train = first_values.training(total, 36_000, (5, 30), 32, "images", "3e-3")
+    draft.train = settings.training(total, 36_000, (5, 30), 32, "images", "3e-3")
     return draft
 
 
@@ -215,7 +216,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
         task,
     )
     target_noun = {"class": "its label", "labels": "its labels", "cell": "its labels", "numbers": "numbers"}[kind]
-    split = first_values.validation(sample.rows, "images")
+    split = settings.validation(sample.rows, "images")
     suffix = {"class": ", of each class", "numbers": ""}.get(kind, ", by the rarest label of each image")
     draft.data = [
         request.path_entry(
@@ -248,7 +249,7 @@ def _cell_texts(sample: TableSample, name: str) -> list[str]:
 def _several_labels_example(sample: TableSample, column: ColumnProfile) -> str:
     """Return a cell of a column that looks like several labels; empty if there is none."""
     cells = _cell_texts(sample, column.name) if column.kind == "text" else []
-    return separated_labels.example(Counter(filter(None, cells)))
+    return labels.find_several_labels(Counter(filter(None, cells)))
 
 
 def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
@@ -298,7 +299,7 @@ def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tup
         cells = [cell for cell in _cell_texts(sample, name) if cell]
         counts = count_classes(sample.path, cells)
         entry = Entry("label_column", guess.value, f"{len(counts):,} different labels")
-        return first_values.describe_classes(counts), [entry]
+        return settings.describe_classes(counts), [entry]
     if kind == "labels":
         entry = Entry("label_column", guess.value, "labels of 0 and 1, each of which can be true")
         return [f"{len(guess.names):,} labels: {list_names(guess.names, 8)}"], [entry]
@@ -312,18 +313,18 @@ def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], li
     cells = _cell_texts(sample, name)
     obstacle = ""
     try:
-        label_separator = separated_labels.separator(cells, name, sample.path, "auto")
+        label_separator = labels.find_separator(cells, name, sample.path, "auto")
     except DataError as error:
         # The draft names the likeliest separator, and says what speaks against it.
         obstacle = error.given.removeprefix("data.label_column: ")
-        label_separator = max(separated_labels.SEPARATORS, key=lambda mark: sum(mark in cell for cell in cells))
-    counts = Counter(label for cell in cells for label in separated_labels.split(cell, label_separator))
+        label_separator = max(labels.SEPARATORS, key=lambda mark: sum(mark in cell for cell in cells))
+    counts = Counter(label for cell in cells for label in labels.split_labels(cell, label_separator))
     unlabelled_count = sum(not cell for cell in cells)
-    example = separated_labels.example(Counter(filter(None, cells)))
+    example = labels.find_several_labels(Counter(filter(None, cells)))
     entries = [
         Entry("label_column", quote(name), f"such as {example}"),
         Entry("multi_label", "true", "an image has any number of labels; false: each cell is one class"),
     ]
     if obstacle:
         entries.append(Entry("label_separator", f'"{label_separator}"', f"check it: {obstacle}"))
-    return [separated_labels.describe(counts, unlabelled_count)], entries
+    return [labels.describe_label_counts(counts, unlabelled_count)], entries

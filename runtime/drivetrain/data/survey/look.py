@@ -8,21 +8,21 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.data.formats import csv_dialect, csv_layout, table_file, table_paths
+from drivetrain.data.formats import csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
-from drivetrain.data.images import split_folders
-from drivetrain.data.images.split_folders import EXTENSIONS
-from drivetrain.data.labels import list_names
+from drivetrain.data.images import image_paths
+from drivetrain.data.images.image_paths import EXTENSIONS
+from drivetrain.data.notes import list_names
 from drivetrain.data.survey import (
     array_draft,
-    first_values,
     image_draft,
     series_draft,
+    settings,
     table_draft,
     table_sample,
 )
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
@@ -82,7 +82,7 @@ def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     )
     has_images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
     # A folder of images with a table beside them is described by the table.
-    if tables and (has_images or len(split_folders.list_subfolders(folder)) < 2):
+    if tables and (has_images or len(image_paths.list_subfolders(folder)) < 2):
         return _draft_file(request, _choose_table(folder, tables))
     return image_draft.draft_folder(request, folder)
 
@@ -136,7 +136,7 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
     files = CsvFiles(request.csv, csv_dialect.OPTION)
     draft = _draft_table(request, table_sample.read(path, files))
     draft.found += files.notes
-    if request.csv and suffix in csv_layout.SUFFIXES:
+    if request.csv and suffix in csv_dialect.SUFFIXES:
         csv_keys = ", ".join(f"{key}: {value}" for key, value in request.csv.items())
         draft.data.insert(1, Entry("csv", f"{{{csv_keys}}}", "how the file is written"))
     return draft
@@ -193,7 +193,7 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
     draft.train = [
         Entry("epochs", "3", "for fine-tuning; solving takes the place of all of them"),
         Entry("batch_size", "32"),
-        *first_values.optimizer("1e-4", "for fine-tuning"),
+        *settings.optimizer("1e-4", "for fine-tuning"),
     ]
     return draft
 

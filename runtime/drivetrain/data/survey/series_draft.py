@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import list_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
-from drivetrain.data.survey import first_values, table_sample
+from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.array_draft import network
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError, SpecError
@@ -123,7 +123,7 @@ def _draft(
         alternative = f"to treat each row as a sample: --task tabular-{task[7:]}"
         draft.choices.append(f"the rows are read as a time series; {alternative}")
     if task == CLASSIFICATION:
-        draft.found.append(f"{target.name} has {first_values.format_counts(target.counts)}")
+        draft.found.append(f"{target.name} has {settings.format_counts(target.counts)}")
     stride = max(1, window // 8, min(window, sample.rows // MAX_WINDOWS))
     count = sample.rows // stride
     used_columns = [timed.time, *([timed.group] if timed.group else []), *features]
@@ -135,10 +135,10 @@ def _draft(
         Entry("window", str(window), "rows per window; its label is that of its last row"),
         Entry("stride", str(stride), f"a window starts every {stride} rows: about {count:,} windows"),
         Entry("validation", str(VALIDATION_SHARE), "the last fifth of the time; no window crosses the boundary"),
-        *first_values.bad_samples(max(sample.lost(used_columns), sample.lost(guess.names)), "have an empty cell"),
+        *settings.bad_samples(max(sample.lost(used_columns), sample.lost(guess.names)), "have an empty cell"),
     ]
     draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")
-    draft.train = first_values.training(count, 100_000, (5, 30), 256, "windows", "3e-3")
+    draft.train = settings.training(count, 100_000, (5, 30), 256, "windows", "3e-3")
     return draft
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, series_draft, table_sample
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.notes import list_names
+from drivetrain.data.survey import series_draft, settings, table_sample
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
@@ -85,15 +85,15 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         Entry("target", guess.value, guess.reason),
         *([Entry("ignore", quote_all(ignored), _list_reasons(ignored))] if ignored else []),
         *([Entry("numeric", quote_all(as_numbers), reason)] if as_numbers else []),
-        first_values.validation(sample.rows, "rows"),
-        *first_values.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
+        settings.validation(sample.rows, "rows"),
+        *settings.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
     ]
     count = sum(c.kind == "number" or c.numeric for c in features)
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
     network, reason = _choose_network(task, sample.rows)
     draft.model = Entry("model", f"{{name: {network}, hidden: [256, 128], dropout: 0.2}}", f"{kinds}; {reason}")
-    samples_in_all = TRAINING_STEPS * int(first_values.batch_size(sample.rows, LARGEST_BATCH).value)
-    draft.train = first_values.training(sample.rows, samples_in_all, (3, 25), LARGEST_BATCH, "rows", "3e-3")
+    samples_in_all = TRAINING_STEPS * int(settings.batch_size(sample.rows, LARGEST_BATCH).value)
+    draft.train = settings.training(sample.rows, samples_in_all, (3, 25), LARGEST_BATCH, "rows", "3e-3")
     return draft
 
 
@@ -167,7 +167,7 @@ def _list_reasons(ignored: dict[str, str]) -> str:
 def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
     if task == REGRESSION or len(targets) > 1:
         return [f"{c.name} has {c.different:,} different numbers" for c in targets]
-    counts, *single_samples = first_values.describe_classes(targets[0].counts)
+    counts, *single_samples = settings.describe_classes(targets[0].counts)
     return [f"{targets[0].name} has {counts}", *single_samples]
 
 
@@ -238,7 +238,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     draft = Draft(TEXTS, f"column {description}")
     draft.found = [sample.size]
     for column in columns:
-        counts, *single_samples = first_values.describe_classes(column.counts)
+        counts, *single_samples = settings.describe_classes(column.counts)
         draft.found += [f"{column.name} has {counts}", *single_samples]
     draft.choices = list(guess.choice)
     if len(guess.names) > 1:
@@ -248,16 +248,16 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         request.path_entry("train", sample.path, sample.size),
         _text_entry(texts),
         Entry("labels", guess.value, guess.reason),
-        first_values.validation(sample.rows, "texts"),
+        settings.validation(sample.rows, "texts"),
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
-        *first_values.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
+        *settings.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
     # With several label columns the generated texts of `drivetrain sample` say the opposite: 0.78 beside 0.89.
     is_linear = texts[0].words >= MIN_LINEAR_WORDS and len(guess.names) == 1
     network = "linear" if is_linear else "{name: encoder, layers: 1, width: 64}"
     draft.model = Entry("model", network, LINEAR_REASON if is_linear else NETWORK_REASON)
     rate = LINEAR_RATE if is_linear else ENCODER_RATE
-    draft.train = first_values.training(sample.rows, 36_000, (3, 20), 32, "texts", rate)
+    draft.train = settings.training(sample.rows, 36_000, (3, 20), 32, "texts", rate)
     if is_linear:
         draft.train = [replace(entry, reason=STEPS_REASON if entry.key == "epochs" else "") for entry in draft.train]
     if len(guess.names) > 1:

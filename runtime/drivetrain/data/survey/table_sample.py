@@ -17,8 +17,8 @@ import numpy as np
 
 from drivetrain.data.formats import column_values, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.notes import list_names
+from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.tables import column_roles, text_column
 from drivetrain.errors import DataError
 from drivetrain.job.draft import quote, quote_all

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data.formats import column_values, number_marks, row_lines
-from drivetrain.data.labels import list_names
+from drivetrain.data.formats import column_values, csv_dialect, number_marks
+from drivetrain.data.notes import list_names
 from drivetrain.data.tables import text_column
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.errors import DataError
@@ -145,7 +145,7 @@ def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
         values, not_numbers = column_values.numbers(column)
         if (~np.isnan(values)).sum() >= text_column.NUMBERS_SHARE * filled_count:
             row = int(not_numbers.argmax())
-            first_text = f"{row_lines.place(source, row + 1)} has {column_values.format_cell(column, row)}"
+            first_text = f"{csv_dialect.name_row(source, row + 1)} has {column_values.format_cell(column, row)}"
             raise text_column.mixed_numbers_error(name, source, int(not_numbers.sum()), first_text)
     text_column.check_distinct(distinct_texts, filled_count, name, source)
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Inputs
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import list_names, note_similar_names, sort_class_names
+from drivetrain.data.labels import note_similar_names, sort_class_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import date_features
 from drivetrain.data.tables.column_roles import Roles

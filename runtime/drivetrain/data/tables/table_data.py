@@ -15,7 +15,8 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names, note_similar_names
+from drivetrain.data.labels import note_similar_names
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
@@ -313,7 +314,7 @@ def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> Tabl
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new rows of files that have the columns that the network uses; errors as of `load_new.read`."""
+    """Read new rows of files that have the columns that the network uses; errors as of `load_data.load_new`."""
     fitted, target = features.from_json(preprocessing), preprocessing["target"]
     split, notes = _read_new(sources, fitted, target, preprocessing["classes"], heads[""])
     return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(sources) == 1 else None)

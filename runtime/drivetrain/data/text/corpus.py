@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import column_values, row_lines, table_file
+from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import list_names, note_similar_names
+from drivetrain.data.labels import note_similar_names
+from drivetrain.data.notes import list_names
+from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -97,7 +98,7 @@ def read(
         # A column that is both a text and a label counts as a text.
         has_label = [filled for name, filled in is_filled.items() if name not in columns]
         required_parts[" and ".join(label_keys)] = np.logical_or.reduce(has_label)
-    bad, is_usable = list_bad_rows(required_parts, lambda row: f"{path} {row_lines.place(path, row + 1)}")
+    bad, is_usable = list_bad_rows(required_parts, lambda row: f"{path} {csv_dialect.name_row(path, row + 1)}")
     texts = [compute.fill_null(column_values.compose_text(table[name].filter(is_usable)), "") for name in columns]
     labels = {name: column_values.texts(table[name]).filter(is_usable).to_pylist() for name in label_keys}
     return Corpus(

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from drivetrain.data.dataset import Batch, Lengths, read_lengths
-from drivetrain.data.to_device import onto
+from drivetrain.data.dataset import Batch, Lengths, onto, read_lengths
 from drivetrain.job.text import PASS_TOKENS
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drivetrain.data import bad_samples, copies, labels, partition
+from drivetrain.data import copies, labels, partition
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.notes import list_names
+from drivetrain.data.source import check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus
 from drivetrain.data.text.corpus import Corpus
@@ -243,7 +245,7 @@ def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tup
     # Groups only matter where validation texts are held out of the training texts.
     group_column = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
     source = corpus.read(job.resolve(path), key, job.data.text, keys_by_column, "data.text", files, group_column)
-    return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
+    return source, check_bad_samples(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
 def find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tuple[Heads, list[str]]:
@@ -273,7 +275,7 @@ def _format_counts(label_texts: Sequence[str]) -> str:
     """At most 8 classes with the number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
     names, counts = np.unique(np.array(label_texts, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    return labels.list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
+    return list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
 
 
 def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:

@@ -15,8 +15,9 @@ import pyarrow
 import torch
 from pyarrow import concat_tables
 
-from drivetrain.data import bad_samples, stateless_random
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Dataset, InputRecord, Inputs, Targets
+from drivetrain.data.source import check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream
@@ -200,7 +201,7 @@ def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _S
     has_label = np.logical_or.reduce([index.rows[name].is_valid().to_numpy() for name in columns])
     filled_parts[" and ".join(columns)] = has_label
     bad, is_usable = corpus.list_bad_rows(filled_parts, index.title)
-    notes = bad_samples.check(bad, len(index.rows), job.data.bad_samples, key)
+    notes = check_bad_samples(bad, len(index.rows), job.data.bad_samples, key)
     if not is_usable.any():
         raise DataError(
             f"{key}: {address} has no rows that can be used", "at least one text with its labels", "add some"

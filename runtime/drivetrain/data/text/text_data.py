@@ -62,7 +62,7 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new texts of .csv, .tsv, .jsonl or .parquet files, as in training; errors as of `load_new.read`."""
+    """Read new texts of .csv, .tsv, .jsonl or .parquet files, as in training; errors as of `load_data.load_new`."""
     first, texts = sources[0], text_columns(preprocessing)
     labels = dict.fromkeys(preprocessing["labels"].values() if first.labelled else (), first.key)
     rows = corpus.join([corpus.read(one.path, one.key, texts, labels, one.key, one.files) for one in sources])

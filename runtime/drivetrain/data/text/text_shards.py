@@ -17,11 +17,11 @@ import pyarrow
 from pyarrow import Table, array, compute, concat_tables, int64, parquet, string, table, uint64
 
 from drivetrain.data.decoded_size import DecodedSize
-from drivetrain.data.formats import column_values, parquet_file, table_file
+from drivetrain.data.formats import column_values, jsonl_file, parquet_file, table_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import jsonl_records, parquet_index, tar_file
+from drivetrain.data.streaming import tar_file
 from drivetrain.data.streaming.index import SHARD_BYTES, Index
 from drivetrain.data.streaming.reader import FlatRows, count_overhead
 from drivetrain.data.streaming.shard import PARQUET, TAR, Shard
@@ -145,10 +145,10 @@ def _read_labels(
     file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str, classes: Mapping[str, Sequence[str]]
 ) -> pyarrow.Table:
     """Read the label columns `names` of a shard as text, without space around it; an empty label is null."""
-    with parquet_index.blame_shard(shard, key):
+    with indices.blame_shard(shard, key):
         if shard.kind == PARQUET:
-            parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
-            label_table = parquet_index.labels(file, names, shard, key)
+            indices.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
+            label_table = indices.read_columns(file, names, shard, key)
         else:
             label_table = _read_record_labels(file, shard, names, texts, key)
         label_table = table_file.as_text(tables.with_names(label_table, classes), names)
@@ -174,7 +174,7 @@ def read_texts(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iter
             )
         return
     subject = f"shard {shard.address}"
-    with parquet_index.blame_shard(shard, key):
+    with indices.blame_shard(shard, key):
         for batch in parquet_file.read_batches(file, names, tokenizer.TEXTS_PER_CALL, subject, key):
             part = table_file.as_text(parquet_file.decode(Table.from_batches([batch]), subject, key), names)
             for name in names:
@@ -209,7 +209,7 @@ def _read_record_labels(
         for name, cells in by_name.items():
             cells.append(record.get(name))
             size.add(CELL_BYTES + sys.getsizeof(cells[-1]))
-    parquet_index.check_columns([*texts, *names], list(record_keys), shard, key)
+    indices.check_columns([*texts, *names], list(record_keys), shard, key)
     return table({name: _to_text_array(cells, name, shard, key) for name, cells in by_name.items()})
 
 
@@ -218,7 +218,7 @@ def _read_records(
 ) -> Iterator[dict[str, Any]]:
     if shard.kind == TAR:
         return tar_file.read_records(file, shard, key, texts, names)
-    return jsonl_records.read(file, shard, key)
+    return jsonl_file.read_records(file, shard, key)
 
 
 def _to_text_array(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:

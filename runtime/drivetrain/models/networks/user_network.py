@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from drivetrain.data import stateless_random
 from drivetrain.data.custom import code_files, user_code
-from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code, describe_error, list_user_lines, suggest_action
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.tables import features

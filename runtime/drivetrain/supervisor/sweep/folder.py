@@ -18,8 +18,7 @@ from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec.load_job import load
-from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.job_spec.spec_source import SpecSource, read_stored_spec
 from drivetrain.job_spec.yaml_file import dump, put_value
 from drivetrain.report import swept
 from drivetrain.report.swept import State, SweepResult, Trial

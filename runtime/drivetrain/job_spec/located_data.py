@@ -1,18 +1,25 @@
-"""Finds the data that a job names on the Hugging Face hub: in the cache, or by downloading it; and names its splits.
+"""Finds the data that a job names on the Hugging Face hub, in a store or on a web server: in the cache, or by downloading it.
 
-Afterwards the addresses in the job have the commit, so that the run, its children and its resumption read the same files.
+Afterwards addresses on the hub have the commit, so that the run, its children and its resumption read the same files, and
+those of splits name them. Streamed data is left out: its shards are fetched while the job trains.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from drivetrain.data.formats import shards
 from drivetrain.data.streaming import shard
-from drivetrain.job import Job, dot_key
-from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub, parse
+from drivetrain.data.streaming.shard import TAR
+from drivetrain.errors import DataError, DrivetrainError
+from drivetrain.hardware.disk_space import FETCHED_FOLDER, find_cache_folder
+from drivetrain.job import Job, dot_key, hub_address
+from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub
 from drivetrain.job.images import MANIFESTS, ImageJob
+from drivetrain.job.model import EarlierRun
+from drivetrain.job.remote_data import list_whole_paths
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
@@ -21,13 +28,27 @@ from drivetrain.pretrained import hub, hub_cache, hub_dataset_files
 from drivetrain.pretrained.hub_cache import Snapshot
 from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, Files
 from drivetrain.pretrained.hub_error import DATASET, HubError
+from drivetrain.storage import stored_copy
+from drivetrain.storage.remote_address import RemoteAddress, parse
+from drivetrain.storage.stored_copy import StoredCopy
+from drivetrain.system.units import format_bytes
 
 Key = tuple[str, ...]
 Say = Callable[[str], None]
 USES = {"train": "for training", "validation": "for validation", "test": "for the final test"}
 
 
-def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Snapshot]]:
+def fetch(job: Job, say: Say) -> Job:
+    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
+    return fetch_copies(locate_on_hub(job, say)[0], say)[0]
+
+
+def use_cached(job: Job, say: Say | None = None) -> Job:
+    """Like `fetch`, but stores are not asked, and without `say` neither is the hub: what the caches lack stays as it is."""
+    return _locate(locate_on_hub(job, say)[0], lambda key, address, cache: stored_copy.find_cached(address, cache))[0]
+
+
+def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Snapshot]]:
     """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
 
     Args:
@@ -45,16 +66,16 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
         possible = "a local path: data of your own code is not looked up on the hub"
         raise job.spec_error(key, f"is {text!r}", possible, "change it")
     for key, text in keys_and_texts:
-        address = parse(text)
+        address = hub_address.parse(text)
         if address is None:
             action = "correct it; a revision with a slash is written with %2F"
             raise job.spec_error(key, f"is {text!r}", FORM, action)
         try:
-            hub_data = _find_files(job, key, address, say, update=update)
-            if hub_data is None:
+            files = _find_files(job, key, address, say, update=update)
+            if files is None:
                 continue
-            located.append(hub_data)
-            job = _name_files(job, key, address, hub_data)
+            located.append(files)
+            job = _name_files(job, key, address, files)
         except HubError as error:
             action = error.action
             if error.offline:
@@ -175,3 +196,83 @@ def _find_image_folder(split: str, files: Sequence[str]) -> str:
         if name.lower() in SPLITS[split] and all(path.startswith(f"{prefix}/") for path in files):
             return prefix
     return os.path.commonpath([os.path.dirname(os.path.dirname(path)) for path in files])
+
+
+def fetch_copies(job: Job, report: Say) -> tuple[Job, list[StoredCopy]]:
+    """The job with copies of what it names, downloaded unless the cache has the present content; and these copies.
+
+    Args:
+        report: takes lines about a download.
+
+    Raises:
+        DrivetrainError: of the store, of the cache, or of the data, with the place of the key.
+    """
+
+    def fetch(key: Key, address: RemoteAddress, cache: Path) -> StoredCopy:
+        copy = stored_copy.fetch(address, cache, report, needed_files(job, key))
+        if copy.note:
+            report(f"{dot_key(key)}: {copy.note}")
+        return copy
+
+    return _locate(job, fetch)
+
+
+def _locate(job: Job, find: Callable[[Key, RemoteAddress, Path], StoredCopy | None]) -> tuple[Job, list[StoredCopy]]:
+    """The job that reads addresses from the copies that are found, and says so in its notes; and these copies."""
+    copies: dict[str, StoredCopy] = {}
+    notes = []
+    for key, text in list_whole_paths(job):
+        address = parse(text)
+        try:
+            _check_alone(job, key, address)
+            copy = find(key, address, find_cache_folder() / FETCHED_FOLDER)
+        except DrivetrainError as error:
+            raise add_location(job, key, error) from None
+        if copy is not None:
+            copies[text.rstrip("/")] = copy
+            notes.append(f"{dot_key(key)}: {text}, fetched at {copy.fetched}, {format_bytes(copy.bytes)}")
+    located = job.model_copy()
+    located._copies = {**job._copies, **{address: copy.path for address, copy in copies.items()}}
+    located._notes = (*job.notes, *notes)
+    return located, list(copies.values())
+
+
+def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
+    """Refuse a file that needs others, which are not fetched with it.
+
+    Raises:
+        DataError: for a part of a table, or a table that names images.
+    """
+    part = shards.SHARD.fullmatch(address.name)
+    names_images = key[0] == "data" and isinstance(job, ImageJob) and address.name.lower().endswith(MANIFESTS)
+    if names_images or (part and int(part["count"]) > 1):
+        description = "names images, which are other files" if names_images else "is a part of a table"
+        raise DataError(f"{address} {description}", "the folder that holds all of them", f"name it: {address.parent}")
+
+
+def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
+    """A function that says which files of a folder are needed: of a run all but its checkpoints.
+
+    Tar shards are refused before they are downloaded: only streaming reads them.
+    """
+    is_run = key[0] == "model" and isinstance(getattr(job, "model", None), EarlierRun)
+
+    def is_needed(name: str) -> bool:
+        if key[0] == "data" and name.endswith(TAR):
+            streams = hasattr(job.data, "stream") and key[-1] != "test"
+            raise DataError(
+                f"{dict(list_whole_paths(job))[key]} has tar shards, such as {name}",
+                "`stream: true`, which reads shards while it trains" if streams else "images in folders, or a table",
+                "add `stream: true` to data" if streams else "name other data",
+            )
+        return not (is_run and name.startswith("checkpoints/"))
+
+    return is_needed
+
+
+def add_location(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:
+    """Add the position of a key in the spec to the error, which is returned."""
+    description = error.given.removeprefix(f"{dot_key(key)}: ")
+    error.given = f"{job.locate_key(key)}: {description}"
+    error.args = ("\n".join(error.lines()),)
+    return error
