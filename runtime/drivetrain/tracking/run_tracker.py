@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,17 @@ NO_METRICS = ("step", "epoch", "batch")
 """Of a row of metrics.jsonl."""
 
 
+SENT_FILES = (
+    *(run_files.JOB_FILE, run_files.PLAN_FILE, run_files.HARDWARE_FILE, run_files.RESULT_FILE, run_files.DATA_FILE),
+    *(run_files.EVENTS_FILE, run_files.BASELINES_FILE, run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE),
+    *run_files.REPORT_FILES,
+)
+"""What the server gets of the folder at the end; the weights stay there."""
+LEDGER = "sent.jsonl"
+LOCK_SECONDS = 20.0
+"""Seconds for a process that copies the same run to end: one whose run was killed takes two, and one request."""
+
+
 @contextlib.contextmanager
 def open_tracker(run: Path, address: str, experiment: str | None = None, server: str = MLFLOW) -> Iterator[RunTracker]:
     """The copy of a run folder in an experiment of a server (the job's name if there is none), for this process alone.
@@ -38,34 +49,62 @@ def open_tracker(run: Path, address: str, experiment: str | None = None, server:
     """
     target = address if server == MLFLOW else f"{server} {address}"
     files = RunFiles(run, f"tracker/{hashlib.sha256(target.encode()).hexdigest()[:8]}")
-    with contextlib.closing(SentRows(files)) as ledger:
+    files.make_folder()
+    with blame_storage(files.path):
+        lock = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
+    if lock is None:
+        raise Busy(
+            f"{run}: another process copies this run to the same server",
+            "one process for each run and server",
+            "wait until the run or the other command has ended",
+        )
+    try:
         name = experiment or str(read_stored_spec(run).data.get("name") or run.name)
         module = importlib.import_module(f"drivetrain.tracking.servers.{server}")
-        yield RunTracker(run, module.connect(address, name, files), ledger)
+        yield RunTracker(run, module.connect(address, name, files), files)
+    finally:
+        os.close(lock)
 
 
 class RunTracker:
-    """A run folder, and its copy on one server."""
+    """A run folder, and its copy on one server.
 
-    def __init__(self, run: Path, tracker: Tracker, ledger: SentRows) -> None:
-        self.run, self.tracker, self.ledger = run, tracker, ledger
+    A ledger says which rows of metrics.jsonl the server has, so that none is lost and none is sent twice. A row whose
+    arrival a crash kept from being recorded is sent again with the time that was noted before, and a server that
+    compares points keeps it once.
+    """
+
+    def __init__(self, run: Path, tracker: Tracker, files: RunFiles) -> None:
+        """
+        Args:
+            files: the folder of the server in the run folder, which has the ledger.
+        """
+        self.run, self.tracker, self.files = run, tracker, files
         self.metrics = JsonLinesTail(RunFiles(run), METRICS_FILE)
         self.waiting: dict[str, Row] = {}
         """Rows that were read and not sent, by their keys in the ledger."""
         self.page = ""
         """The address of the copy, once it exists."""
+        self.times: dict[str, int] = {}
+        """When a row was first to be sent, by its key, in milliseconds since 1970."""
+        self.sent: set[str] = set()
+        for entry in files.read_rows(LEDGER):
+            self.times |= dict.fromkeys(entry.get("rows", ()), entry.get("time", 0))
+            self.sent.update(entry.get("sent", ()))
 
     def read(self) -> None:
-        """Look for new rows."""
+        """Look for new rows; raises StorageError if the ledger cannot be written."""
         rows, is_rewritten = self.metrics.read()
         if is_rewritten:  # rows that a resume has removed are not sent
             self.waiting.clear()
         by_key = {hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest(): row for row in rows}
-        unsent = {key: row for key, row in by_key.items() if key not in self.ledger.sent}
-        self.ledger.note_times(unsent)
-        for key, row in unsent.items():
-            if isinstance(step := row.get("step"), int) and (values := _select_metrics(row)):
-                self.waiting[key] = Row(step, self.ledger.times[key], values)
+        now = time.time_ns() // 1_000_000
+        if new := [key for key in by_key if key not in self.times]:
+            self._record({"time": now, "rows": new})
+            self.times |= dict.fromkeys(new, now)
+        for key, row in by_key.items():
+            if key not in self.sent and isinstance(step := row.get("step"), int) and (values := _select_metrics(row)):
+                self.waiting[key] = Row(step, self.times[key], values)
 
     def send(self, deadline: float = math.inf) -> None:
         """Send the rows that wait, until a moment of time.monotonic().
@@ -79,7 +118,8 @@ class RunTracker:
         while self.waiting and time.monotonic() < deadline:
             batch = _take_batch(self.waiting, self.tracker.most)
             self.tracker.log([*batch.values()])
-            self.ledger.confirm(batch)
+            self._record({"sent": [*batch]})
+            self.sent.update(batch)
             for key in batch:
                 del self.waiting[key]
 
@@ -90,9 +130,17 @@ class RunTracker:
             TrackerError: as `send`.
         """
         self.tracker.describe(collect_tags(self.run))
-        state = RunState.read(self.run)
-        ended = to_milliseconds(state.ended)
-        return self.tracker.end(str(state.status), ended, read_contents(self.run))
+        state, contents = RunState.read(self.run), dict[str, bytes]()
+        for name in SENT_FILES:
+            with contextlib.suppress(OSError):  # the run has no such file
+                contents[name] = RunFiles(self.run).read_bytes(name)
+        return self.tracker.end(str(state.status), _to_milliseconds(state.ended), contents)
+
+    def _record(self, entry: dict[str, object]) -> None:
+        with blame_storage(self.files.path / LEDGER), self.files.open(LEDGER, "a") as file:
+            file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _select_metrics(row: Mapping[str, Any]) -> dict[str, float]:
@@ -111,79 +159,6 @@ def _take_batch(rows: Mapping[str, Row], most: int) -> dict[str, Row]:
     return batch
 
 
-SENT_FILE = "sent.jsonl"
-LOCK_SECONDS = 20.0
-"""Seconds for a process that copies the same run to end: one whose run was killed takes two, and one request."""
-
-
-class SentRows:
-    """The ledger of one server: which rows of metrics.jsonl it has, so that none is lost and none is sent twice.
-
-    Only one process has it open. A row whose arrival a crash kept from being recorded is sent again with the time that was
-    noted before, and a server that compares points keeps it once.
-
-    Args:
-        files: the folder of the server in the run folder.
-
-    Raises:
-        StorageError: if the folder cannot be written; also the methods.
-        Busy: if another process copies this run.
-    """
-
-    def __init__(self, files: RunFiles) -> None:
-        self.files = files
-        files.make_folder()
-        with blame_storage(files.path):
-            lock = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
-        if lock is None:
-            raise Busy(
-                f"{files.run}: another process copies this run to the same server",
-                "one process for each run and server",
-                "wait until the run or the other command has ended",
-            )
-        self.lock = lock
-        self.times: dict[str, int] = {}
-        """When a row was first to be sent, by its key, in milliseconds since 1970."""
-        self.sent: set[str] = set()
-        for entry in files.read_rows(SENT_FILE):
-            self.times |= dict.fromkeys(entry.get("rows", ()), entry.get("time", 0))
-            self.sent.update(entry.get("sent", ()))
-
-    def close(self) -> None:
-        """Let another process have it."""
-        os.close(self.lock)
-
-    def note_times(self, keys: Collection[str]) -> None:
-        """Give rows the present time, except those that have one."""
-        if new := [key for key in keys if key not in self.times]:
-            now = time.time_ns() // 1_000_000
-            self._append({"time": now, "rows": new})
-            self.times |= dict.fromkeys(new, now)
-
-    def confirm(self, keys: Collection[str]) -> None:
-        """Record that the server has these rows."""
-        self._append({"sent": [*keys]})
-        self.sent.update(keys)
-
-    def _append(self, entry: dict[str, object]) -> None:
-        with blame_storage(self.files.path / SENT_FILE), self.files.open(SENT_FILE, "a") as file:
-            file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
-            file.flush()
-            os.fsync(file.fileno())
-
-
-RECORDS = (
-    run_files.JOB_FILE,
-    run_files.PLAN_FILE,
-    run_files.HARDWARE_FILE,
-    run_files.RESULT_FILE,
-    run_files.DATA_FILE,
-    run_files.EVENTS_FILE,
-    run_files.BASELINES_FILE,
-)
-REPORTS = (run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE, *run_files.REPORT_FILES)
-
-
 def flatten(value: object, path: str = "") -> dict[str, object]:
     """Nested data as one mapping with dotted keys."""
     if not isinstance(value, Mapping):
@@ -196,24 +171,15 @@ def flatten(value: object, path: str = "") -> dict[str, object]:
 
 def describe_run(run: Path) -> RunDescription:
     """Its name, start, parameters and tags."""
-    started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
+    started = _to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
     values = {key: value for key, value in flatten(read_stored_spec(run).data).items() if value is not None}
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     return RunDescription(run.name, started, texts, collect_tags(run))
 
 
-def to_milliseconds(moment: datetime | None) -> int | None:
+def _to_milliseconds(moment: datetime | None) -> int | None:
     """A moment in milliseconds since 1970."""
     return None if moment is None else int(moment.timestamp() * 1000)
-
-
-def read_contents(run: Path) -> dict[str, bytes]:
-    """The files that are sent; the weights stay in the folder."""
-    contents: dict[str, bytes] = {}
-    for name in RECORDS + REPORTS:
-        with contextlib.suppress(OSError):  # the run has no such file
-            contents[name] = RunFiles(run).read_bytes(name)
-    return contents
 
 
 def collect_tags(run: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from drivetrain.errors import Busy, StorageError
 from drivetrain.job.track import Track
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import guard_output, say
-from drivetrain.tracking.event_log import EventLog
+from drivetrain.tracking.event_log import EventLog, OutageLog
 from drivetrain.tracking.run_tracker import RunTracker, open_tracker
 from drivetrain.tracking.tracker import TrackerError
 
@@ -101,58 +101,52 @@ def main() -> int:
     events = EventLog(Path(run))
     try:
         with open_tracker(Path(run), address, experiment, server) as tracker:
-            seconds = _copy_until_end(tracker, events, address)
-            _finish_copy(tracker, events, time.monotonic() + seconds)
+            seconds = _copy_until_end(tracker, OutageLog(events, "tracker", address))
+            if missing := _finish_copy(tracker, time.monotonic() + seconds):
+                events.add("tracker", missing)
     except (StorageError, Busy) as error:
         events.add("tracker", f"stopped: {error.given}; `drivetrain track {run}` sends it")
     return 0
 
 
-def _copy_until_end(tracker: RunTracker, events: EventLog, address: str) -> float:
+def _copy_until_end(tracker: RunTracker, outages: OutageLog) -> float:
     """Send rows as they come; returns, once the run has ended, the seconds that are left to finish."""
-    failure: TrackerError | None = None
+    error: TrackerError | None = None
     pause = 0.2  # seconds, so that a wrong address is told before training
     while not select.select([sys.stdin], [], [], pause)[0]:
         pause = POLL_SECONDS
         tracker.read()
-        if failure and not failure.passing:
+        if error and not error.passing:
             continue
-        is_first = not tracker.page
+        is_new = not tracker.page
         try:
             tracker.send()
-        except TrackerError as error:
-            if failure is None or error.given != failure.given:
-                events.add("tracker", f"{error.given}; training goes on, and what is missing is sent later")
-                if error.action:
-                    say(f"  do:       {error.action}")
-            failure = error
-            continue
-        if failure:
-            events.add("tracker", f"{address} answers again; everything so far is there")
-        elif is_first:
+            error = None
+        except TrackerError as refusal:
+            error = refusal
+        outages.note_attempt(error)
+        if is_new and tracker.page:
             say(f"tracker: {tracker.page}")
-        failure = None
     return float(sys.stdin.readline() or FINISH_SECONDS_IF_STOPPED)  # nothing comes if the starter has died
 
 
-def _finish_copy(tracker: RunTracker, events: EventLog, deadline: float) -> None:
-    """Send what is missing until a moment of time.monotonic(); names what is missing then."""
+def _finish_copy(tracker: RunTracker, deadline: float) -> str:
+    """Send what is missing until a moment of time.monotonic(); returns what the server does not have then, and why."""
     reason = ""
     tracker.read()
     while time.monotonic() < deadline:
         try:
             tracker.send(deadline)
             if not tracker.waiting:
-                if unsent := tracker.finish():
-                    events.add("tracker", f"not sent: {unsent}")
-                return
+                unsent = tracker.finish()
+                return f"not sent: {unsent}" if unsent else ""
         except TrackerError as error:
             reason = f": {error.given}"
             if not error.passing:
                 break
         time.sleep(0.5)
     missing = f"{len(tracker.waiting):,} rows were" if tracker.waiting else "the end of the run was"
-    events.add("tracker", f"{missing} not sent{reason}; `drivetrain track {tracker.run}` sends it")
+    return f"{missing} not sent{reason}; `drivetrain track {tracker.run}` sends it"
 
 
 if __name__ == "__main__":
