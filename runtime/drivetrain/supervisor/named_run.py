@@ -12,7 +12,7 @@ from pathlib import Path
 from drivetrain.errors import Busy, CheckpointError, SpecError, nearest
 from drivetrain.hardware import disk_space
 from drivetrain.storage.object_store import ObjectStore
-from drivetrain.storage.remote_address import BadAddress, RemoteAddress, is_remote
+from drivetrain.storage.remote_address import RemoteAddress, is_remote
 from drivetrain.storage.remote_address import parse as parse_address
 from drivetrain.supervisor.remote_copy.run_copy import is_small
 from drivetrain.system import file_lock
@@ -37,10 +37,7 @@ def parse(text: str) -> Path | RemoteAddress:
         SpecError: for an address that is none of a store.
     """
     if is_remote(text):
-        try:
-            return parse_address(text)
-        except BadAddress as error:
-            raise SpecError(error.given, error.possible, error.action) from None
+        return parse_address(text)
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
 
