@@ -41,11 +41,12 @@ class OutageLog:
 
     def note_attempt(self, error: Failure | OSError | None) -> None:
         """Report how an attempt ended, None for one that did not fail, if that is news."""
-        is_failure = isinstance(error, Failure)
-        problem = error.given if is_failure else f"{error.filename}: {error.strerror}" if error else ""
+        problem = ""
+        if error is not None:
+            problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
         if problem and problem != self.problem:
             self.events.add(self.kind, f"{problem}; training goes on, and what is missing is sent later")
-            if is_failure and error.action:
+            if isinstance(error, Failure) and error.action:
                 say(f"  do:       {error.action}")
         elif self.problem and not problem:
             self.events.add(self.kind, f"{self.address} answers again; everything so far is there")
