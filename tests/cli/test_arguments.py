@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import get_type_hints
+
 import pytest
 
 from drivetrain.cli import command_line, commands, main
@@ -25,7 +28,10 @@ def test_no_option_is_completed(arguments: list[str]) -> None:
 
 
 def test_every_command_has_its_function() -> None:
-    assert all(callable(getattr(commands, name.replace("-", "_"))) for name in list_commands(make_parser()))
+    functions = {name: commands.find_function(name) for name in list_commands(make_parser())}
+    requests = {name: get_type_hints(functions[name])["request"] for name in commands.REQUESTS}
+    assert all(map(callable, functions.values()))
+    assert all(map(dataclasses.is_dataclass, requests.values()))
 
 
 REFUSED = [

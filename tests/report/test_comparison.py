@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain.cli.main import main
 from drivetrain.report.comparison import list_differences
-from drivetrain.tracking.run_tracker import flatten
+from drivetrain.tracking.run_description import flatten
 from tests.messages import says
 from tests.report_folder import change_json, make_run, write_rows
 from tests.report_page import read_page

@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.job.track import Track
-from drivetrain.tracking.run_tracker import open_tracker
-from drivetrain.tracking.tracker_process import TrackerProcess
+from drivetrain.tracking.run_tracker import TrackerProcess, open_tracker
 from tests.tracking.tracked_run import add_steps, list_expected, make_folder
 
 MLFLOW = os.environ.get("DRIVETRAIN_MLFLOW", "")

@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.job.track import Track
-from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker, track_started_runs
+from drivetrain.tracking.run_tracker import TrackerProcess, start_tracker, track_started_runs
 from tests.faults import small_job
 from tests.messages import says
 from tests.mlflow_double import MlflowDouble, serve_mlflow

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
-from drivetrain.cli import cluster_options, csv_option, runs_option
+from drivetrain.cli import cluster_options, runs_option
 from drivetrain.cli.command_parser import CommandParser
+from drivetrain.data.formats.csv_dialect import OPTION
+from drivetrain.errors import SpecError, nearest
 from drivetrain.job import JOBS
+from drivetrain.job.data import CsvOptions
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
 
@@ -296,7 +300,33 @@ def _add_use(add: Add) -> None:
 
 
 def _add_csv(command: CommandParser) -> None:
-    command.add_argument("--csv", type=csv_option.parse, default={}, metavar="KEY=VALUE,...", help=csv_option.HELP)
+    text = "how CSV files are written, if it is not clear: delimiter=semicolon,decimal=comma,encoding=windows-1252"
+    command.add_argument(OPTION, type=parse_csv_options, default={}, metavar="KEY=VALUE,...", help=text)
+
+
+def parse_csv_options(text: str) -> dict[str, str]:
+    """How CSV files are written by --csv, with the keys and values of `data.csv` in a job.
+
+    Raises:
+        SpecError: for an unknown key or value.
+    """
+    # No values for `skip_rows`, which takes a number.
+    allowed = {name: get_args(field.annotation) for name, field in CsvOptions.model_fields.items()}
+    declared = {}
+    for pair in filter(None, text.split(",")):
+        key, _, value = pair.partition("=")
+        if key not in allowed:
+            keys = ", ".join(f"{name}=..." for name in allowed)
+            raise SpecError(f"{OPTION}: {pair!r} names no option", keys, nearest(key, allowed) or "use one of these")
+        is_valid = value in allowed[key] if allowed[key] else value.isdecimal()
+        if not is_valid:
+            possible = ", ".join(allowed[key]) or "a number of lines"
+            action = nearest(value, allowed[key]) or "use one of these"
+            raise SpecError(f"{OPTION}: {key} is {value!r}", possible, action)
+        # `auto` is as if nothing were written.
+        if value != "auto":
+            declared[key] = value
+    return declared
 
 
 def _add_sample(add: Add) -> None:

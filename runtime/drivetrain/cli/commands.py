@@ -1,4 +1,4 @@
-"""The commands: a function of the name of each, which hands its arguments to the package that does the work."""
+"""The commands: each hands its arguments to the package that does the work, which is imported only then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from pkgutil import resolve_name
+from typing import Any, TypeVar, cast, get_type_hints
 
 from drivetrain.cli import cluster_options, json_output
 from drivetrain.cli.fetch import fetch as fetch
@@ -21,12 +22,41 @@ from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.units import format_bytes, parse_bytes
 
 Request = TypeVar("Request")
+REQUESTS = {
+    "baseline": "drivetrain.baselines.baseline_command:measure_baselines",
+    "bench": "drivetrain.tuning.bench.bench:bench",
+    "compare": "drivetrain.report.comparison:compare",
+    "evaluate": "drivetrain.inference.evaluate:evaluate",
+    "export": "drivetrain.inference.export:export",
+    "find-lr": "drivetrain.tuning.measuring_request:find_lr",
+    "inspect": "drivetrain.supervisor.repeat:repeat",
+    "memory": "drivetrain.tuning.measuring_request:measure_memory",
+    "repeat": "drivetrain.supervisor.repeat:repeat",
+    "reproduce": "drivetrain.supervisor.reproduce:reproduce",
+    "sweep": "drivetrain.supervisor.sweep.sweep:sweep",
+    "tradeoffs": "drivetrain.supervisor.tradeoffs.tradeoffs:measure_tradeoffs",
+}
+"""Commands whose options are those of a request, by the function that takes it. The others are functions of this module."""
 OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
 """By field of a request: the option that it is, if that has another name."""
 TRAINING = ("train", "repeat", "inspect", "sweep", "tradeoffs")
 """Commands that train."""
 FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
 FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command of a command line; returns its exit code."""
+    function = find_function(options.command)
+    if options.command not in REQUESTS:
+        return function(options)
+    return function(make_request(get_type_hints(function)["request"], options))
+
+
+def find_function(command: str) -> Callable[[Any], int]:
+    """The function of a command, which takes a request or the parsed command line."""
+    place = REQUESTS.get(command, f"{__name__}:{command.replace('-', '_')}")
+    return cast(Callable[[Any], int], resolve_name(place))
 
 
 def make_request(kind: Callable[..., Request], options: argparse.Namespace, **values: Any) -> Request:
@@ -168,30 +198,6 @@ def launch(options: argparse.Namespace) -> int:
     return cluster_launch.launch(request)
 
 
-def repeat(options: argparse.Namespace) -> int:
-    """Train with several seeds or folds (`repeat`), or with folds only (`inspect`)."""
-    from drivetrain.supervisor import repeat as repeated_runs
-
-    return repeated_runs.repeat(make_request(repeated_runs.RepeatRequest, options))
-
-
-inspect = repeat
-
-
-def sweep(options: argparse.Namespace) -> int:
-    """Search for better values of the spec keys that the job names under `sweep`."""
-    from drivetrain.supervisor.sweep import sweep as trials
-
-    return trials.sweep(make_request(trials.SweepRequest, options))
-
-
-def tradeoffs(options: argparse.Namespace) -> int:
-    """Measure what changes of the job save in time, and what they cost in quality."""
-    from drivetrain.supervisor.tradeoffs import tradeoffs as variants
-
-    return variants.measure_tradeoffs(make_request(variants.TradeoffsRequest, options))
-
-
 def run_in_container(options: argparse.Namespace) -> int:
     """Run a command that trains in a container; returns the exit code.
 
@@ -227,27 +233,6 @@ def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def find_lr(options: argparse.Namespace) -> int:
-    """Test learning rates."""
-    from drivetrain.tuning import measuring_request
-
-    return measuring_request.find_lr(make_request(measuring_request.LrRangeRequest, options))
-
-
-def memory(options: argparse.Namespace) -> int:
-    """Measure memory."""
-    from drivetrain.tuning import measuring_request
-
-    return measuring_request.measure_memory(make_request(measuring_request.MemoryRequest, options))
-
-
-def bench(options: argparse.Namespace) -> int:
-    """Measure what each optimization gains."""
-    from drivetrain.tuning.bench import bench as benching
-
-    return benching.bench(make_request(benching.BenchRequest, options))
-
-
 def calibrate(options: argparse.Namespace) -> int:
     """Measure this machine once."""
     from drivetrain.cli import calibration_table
@@ -274,39 +259,11 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def compare(options: argparse.Namespace) -> int:
-    """Compare runs."""
-    from drivetrain.report.comparison import CompareRequest, compare
-
-    return compare(make_request(CompareRequest, options))
-
-
-def reproduce(options: argparse.Namespace) -> int:
-    """Train a finished run again."""
-    from drivetrain.supervisor import reproduce as reproducing
-
-    return reproducing.reproduce(make_request(reproducing.ReproduceRequest, options))
-
-
 def doctor(options: argparse.Namespace) -> int:
     """Examine this machine."""
     from drivetrain.cli.doctor.doctor import examine
 
     return examine(options.json)
-
-
-def baseline(options: argparse.Namespace) -> int:
-    """Fit simple models to a job's data."""
-    from drivetrain.baselines import baseline_command
-
-    return baseline_command.measure_baselines(make_request(baseline_command.BaselineRequest, options))
-
-
-def evaluate(options: argparse.Namespace) -> int:
-    """Evaluate a trained model."""
-    from drivetrain.inference import evaluate as evaluating
-
-    return evaluating.evaluate(make_request(evaluating.EvaluateRequest, options))
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -315,13 +272,6 @@ def predict(options: argparse.Namespace) -> int:
 
     columns = None if options.columns is None else next(csv.reader([options.columns]), [])
     return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
-
-
-def export(options: argparse.Namespace) -> int:
-    """Export a trained model."""
-    from drivetrain.inference import export as exporting
-
-    return exporting.export(make_request(exporting.ExportRequest, options))
 
 
 def sample(options: argparse.Namespace) -> int:

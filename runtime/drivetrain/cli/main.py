@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return commands.run_in_container(options)
             if image := os.environ.get("DRIVETRAIN_IMAGE"):
                 image_contents.check_in_container(image)
-        code: int = getattr(commands, options.command.replace("-", "_"))(options)
+        code = commands.run(options)
         sys.stdout.flush()
         return code
     except DrivetrainError as error:

@@ -42,7 +42,7 @@ from drivetrain.system.child_process import build_environment, format_path_argum
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage
 from drivetrain.system.installation import CHECKOUT
-from drivetrain.tracking import tracker_process
+from drivetrain.tracking.run_tracker import TRACKED_BY_VARIABLE, track_started_runs
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def launch(request: LaunchRequest) -> int:
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
     with (
         run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
-        tracker_process.track_started_runs(job.track) as follow_run,
+        track_started_runs(job.track) as follow_run,
     ):
         add_secrets(trainer, secrets, engine)
         project = compose_project.ComposeProject(client, job.name)
@@ -242,7 +242,7 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
         provenance.IMAGE: str(client.images.get(image).id),
         provenance.COMMIT: provenance.read_commit(spec.absolute().parent, PROJECT / "runs") or "",
     }
-    return {tracker_process.TRACKED_BY_VARIABLE: "host", **{name: text for name, text in facts.items() if text}}
+    return {TRACKED_BY_VARIABLE: "host", **{name: text for name, text in facts.items() if text}}
 
 
 def check_work_folder() -> None:

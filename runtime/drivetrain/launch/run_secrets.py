@@ -23,6 +23,7 @@ from drivetrain.pretrained import hub_name
 from drivetrain.storage import store_variables
 from drivetrain.system.console import say
 from drivetrain.system.secrets import CERTIFICATES_FILE, FILE_SUFFIX, FOLDER
+from drivetrain.system.web import is_loopback
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXIES = (*_PROXIES, *map(str.lower, _PROXIES))
@@ -183,7 +184,7 @@ def _loopback(url: str) -> str:
         host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
     except ValueError:
         return ""
-    return host if host == "localhost" or host.startswith("127.") or host == "::1" else ""
+    return host if is_loopback(host) else ""
 
 
 def _read_file(origin: str, path: str, possible: str, action: str) -> bytes:

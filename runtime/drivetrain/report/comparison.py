@@ -30,7 +30,7 @@ from drivetrain.system.files import blame_storage
 from drivetrain.system.printable import printable
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
-from drivetrain.tracking.run_tracker import flatten
+from drivetrain.tracking.run_description import flatten
 
 MAX_COMPARED_RUNS = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from drivetrain.errors import SpecError
+
 BUCKETS = ("s3", "gs", "az")
 """Schemes of stores that list, write and write conditionally."""
 WEB = ("https", "http")
@@ -15,12 +17,11 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class BadAddress(ValueError):
+class BadAddress(SpecError):
     """An address that cannot be used."""
 
     def __init__(self, description: str, possible: str = POSSIBLE, action: str = "correct the address") -> None:
-        self.given, self.possible, self.action = description, possible, action
-        super().__init__(f"{description}; possible: {possible}; {action}")
+        super().__init__(description, possible, action)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ def translate(error: Exception, address: RemoteAddress, task: str) -> RemoteErro
         task: the request as a verb: read, write, list, remove.
     """
     text, kind = str(error).partition("\n\nDebug source:")[0], type(error).__name__
-    code, status = _code(text), _status(text)
+    # The store's own word, such as SlowDown.
+    code = match[1] if (match := re.search(r"<Code>(\w{1,60})</Code>", text)) else ""
+    status = int(match[1]) if (match := re.search(r"status code: (\d{3})", text)) else None
     kind_of_trouble = _trouble(kind, code, status, text)
     said = " ".join(filter(None, (str(status or ""), code))) or _reason(str(error))
     # Not the whole text, which has the name of the object.
@@ -158,26 +160,15 @@ def _trouble(kind: str, code: str, status: int | None, text: str) -> Trouble:
         return Trouble.MISSING
     if _MISSING.search(text) or (status in (None, 401, 403, 404) and _ROLE.search(text)):
         return Trouble.NO_CREDENTIALS
-    if kind == "UnauthenticatedError" or status == 401 or code in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
+    if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in (401, 403):
         return Trouble.DENIED
-    if kind == "PermissionDeniedError" or status == 403:
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
         return Trouble.DENIED
     if status == 501:  # a store without conditional writes
         return Trouble.REFUSED
     if "HTTP error" in text or "after" in text or status in (408, 429) or (status or 0) >= 500:
         return Trouble.AWAY
     return Trouble.REFUSED
-
-
-def _code(text: str) -> str:
-    """The store's own word, such as `SlowDown`."""
-    match = re.search(r"<Code>(\w{1,60})</Code>", text)
-    return match[1] if match else ""
-
-
-def _status(text: str) -> int | None:
-    match = re.search(r"status code: (\d{3})", text)
-    return int(match[1]) if match else None
 
 
 def _reason(debug: str) -> str:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,11 @@ def _update(
         "name": files[0].name if is_single else address.name if address.path else ".",
         "files": [asdict(file) for file in files],
     }
-    with blame_storage(folder_of_address), _lock_downloads(folder_of_address, say):
+    make_folder(folder_of_address)
+    busy = Busy(f"{folder_of_address}: another command downloads the same", "one at a time", "wait for it, or stop it")
+    if file_lock.is_locked(folder_of_address / _LOCK):
+        say(f"{busy.given}; waiting for it")
+    with blame_storage(folder_of_address), file_lock.hold(folder_of_address / _LOCK, MAX_WAIT_SECONDS, busy):
         if any(_read_size(folder_of_address / version / file.name) != file.bytes for file in files):
             size = _make_version(ObjectStore(address.parent, PATIENCE), files, folder_of_address, version, say)
         present = read_json(folder_of_address / PRESENT)
@@ -172,22 +176,6 @@ def _update(
         _remove_others(folder_of_address, version)
     assert copied is not None
     return replace(copied, downloaded=size)
-
-
-@contextlib.contextmanager
-def _lock_downloads(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    make_folder(folder)
-    handle = file_lock.acquire(
-        folder / _LOCK,
-        MAX_WAIT_SECONDS,
-        report_wait=lambda: say(f"{folder}: another command downloads the same; waiting for it"),
-    )
-    if handle is None:
-        raise Busy(f"{folder}: another command downloads the same", "one at a time", "wait for it, or stop it")
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def _find_covering(address: RemoteAddress, cache: Path) -> tuple[RemoteAddress, str]:

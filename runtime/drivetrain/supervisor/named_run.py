@@ -5,14 +5,13 @@ A run in a store is brought to the user's cache, without its checkpoints.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from drivetrain.errors import Busy, CheckpointError, SpecError, nearest
 from drivetrain.hardware import disk_space
 from drivetrain.storage.object_store import ObjectStore
-from drivetrain.storage.remote_address import BadAddress, RemoteAddress, is_remote
+from drivetrain.storage.remote_address import RemoteAddress, is_remote
 from drivetrain.storage.remote_address import parse as parse_address
 from drivetrain.supervisor.remote_copy.run_copy import is_small
 from drivetrain.system import file_lock
@@ -37,10 +36,7 @@ def parse(text: str) -> Path | RemoteAddress:
         SpecError: for an address that is none of a store.
     """
     if is_remote(text):
-        try:
-            return parse_address(text)
-        except BadAddress as error:
-            raise SpecError(error.given, error.possible, error.action) from None
+        return parse_address(text)
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
 
@@ -72,21 +68,16 @@ def fetch_local(run: Path | RemoteAddress) -> Path:
         )
     folder = disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / run.scheme / run.host / run.path
     make_folder(folder)
-    with blame_storage(folder):
-        handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
-        if handle is None:
-            raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
-        try:
-            tags = RunFiles(folder).read_object(CACHE_INDEX)
-            size = 0
-            for name, tag in present_tags.items():
-                if not tag or tags.get(name) != tag or not (folder / name).is_file():
-                    size += store.get_file(name, folder / name)
-            for name in tags.keys() - present_tags.keys():
-                (folder / name).unlink(missing_ok=True)
-            write_json(folder / CACHE_INDEX, present_tags)
-        finally:
-            os.close(handle)
+    busy = Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
+    with blame_storage(folder), file_lock.hold(folder / LOCK, LONGEST_DOWNLOAD, busy):
+        tags = RunFiles(folder).read_object(CACHE_INDEX)
+        size = 0
+        for name, tag in present_tags.items():
+            if not tag or tags.get(name) != tag or not (folder / name).is_file():
+                size += store.get_file(name, folder / name)
+        for name in tags.keys() - present_tags.keys():
+            (folder / name).unlink(missing_ok=True)
+        write_json(folder / CACHE_INDEX, present_tags)
     if size:
         say_aside(f"{run}: {format_bytes(size)} downloaded to {folder}")
     return folder

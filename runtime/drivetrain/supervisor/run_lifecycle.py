@@ -17,7 +17,7 @@ from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunState
-from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker
+from drivetrain.tracking.run_tracker import TrackerProcess, start_tracker
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
 """By exit code; every other one has failed."""

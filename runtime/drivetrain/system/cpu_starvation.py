@@ -24,9 +24,7 @@ def read_waited_seconds(processes: Iterable[int] | None = None, root: Path = Pat
 
 
 def read_stolen_seconds(root: Path = Path("/proc")) -> float | None:
-    """Seconds of CPU time that a hypervisor has given to other machines since boot (steal time); None if not
-    counted.
-    """
+    """Seconds of CPU time that a hypervisor gave to other machines since boot (steal time); None if not counted."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         first = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
         return int(first[8]) / os.sysconf("SC_CLK_TCK")

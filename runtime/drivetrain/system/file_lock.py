@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from drivetrain.errors import StorageError
+from drivetrain.errors import Busy, StorageError
 
 RETRY_SECONDS = 0.1
 """Seconds between two attempts."""
@@ -82,18 +82,12 @@ def try_lock(path: Path) -> Iterator[int | None]:
         unlock(handle)
 
 
-def acquire(
-    path: Path | str,
-    timeout: float,
-    open_file: Callable[..., int] = os.open,
-    report_wait: Callable[[], None] = lambda: None,
-) -> int | None:
+def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os.open) -> int | None:
     """Lock a file, which is made if it is missing.
 
     Args:
         timeout: seconds to wait for another process.
         open_file: opens it, as `os.open` does.
-        report_wait: called once if there is another process to wait for.
 
     Returns:
         The open file, which holds the lock until it is closed; None if another process still holds it.
@@ -103,16 +97,24 @@ def acquire(
         StorageError: if its file system has no locks.
     """
     handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    end, has_reported = time.monotonic() + timeout, False
+    end = time.monotonic() + timeout
     while not _lock_or_refuse(handle, path):
         if time.monotonic() >= end:
             os.close(handle)
             return None
-        if not has_reported:
-            report_wait()
-            has_reported = True
         time.sleep(RETRY_SECONDS)
     return handle
+
+
+@contextlib.contextmanager
+def hold(path: Path | str, timeout: float, busy: Busy, open_file: Callable[..., int] = os.open) -> Iterator[None]:
+    """Hold the lock of a file during the block; as `acquire`, but raises `busy` if another process still holds it."""
+    if (handle := acquire(path, timeout, open_file)) is None:
+        raise busy
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_locked(path: Path | str, open_file: Callable[..., int] = os.open) -> bool:

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from drivetrain.errors import Failure
 from drivetrain.system.console import say
 from drivetrain.system.run_files import EVENTS_FILE, RunFiles
 
@@ -28,3 +29,25 @@ class EventLog:
             self.files.append(EVENTS_FILE, json.dumps(row) + "\n")
         except OSError as error:
             say(f"{kind}: not kept in {EVENTS_FILE}: {error.strerror}")
+
+
+class OutageLog:
+    """The events about a server that a run is copied to: each reason why it takes nothing once, and once that it does."""
+
+    def __init__(self, events: EventLog, kind: str, address: object) -> None:
+        self.events, self.kind, self.address = events, kind, address
+        self.problem = ""
+        """Why the last attempt failed; empty if it did not."""
+
+    def note_attempt(self, error: Failure | OSError | None) -> None:
+        """Report how an attempt ended, None for one that did not fail, if that is news."""
+        problem = ""
+        if error is not None:
+            problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
+        if problem and problem != self.problem:
+            self.events.add(self.kind, f"{problem}; training goes on, and what is missing is sent later")
+            if isinstance(error, Failure) and error.action:
+                say(f"  do:       {error.action}")
+        elif self.problem and not problem:
+            self.events.add(self.kind, f"{self.address} answers again; everything so far is there")
+        self.problem = problem

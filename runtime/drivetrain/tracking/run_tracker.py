@@ -1,4 +1,8 @@
-"""Copies a run to a tracking server from the files of its folder, so that the server can only lag behind."""
+"""Copies a run to a tracking server from the files of its folder, so that the server can only lag behind.
+
+A process beside the training does it. It ends when its standard input is closed; a number that comes before is the seconds
+that it may take to finish.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,31 @@ import importlib
 import json
 import math
 import os
+import select
+import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
 
-from drivetrain.errors import Busy
-from drivetrain.job.track import MLFLOW
+from drivetrain.errors import Busy, StorageError
+from drivetrain.job.track import MLFLOW, Track
 from drivetrain.job_spec.spec_source import read_stored_spec
-from drivetrain.system import file_lock, run_files
+from drivetrain.system import child_process, file_lock, signals
+from drivetrain.system.console import guard_output, say
 from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
-from drivetrain.system.run_records import RunResult, RunState, parse_number, read_mapping, read_objects
-from drivetrain.system.version import VERSION
-from drivetrain.tracking.tracker import Row, RunDescription, Tracker
+from drivetrain.system.run_records import RunState, parse_number
+from drivetrain.tracking.event_log import EventLog, OutageLog
+from drivetrain.tracking.run_description import collect_tags, describe_run, read_contents, to_milliseconds
+from drivetrain.tracking.tracker import Row, Tracker, TrackerError
 
 NO_METRICS = ("step", "epoch", "batch")
 """Of a row of metrics.jsonl."""
+LEDGER = "sent.jsonl"
+LOCK_SECONDS = 20.0
+"""Seconds for a process that copies the same run to end: one whose run was killed takes two, and one request."""
 
 
 @contextlib.contextmanager
@@ -38,34 +49,61 @@ def open_tracker(run: Path, address: str, experiment: str | None = None, server:
     """
     target = address if server == MLFLOW else f"{server} {address}"
     files = RunFiles(run, f"tracker/{hashlib.sha256(target.encode()).hexdigest()[:8]}")
-    with contextlib.closing(SentRows(files)) as ledger:
+    files.make_folder()
+    busy = Busy(
+        f"{run}: another process copies this run to the same server",
+        "one process for each run and server",
+        "wait until the run or the other command has ended",
+    )
+    with contextlib.ExitStack() as stack:
+        with blame_storage(files.path):
+            stack.enter_context(file_lock.hold("lock", LOCK_SECONDS, busy, files.open_handle))
         name = experiment or str(read_stored_spec(run).data.get("name") or run.name)
         module = importlib.import_module(f"drivetrain.tracking.servers.{server}")
-        yield RunTracker(run, module.connect(address, name, files), ledger)
+        yield RunTracker(run, module.connect(address, name, files), files)
 
 
 class RunTracker:
-    """A run folder, and its copy on one server."""
+    """A run folder, and its copy on one server.
 
-    def __init__(self, run: Path, tracker: Tracker, ledger: SentRows) -> None:
-        self.run, self.tracker, self.ledger = run, tracker, ledger
+    A ledger says which rows of metrics.jsonl the server has, so that none is lost and none is sent twice. A row whose
+    arrival a crash kept from being recorded is sent again with the time that was noted before, and a server that
+    compares points keeps it once.
+    """
+
+    def __init__(self, run: Path, tracker: Tracker, files: RunFiles) -> None:
+        """
+        Args:
+            files: the folder of the server in the run folder, which has the ledger.
+        """
+        self.run, self.tracker, self.files = run, tracker, files
         self.metrics = JsonLinesTail(RunFiles(run), METRICS_FILE)
         self.waiting: dict[str, Row] = {}
         """Rows that were read and not sent, by their keys in the ledger."""
         self.page = ""
         """The address of the copy, once it exists."""
+        self.times: dict[str, int] = {}
+        """When a row was first to be sent, by its key, in milliseconds since 1970."""
+        self.sent: set[str] = set()
+        for entry in files.read_rows(LEDGER):
+            self.times |= dict.fromkeys(entry.get("rows", ()), entry.get("time", 0))
+            self.sent.update(entry.get("sent", ()))
 
     def read(self) -> None:
-        """Look for new rows."""
+        """Look for new rows; raises StorageError if the ledger cannot be written."""
         rows, is_rewritten = self.metrics.read()
         if is_rewritten:  # rows that a resume has removed are not sent
             self.waiting.clear()
         by_key = {hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest(): row for row in rows}
-        unsent = {key: row for key, row in by_key.items() if key not in self.ledger.sent}
-        self.ledger.note_times(unsent)
-        for key, row in unsent.items():
-            if isinstance(step := row.get("step"), int) and (values := _select_metrics(row)):
-                self.waiting[key] = Row(step, self.ledger.times[key], values)
+        now = time.time_ns() // 1_000_000
+        if new := [key for key in by_key if key not in self.times]:
+            self._record({"time": now, "rows": new})
+            self.times |= dict.fromkeys(new, now)
+        for key, row in by_key.items():
+            values = {name: parse_number(value) for name, value in row.items() if name not in NO_METRICS}
+            numbers = {name: value for name, value in values.items() if value is not None}
+            if key not in self.sent and isinstance(step := row.get("step"), int) and numbers:
+                self.waiting[key] = Row(step, self.times[key], numbers)
 
     def send(self, deadline: float = math.inf) -> None:
         """Send the rows that wait, until a moment of time.monotonic().
@@ -77,9 +115,12 @@ class RunTracker:
         if not self.page:
             self.page = self.tracker.begin(describe_run(self.run))
         while self.waiting and time.monotonic() < deadline:
-            batch = _take_batch(self.waiting, self.tracker.most)
+            # As many rows as have at most so many numbers together, and one at least.
+            counts = accumulate(len(row.values) for row in self.waiting.values())
+            batch = dict(islice(self.waiting.items(), max(1, sum(count <= self.tracker.most for count in counts))))
             self.tracker.log([*batch.values()])
-            self.ledger.confirm(batch)
+            self._record({"sent": [*batch]})
+            self.sent.update(batch)
             for key in batch:
                 del self.waiting[key]
 
@@ -91,147 +132,141 @@ class RunTracker:
         """
         self.tracker.describe(collect_tags(self.run))
         state = RunState.read(self.run)
-        ended = to_milliseconds(state.ended)
-        return self.tracker.end(str(state.status), ended, read_contents(self.run))
+        return self.tracker.end(str(state.status), to_milliseconds(state.ended), read_contents(self.run))
 
-
-def _select_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    numbers = ((name, parse_number(value)) for name, value in row.items() if name not in NO_METRICS)
-    return {name: value for name, value in numbers if value is not None}
-
-
-def _take_batch(rows: Mapping[str, Row], most: int) -> dict[str, Row]:
-    """The first rows, with at most so many numbers together; one row at least."""
-    batch: dict[str, Row] = {}
-    for key, row in rows.items():
-        most -= len(row.values)
-        if batch and most < 0:
-            break
-        batch[key] = row
-    return batch
-
-
-SENT_FILE = "sent.jsonl"
-LOCK_SECONDS = 20.0
-"""Seconds for a process that copies the same run to end: one whose run was killed takes two, and one request."""
-
-
-class SentRows:
-    """The ledger of one server: which rows of metrics.jsonl it has, so that none is lost and none is sent twice.
-
-    Only one process has it open. A row whose arrival a crash kept from being recorded is sent again with the time that was
-    noted before, and a server that compares points keeps it once.
-
-    Args:
-        files: the folder of the server in the run folder.
-
-    Raises:
-        StorageError: if the folder cannot be written; also the methods.
-        Busy: if another process copies this run.
-    """
-
-    def __init__(self, files: RunFiles) -> None:
-        self.files = files
-        files.make_folder()
-        with blame_storage(files.path):
-            lock = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
-        if lock is None:
-            raise Busy(
-                f"{files.run}: another process copies this run to the same server",
-                "one process for each run and server",
-                "wait until the run or the other command has ended",
-            )
-        self.lock = lock
-        self.times: dict[str, int] = {}
-        """When a row was first to be sent, by its key, in milliseconds since 1970."""
-        self.sent: set[str] = set()
-        for entry in files.read_rows(SENT_FILE):
-            self.times |= dict.fromkeys(entry.get("rows", ()), entry.get("time", 0))
-            self.sent.update(entry.get("sent", ()))
-
-    def close(self) -> None:
-        """Let another process have it."""
-        os.close(self.lock)
-
-    def note_times(self, keys: Collection[str]) -> None:
-        """Give rows the present time, except those that have one."""
-        if new := [key for key in keys if key not in self.times]:
-            now = time.time_ns() // 1_000_000
-            self._append({"time": now, "rows": new})
-            self.times |= dict.fromkeys(new, now)
-
-    def confirm(self, keys: Collection[str]) -> None:
-        """Record that the server has these rows."""
-        self._append({"sent": [*keys]})
-        self.sent.update(keys)
-
-    def _append(self, entry: dict[str, object]) -> None:
-        with blame_storage(self.files.path / SENT_FILE), self.files.open(SENT_FILE, "a") as file:
+    def _record(self, entry: dict[str, object]) -> None:
+        with blame_storage(self.files.path / LEDGER), self.files.open(LEDGER, "a") as file:
             file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
             file.flush()
             os.fsync(file.fileno())
 
 
-RECORDS = (
-    run_files.JOB_FILE,
-    run_files.PLAN_FILE,
-    run_files.HARDWARE_FILE,
-    run_files.RESULT_FILE,
-    run_files.DATA_FILE,
-    run_files.EVENTS_FILE,
-    run_files.BASELINES_FILE,
-)
-REPORTS = (run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE, *run_files.REPORT_FILES)
+POLL_SECONDS = 5.0
+"""Seconds between two looks at the run, or two attempts at a server that does not answer."""
+FINISH_SECONDS, FINISH_SECONDS_IF_STOPPED = 60.0, 2.0
+"""Seconds to send what is missing at the end: container engines kill ten seconds after a stop, and the report needs four."""
+KILL_DELAY = 1.5
+"""Seconds beyond this time until the process is killed."""
+TRACKED_BY_VARIABLE = "DRIVETRAIN_TRACKER"
+"""Set to `host` in a container whose run the host tracks: the container then needs neither network nor password."""
 
 
-def flatten(value: object, path: str = "") -> dict[str, object]:
-    """Nested data as one mapping with dotted keys."""
-    if not isinstance(value, Mapping):
-        return {path: value}
-    flattened: dict[str, object] = {}
-    for key, item in value.items():
-        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
-    return flattened
+def start_tracker(run: Path, track: Track | None) -> TrackerProcess | None:
+    """Start the process of a run, unless the job wants none, or the host of this container has one."""
+    return TrackerProcess(run, track) if track and os.environ.get(TRACKED_BY_VARIABLE) != "host" else None
 
 
-def describe_run(run: Path) -> RunDescription:
-    """Its name, start, parameters and tags."""
-    started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
-    values = {key: value for key, value in flatten(read_stored_spec(run).data).items() if value is not None}
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    return RunDescription(run.name, started, texts, collect_tags(run))
+class TrackerProcess:
+    """The process that copies one run, as its starter sees it."""
+
+    def __init__(self, run: Path, track: Track) -> None:
+        self.run = run
+        # It ends after the run, whose end closes its input.
+        self.process = child_process.start_child(
+            [sys.executable, "-m", __name__, str(run), *track.target, track.experiment or ""],
+            child_process.build_environment({}),
+            requests=subprocess.PIPE,
+            outlives_us=True,
+        )
+
+    def announce_end(self, seconds: float = FINISH_SECONDS) -> None:
+        """Tell it that the run has ended, and how many seconds it has to finish."""
+        pipe = self.process.stdin
+        if pipe and not pipe.closed:
+            with contextlib.suppress(OSError):  # it has ended
+                pipe.write(f"{seconds}\n".encode())
+                pipe.close()
+
+    def kill(self) -> None:
+        """End it at once."""
+        child_process.stop_child(self.process)
+
+    def finish(self, *, stopped: bool = False) -> None:
+        """Tell it that the run has ended, and wait until it has sent everything, or its time is over."""
+        seconds = FINISH_SECONDS_IF_STOPPED if stopped else FINISH_SECONDS
+        self.announce_end(seconds)
+        try:  # if Ctrl-C ends our waiting, it sends the rest without us
+            self.process.wait(seconds + KILL_DELAY)
+        except subprocess.TimeoutExpired:  # it still waits for an answer
+            self.kill()
+            text = f"the server did not answer in time; `drivetrain track {self.run}` sends the rest"
+            EventLog(self.run).add("tracker", text)
 
 
-def to_milliseconds(moment: datetime | None) -> int | None:
-    """A moment in milliseconds since 1970."""
-    return None if moment is None else int(moment.timestamp() * 1000)
+@contextlib.contextmanager
+def track_started_runs(track: Track | None) -> Iterator[Callable[[Path], None]]:
+    """Yield a function that starts the process of a run, after which the previous run has ended; all end with the block."""
+    trackers: list[TrackerProcess] = []
+
+    def follow_run(run: Path) -> None:
+        if track:
+            for previous in trackers:
+                previous.announce_end()
+            trackers.append(TrackerProcess(run, track))
+
+    try:
+        yield follow_run
+    finally:
+        for tracker in trackers:
+            tracker.finish()
 
 
-def read_contents(run: Path) -> dict[str, bytes]:
-    """The files that are sent; the weights stay in the folder."""
-    contents: dict[str, bytes] = {}
-    for name in RECORDS + REPORTS:
-        with contextlib.suppress(OSError):  # the run has no such file
-            contents[name] = RunFiles(run).read_bytes(name)
-    return contents
+def main() -> int:
+    """Copy until the end of the run; never fails, since the run folder has everything."""
+    guard_output()
+    signals.ignore_signals()  # the run's end is what ends this process
+    os.nice(10)
+    run, server, address, experiment = sys.argv[1:]
+    events = EventLog(Path(run))
+    try:
+        with open_tracker(Path(run), address, experiment, server) as tracker:
+            seconds = _copy_until_end(tracker, OutageLog(events, "tracker", address))
+            if missing := _finish_copy(tracker, time.monotonic() + seconds):
+                events.add("tracker", missing)
+    except (StorageError, Busy) as error:
+        events.add("tracker", f"stopped: {error.given}; `drivetrain track {run}` sends it")
+    return 0
 
 
-def collect_tags(run: Path) -> dict[str, str]:
-    """What a run was made from, its plan and its best value, as far as they are known yet."""
-    files = RunFiles(run)
-    provenance = files.read_object(run_files.PROVENANCE_FILE)
-    image = read_mapping(provenance, "image")
-    origins = {
-        "commit": next(iter(RunState.read(run).commits), None),
-        "image": image.get("id") or image.get("name"),
-        **{key: provenance.get(key) for key in ("spec", "plan", "model")},
-        **read_mapping(provenance, "data"),
-    }
-    tags = {f"made_from.{key}": str(value) for key, value in origins.items() if value}
-    tags["drivetrain.version"] = VERSION
-    tags["hardware.cpu"] = str(read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu").get("model", ""))
-    if best := RunResult.read(run).best:
-        tags["best"] = f"{best.metric} {best.value:.6g} at step {best.step}"
-    for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
-        tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
-    return tags
+def _copy_until_end(tracker: RunTracker, outages: OutageLog) -> float:
+    """Send rows as they come; returns, once the run has ended, the seconds that are left to finish."""
+    error: TrackerError | None = None
+    pause = 0.2  # seconds, so that a wrong address is told before training
+    while not select.select([sys.stdin], [], [], pause)[0]:
+        pause = POLL_SECONDS
+        tracker.read()
+        if error and not error.passing:
+            continue
+        is_new = not tracker.page
+        try:
+            tracker.send()
+            error = None
+        except TrackerError as refusal:
+            error = refusal
+        outages.note_attempt(error)
+        if is_new and tracker.page:
+            say(f"tracker: {tracker.page}")
+    return float(sys.stdin.readline() or FINISH_SECONDS_IF_STOPPED)  # nothing comes if the starter has died
+
+
+def _finish_copy(tracker: RunTracker, deadline: float) -> str:
+    """Send what is missing until a moment of time.monotonic(); returns what the server does not have then, and why."""
+    reason = ""
+    tracker.read()
+    while time.monotonic() < deadline:
+        try:
+            tracker.send(deadline)
+            if not tracker.waiting:
+                unsent = tracker.finish()
+                return f"not sent: {unsent}" if unsent else ""
+        except TrackerError as error:
+            reason = f": {error.given}"
+            if not error.passing:
+                break
+        time.sleep(0.5)
+    missing = f"{len(tracker.waiting):,} rows were" if tracker.waiting else "the end of the run was"
+    return f"{missing} not sent{reason}; `drivetrain track {tracker.run}` sends it"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

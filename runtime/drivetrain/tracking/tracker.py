@@ -10,9 +10,6 @@ from typing import Protocol
 
 from drivetrain.errors import Failure
 
-MADE_FROM_COMMIT = "made_from.commit"
-"""The tag with the commit of the job's folder, which some servers show in a place of their own."""
-
 
 class TrackerError(Failure):
     """A tracking server refused something, or gave no answer."""

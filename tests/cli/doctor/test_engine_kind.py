@@ -35,7 +35,7 @@ def test_an_unusual_engine(
 ) -> None:
     answers = {"docker info": json.dumps(info)}
     machine_snapshot = snapshot(tmp_path, "laptop", {}, answers=answers, environ={"HOME": str(home)})
-    (finding,) = docker_engine.check_kind(machine_snapshot, json.dumps(version))
+    (finding,) = docker_engine.check_kind(machine_snapshot, version["Server"])
     assert finding.level is Level(level)
     assert text in finding.text
     assert fix in finding.fix
@@ -43,9 +43,7 @@ def test_an_unusual_engine(
 
 def test_an_ordinary_engine_needs_no_word(tmp_path: Path) -> None:
     for answers in ({"docker info": json.dumps(ROOTFUL)}, {}, {"docker info": "nonsense"}):
-        assert (
-            list(docker_engine.check_kind(snapshot(tmp_path, "laptop", {}, answers=answers), json.dumps(DOCKER))) == []
-        )
+        assert list(docker_engine.check_kind(snapshot(tmp_path, "laptop", {}, answers=answers), DOCKER["Server"])) == []
 
 
 def test_podman_counts_its_versions_in_another_way(tmp_path: Path) -> None:

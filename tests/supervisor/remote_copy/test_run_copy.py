@@ -19,7 +19,7 @@ from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy import run_copy
 from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
 from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
-from drivetrain.supervisor.remote_copy.run_copy import CopyThread, RunCopy
+from drivetrain.supervisor.remote_copy.run_copy import CopyThread
 from drivetrain.training.checkpoints.manifest import verify
 from tests.messages import saying, says
 from tests.object_store import Fault, FaultyStore
@@ -208,7 +208,9 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(proxy: FaultySto
         if any("step-10" in request for _, request in proxy.requests):
             shutil.rmtree(path, ignore_errors=True)
 
-    RunCopy(take_ownership("meanwhile", run), run, 2, remove_while_copied).send()
+    copy = open_copy("meanwhile", run)
+    copy.note_progress = remove_while_copied
+    copy.send()
     assert list_checkpoints(open_store("meanwhile")) == ["step-10"]
 
 
@@ -250,7 +252,7 @@ def events(run: Path) -> list[str]:
 
 
 def test_the_rest_is_sent_and_the_copy_given_back(proxy: FaultyStore, run: Path) -> None:
-    thread = CopyThread(run, take_ownership("rest", run), 2)
+    thread = CopyThread(open_copy("rest", run))
     write_checkpoint(run, "step-100", size=20_000_000)
     write_state(run, "done")
     assert thread.finish(0) == 0
@@ -265,10 +267,10 @@ def test_a_store_that_is_silent_does_not_hold_the_end_of_a_run(
 ) -> None:
     monkeypatch.setattr(run_copy, "STALL_SECONDS", 2.0)
     monkeypatch.setattr(run_copy, "AT_ONCE_SECONDS", 1.0)
-    file = take_ownership(f"silent-{code}", run)
+    copy = open_copy(f"silent-{code}", run)
     write_checkpoint(run, "step-100")
     proxy.fault = lambda number, method, path: Fault("silent") if method == "PUT" else None
-    thread = CopyThread(run, file, 2)
+    thread = CopyThread(copy)
     began_at = time.monotonic()
     assert thread.finish(code) == (7 if code == 0 else 143)
     assert time.monotonic() - began_at < 10
@@ -279,9 +281,9 @@ def test_a_store_that_is_silent_does_not_hold_the_end_of_a_run(
 
 
 def test_an_upload_that_is_abandoned_ends_at_its_next_part(proxy: FaultyStore, run: Path) -> None:
-    file = take_ownership("abandoned", run)
+    copy = open_copy("abandoned", run)
     write_checkpoint(run, "step-100", size=60_000_000)
-    thread = CopyThread(run, file, 2)
+    thread = CopyThread(copy)
     while not any("partNumber=2" in path for _, path in proxy.requests):
         time.sleep(0.01)
     thread.cancel()
@@ -290,7 +292,7 @@ def test_an_upload_that_is_abandoned_ends_at_its_next_part(proxy: FaultyStore, r
 
 
 def test_one_that_lost_the_copy_ends_with_11(proxy: FaultyStore, run: Path) -> None:
-    thread = CopyThread(run, take_ownership("lost-while-it-trains", run), 2)
+    thread = CopyThread(open_copy("lost-while-it-trains", run))
     take_ownership("lost-while-it-trains", run.with_name("elsewhere"))
     write_checkpoint(run, "step-100")
     write_state(run, "stopped")

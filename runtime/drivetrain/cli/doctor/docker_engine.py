@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
 from drivetrain.launch import engine_traits, image_contents
 from drivetrain.launch.project import container_prefix, image_name
 from drivetrain.system import installation
+from drivetrain.system.files import parse_row
+from drivetrain.system.run_records import read_mapping, read_objects
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
 """Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
@@ -26,18 +29,18 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     if snapshot.hardware.place != "host":
         yield ok("engine", f"running inside a container ({snapshot.hardware.place}); run doctor on the host too")
         return
-    answer = snapshot.run(["docker", "version", "--format", "{{json .}}"])
-    version = _parse_server(answer)
-    if version is None:
+    server = read_mapping(_ask(snapshot, "version"), "Server")
+    if "Version" not in server:
         yield _explain_silence(snapshot)
         return
-    if is_podman(answer):
+    version = str(server["Version"])
+    if is_podman(server):
         yield ok("engine", f"Podman {version}")
     elif parse_version(version) < ENGINE:
         yield fail("engine", f"{version}; the images need 20.10 or newer", installation.INSTALL_ENGINE)
     else:
         yield ok("engine", version)
-    yield from check_kind(snapshot, answer)
+    yield from check_kind(snapshot, server)
     yield from _check_plugins(snapshot)
     yield from _list_ended_containers(snapshot)
     for word in IMAGES:
@@ -50,11 +53,9 @@ def parse_version(version: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def _parse_server(answer: str | None) -> str | None:
-    try:
-        return str(json.loads(answer or "")["Server"]["Version"])
-    except (ValueError, KeyError, TypeError):
-        return None
+def _ask(snapshot: Snapshot, command: str) -> Mapping[str, Any]:
+    """What the engine answers to a command, such as `version`; empty if it gives no answer."""
+    return parse_row(snapshot.run(["docker", command, "--format", "{{json .}}"]) or "") or {}
 
 
 def _explain_silence(snapshot: Snapshot) -> Finding:
@@ -117,18 +118,14 @@ def _check_image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
         yield ok(title, f"revision {built}, {age / 86400:.0f} days old")
 
 
-def check_kind(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
+def check_kind(snapshot: Snapshot, server: Mapping[str, Any]) -> Iterator[Finding]:
     """What does not work with this kind of engine: rootless, Podman, a snap, SELinux.
 
     Args:
-        version: the answer of `docker version`.
+        server: what `docker version` says of the engine.
     """
-    try:
-        info = json.loads(snapshot.run(["docker", "info", "--format", "{{json .}}"]) or "{}")
-    except ValueError:
-        return
-    engine = engine_traits.find(info)
-    if is_podman(version):
+    engine = engine_traits.find(_ask(snapshot, "info"))
+    if is_podman(server):
         yield warn(
             "engine kind",
             "Podman: jobs train in it through docker compose, but it needs the package catatonit, and docker buildx "
@@ -145,13 +142,9 @@ def check_kind(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
         yield ok("SELinux", "enforced by the engine: the project is relabelled for containers, data elsewhere is not")
 
 
-def is_podman(version: str | None) -> bool:
-    """Whether the engine is Podman, by the answer of `docker version`; its versions are counted in another way."""
-    try:
-        parts = (json.loads(version or "{}").get("Server") or {}).get("Components") or []
-    except ValueError:
-        return False
-    return any("podman" in str(part.get("Name", "")).lower() for part in parts)
+def is_podman(server: Mapping[str, Any]) -> bool:
+    """Whether the engine is Podman, whose versions are counted in another way."""
+    return any("podman" in str(part.get("Name", "")).lower() for part in read_objects(server, "Components"))
 
 
 def _check_rootless(engine: engine_traits.EngineTraits) -> Finding:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -82,18 +81,13 @@ def _run(command: list[str], path: Path) -> None:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes YAML that every reader takes alike: without anchors, and with quotes where an old reader sees a boolean."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write every part where it stands."""
-        return True
-
-    def represent_text(self, text: str) -> yaml.Node:
-        """Write several lines as they are, for instance a job file."""
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    """Writes several lines as they are, for instance a job file; quotes what an old reader takes for a boolean."""
 
 
-_PlainDumper.add_representer(str, _PlainDumper.represent_text)
+_PlainDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
 
 
 def fill(name: str, values: Mapping[str, object]) -> str:

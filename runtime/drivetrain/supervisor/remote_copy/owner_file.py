@@ -115,10 +115,23 @@ class OwnerFile:
             Busy: if the owner is a start on another disk, and this one has the run; or another process is faster.
             CheckpointError: if the copy is that of another run, or `read` raises it.
         """
+        record = RunFiles(folder).read_object(COPY_FILE)
+        local_run, local_writers = str(record.get("run", "")), list(map(str, record.get("writers", [])))
         self.read()
         for _ in range(TAKE_ATTEMPTS):
             previous = self.owner
-            if self._try_to_take(folder):
+            run, is_replaced = previous.run or local_run or new_id(), previous.writer not in ("", *local_writers)
+            if folder.is_dir():
+                self._check_folder(folder, local_run, is_replaced)
+                # Before the put: this disk knows its start, wherever that ends.
+                write_record(folder, run, [*(writer for writer in local_writers if writer != self.writer), self.writer])
+            host, process, since = socket.gethostname(), os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
+            if self._put(replace(previous, run=run, writer=self.writer, host=host, process=process, since=since)):
+                if is_replaced:
+                    say(
+                        f"copy: {self.store.address} was written by {previous.describe()}; this start resumes from it "
+                        "and owns it now. If that process lives, it sends nothing more"
+                    )
                 return
             # An owner that still trains has published a checkpoint since we read the file, or has ended: no new owner.
             if self.owner.writer not in ("", previous.writer):
@@ -129,36 +142,21 @@ class OwnerFile:
             "let it train; or stop it, and call the same command again",
         )
 
-    def _try_to_take(self, folder: Path) -> bool:
-        """Become the owner as `take` does; returns whether the file was still as it was read."""
-        previous, record = self.owner, RunFiles(folder).read_object(COPY_FILE)
-        local_run, writers = str(record.get("run", "")), list(map(str, record.get("writers", [])))
-        run, is_replaced = previous.run or local_run or new_id(), previous.writer not in ("", *writers)
-        if folder.is_dir():
-            if previous.run not in ("", local_run):
-                raise CheckpointError(
-                    f"{folder} and {self.store.address} are two different runs of the same name",
-                    "one run of each name, wherever it is",
-                    "give the job another name, or start a new run with --new",
-                )
-            if is_replaced:
-                raise Busy(
-                    f"{self.store.address}: {previous.describe()}, has taken over this run, which {folder} has too",
-                    "one owner of each copy; the disk of a machine that was replaced does not take it back by itself",
-                    f"wait until it has ended; or to go on here from what is in the store, move {folder} away and call "
-                    "the same command again: that process then stops copying; or start another run with --new",
-                )
-            # Before the put: this disk knows its start, wherever that ends.
-            write_record(folder, run, [*(writer for writer in writers if writer != self.writer), self.writer])
-        host, process, since = socket.gethostname(), os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
-        if not self._put(replace(previous, run=run, writer=self.writer, host=host, process=process, since=since)):
-            return False
-        if is_replaced:
-            say(
-                f"copy: {self.store.address} was written by {previous.describe()}; this start resumes from it and owns "
-                "it now. If that process lives, it sends nothing more"
+    def _check_folder(self, folder: Path, local_run: str, is_replaced: bool) -> None:
+        """Refuse a run folder beside the copy of another run, or beside one that a start on another disk has taken over."""
+        if self.owner.run not in ("", local_run):
+            raise CheckpointError(
+                f"{folder} and {self.store.address} are two different runs of the same name",
+                "one run of each name, wherever it is",
+                "give the job another name, or start a new run with --new",
             )
-        return True
+        if is_replaced:
+            raise Busy(
+                f"{self.store.address}: {self.owner.describe()}, has taken over this run, which {folder} has too",
+                "one owner of each copy; the disk of a machine that was replaced does not take it back by itself",
+                f"wait until it has ended; or to go on here from what is in the store, move {folder} away and call "
+                "the same command again: that process then stops copying; or start another run with --new",
+            )
 
     def check(self) -> None:
         """Make sure that the copy is still ours, before an object that all starts write is written.

@@ -14,9 +14,8 @@ from drivetrain.storage.object_store import ObjectStore, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy import owner_file
-from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps
-from drivetrain.supervisor.remote_copy.run_copy import PATIENCE, CopyThread, is_small
+from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps, new_id, write_record
+from drivetrain.supervisor.remote_copy.run_copy import PATIENCE, CopyThread, RunCopy, is_small
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
 from drivetrain.system.run_files import CHECKPOINTS, list_checkpoints, parse_suffix
@@ -40,7 +39,7 @@ class RemoteRuns:
         self.runs = runs
         self.job = job
         self.address = address
-        self.writer = owner_file.new_id()
+        self.writer = new_id()
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
         self.highest_number = parse_suffix(self.names[-1]) if self.names else 0
@@ -49,10 +48,7 @@ class RemoteRuns:
     def fetch_unfinished(self) -> None:
         """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
 
-        Raises:
-            RemoteError: if the store does not answer.
-            Busy: if there is a local run folder, and a process on another machine owns the copy.
-            CheckpointError: if the local folder of this name is another run, or no checkpoint is intact.
+        Raises as `OwnerFile.take`, and CheckpointError if no checkpoint is intact.
         """
         local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
         if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.highest_number):
@@ -80,17 +76,11 @@ class RemoteRuns:
                     EventLog(folder).store("copy", line)
 
     def start_copying(self, run: Path) -> None:
-        """Become the owner of the copy of a run folder, and start the thread that copies it.
-
-        Raises:
-            RemoteError: if the store does not answer.
-            Busy: as `OwnerFile.take`.
-            CheckpointError: if the copy of this name is another run.
-        """
+        """Become the owner of the copy of a run folder, and start the thread that copies it; raises as `OwnerFile.take`."""
         file = OwnerFile(ObjectStore(self.address / run.name, PATIENCE), self.writer)
         file.take(run)
         say(f"copy: {file.store.address}")
-        self.thread = CopyThread(run, file, self.job.checkpoint.keep)
+        self.thread = CopyThread(RunCopy(file, run, self.job.checkpoint.keep))
 
     def finish(self, run: Path, code: int) -> int:
         """Wait until the copy is complete; returns the exit code of the command: `code`, or 7 or 11 if copying failed.
@@ -178,7 +168,7 @@ def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
             for each in filter(is_small, sizes):
                 store.get_file(each, temporary / each)
             size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
-            owner_file.write_record(temporary, file.owner.run, [file.writer])
+            write_record(temporary, file.owner.run, [file.writer])
             shutil.rmtree(old, ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):
                 final.rename(old)

@@ -34,7 +34,7 @@ from drivetrain.system.run_files import (
     parse_suffix,
 )
 from drivetrain.system.run_records import RunState
-from drivetrain.tracking.event_log import EventLog
+from drivetrain.tracking.event_log import EventLog, OutageLog
 from drivetrain.training.checkpoints.manifest import MANIFEST, find_best_step, verify
 
 LEFT_OUT = (CHECKPOINTS, RANKS, OWNER, COPY_FILE)
@@ -61,20 +61,18 @@ MAX_LISTED_FILES = 3
 class RunCopy:
     """A run folder and its copy, whose owner is this process."""
 
-    def __init__(
-        self, owner_file: OwnerFile, run: Path, keep: int, note_progress: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, owner_file: OwnerFile, run: Path, keep: int) -> None:
         """
         Args:
             owner_file: of the copy, taken by this process.
             keep: how many checkpoints stay in the store.
-            note_progress: called whenever the store has taken an object or a part of one; what it raises ends the upload.
         """
         self.owner_file = owner_file
         self.store = owner_file.store
         self.run = run
         self.keep = keep
-        self.note_progress = note_progress
+        self.note_progress: Callable[[], None] = lambda: None
+        """Called whenever the store has taken an object or a part of one; what it raises ends the upload."""
         self.sent: set[str] = set()
         """Checkpoints of the folder that are in the store whole."""
         self.damaged: set[str] = set()
@@ -230,19 +228,13 @@ class _Abandoned(Exception):
 class CopyThread:
     """Sends what is new, and is patient with a store that is away."""
 
-    def __init__(self, run: Path, owner_file: OwnerFile, keep: int) -> None:
-        """
-        Args:
-            owner_file: of the copy, taken by this process.
-            keep: how many checkpoints stay in the store.
-        """
-        self.run = run
-        self.address = owner_file.store.address
-        self.copy = RunCopy(owner_file, run, keep, self._note_progress)
-        self.events = EventLog(run)
+    def __init__(self, copy: RunCopy) -> None:
+        self.copy = copy
+        copy.note_progress = self._note_progress
+        self.address = copy.store.address
+        self.events = EventLog(copy.run)
+        self.outages = OutageLog(self.events, "copy", self.address)
         self.is_lost = self.is_complete = False
-        self._problem = ""
-        """Why the last attempt failed; empty if it did not."""
         self._progress_at = time.monotonic()
         self._small_files_at = 0.0
         self._run_ended, self._abandoned = threading.Event(), threading.Event()
@@ -278,8 +270,9 @@ class CopyThread:
             with contextlib.suppress(OSError):  # hashes of checkpoints are computed when the trainer needs no CPU
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
-            while not self._run_ended.wait(RETRY_SECONDS if self._problem else POLL_SECONDS):
-                if self._is_due():
+            while not self._run_ended.wait(RETRY_SECONDS if self.outages.problem else POLL_SECONDS):
+                is_late = time.monotonic() - self._small_files_at >= SMALL_FILES_SECONDS
+                if self.outages.problem or is_late or self.copy.find_unsent():
                     self._attempt()
             while not self._attempt() or self.copy.missing():
                 if self._abandoned.wait(POLL_SECONDS):
@@ -296,25 +289,15 @@ class CopyThread:
             pass
 
     def _attempt(self) -> bool:
-        """Bring the copy up to date; a problem is reported once. Returns whether everything is there."""
+        """Bring the copy up to date; returns whether everything is there."""
+        error: Failure | OSError | None = None
         try:
             self.copy.send()
-        except (Failure, OSError) as error:
-            problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
-            if problem != self._problem:
-                self.events.add("copy", f"{problem}; training goes on, and what is missing is sent later")
-                if isinstance(error, Failure) and error.action:
-                    say(f"  do:       {error.action}")
-            self._problem = problem
-            return False
-        if self._problem:
-            self.events.add("copy", f"{self.address} answers again; everything so far is there")
-        self._problem, self._small_files_at = "", time.monotonic()
-        return True
-
-    def _is_due(self) -> bool:
-        is_late = time.monotonic() - self._small_files_at >= SMALL_FILES_SECONDS
-        return bool(self._problem) or is_late or self.copy.find_unsent() is not None
+            self._small_files_at = time.monotonic()
+        except (Failure, OSError) as problem:
+            error = problem
+        self.outages.note_attempt(error)
+        return error is None
 
     def _note_progress(self) -> None:
         self._progress_at = time.monotonic()
@@ -325,13 +308,13 @@ class CopyThread:
         """Say what is not in the store; returns the exit code of the run."""
         names = self.copy.missing() or [STATE_FILE]
         remainder = f" and {len(names) - MAX_LISTED_FILES} more" if len(names) > MAX_LISTED_FILES else ""
-        reason = f" ({self._problem})" if self._problem else ""
+        reason = f" ({self.outages.problem})" if self.outages.problem else ""
         self.events.add("copy", f"{self.address} lacks {', '.join(names[:MAX_LISTED_FILES])}{remainder}{reason}")
         is_resumable = code == Stopped.exit_code and not names[0].startswith("step-")
         if is_resumable or code not in (0, Stopped.exit_code):
             return code
         local = "the run is complete" if code == 0 else "the last checkpoint is complete"
         say(
-            f"copy: incomplete, exit {StorageError.exit_code}; {local} in {self.run}, and the same command sends the rest"
+            f"copy: incomplete, exit {StorageError.exit_code}; {local} in {self.copy.run}, and the same command sends the rest"
         )
         return StorageError.exit_code

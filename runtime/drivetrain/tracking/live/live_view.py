@@ -156,13 +156,27 @@ def watch(folder: Path) -> int:
         CheckpointError: if there is no such run.
     """
     reader = RunReader(folder)
+    painter = Painter(open_console()) if is_live_terminal() else None
+    if not painter:
+        say(f"watching {folder}")
     try:
-        if is_live_terminal():
-            _paint(reader)
-        else:
-            _print(reader)
+        while True:
+            view = read_view(reader)
+            if painter:
+                painter.paint(partial(render, view))
+            else:
+                say(format_line(view))
+            if view.status in END_STATUSES:
+                break
+            time.sleep(PAINT_SECONDS if painter else LINE_SECONDS)
+        if not painter:
+            best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
+            say(f"{view.status} at step {view.step}{best}")
     except KeyboardInterrupt:
         pass
+    finally:
+        if painter:
+            painter.restore_streams()
     return 0
 
 
@@ -172,31 +186,6 @@ def show_copied(folder: Path) -> int:
     say(format_line(view))
     say(f"{view.status} at step {view.step} when it was copied last")
     return 0
-
-
-def _paint(reader: RunReader) -> None:
-    painter = Painter(open_console())
-    try:
-        while True:
-            view = read_view(reader)
-            painter.paint(partial(render, view))
-            if view.status in END_STATUSES:
-                return
-            time.sleep(PAINT_SECONDS)
-    finally:
-        painter.restore_streams()
-
-
-def _print(reader: RunReader) -> None:
-    say(f"watching {reader.view.folder}")
-    while True:
-        view = read_view(reader)
-        say(format_line(view))
-        if view.status in END_STATUSES:
-            best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
-            say(f"{view.status} at step {view.step}{best}")
-            return
-        time.sleep(LINE_SECONDS)
 
 
 def read_view(reader: RunReader) -> RunView:

@@ -26,7 +26,7 @@ from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.secrets import mask_secrets
 from drivetrain.system.version import VERSION
-from drivetrain.tracking.tracker import MADE_FROM_COMMIT, Row, RunDescription, TrackerError
+from drivetrain.tracking.tracker import Row, RunDescription, TrackerError
 
 POINTS, PARAMETERS, TAGS = 200, 100, 100
 LONGEST_PARAMETER, LONGEST_TAG, LONGEST_KEY = 6000, 5000, 250
@@ -101,7 +101,7 @@ class MlflowTracker:
     def describe(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         # MLflow's own page links the commit that stands here.
-        commit_tag = {_COMMIT: tags[MADE_FROM_COMMIT].removesuffix("-changed")} if tags.get(MADE_FROM_COMMIT) else {}
+        commit_tag = {_COMMIT: commit.removesuffix("-changed")} if (commit := tags.get("made_from.commit")) else {}
         items = [{"key": _clean(name), "value": text[:LONGEST_TAG]} for name, text in {**tags, **commit_tag}.items()]
         self._post_in_batches(self.ids["run"], "tags", items, TAGS)
 

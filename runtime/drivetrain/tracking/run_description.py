@@ -1,0 +1,77 @@
+"""What a tracking server shows of a run beside its curves: name, parameters, tags and files, read from its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.system import run_files
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunResult, RunState, read_mapping, read_objects
+from drivetrain.system.version import VERSION
+from drivetrain.tracking.tracker import RunDescription
+
+SENT_FILES = (
+    *(run_files.JOB_FILE, run_files.PLAN_FILE, run_files.HARDWARE_FILE, run_files.RESULT_FILE, run_files.DATA_FILE),
+    *(run_files.EVENTS_FILE, run_files.BASELINES_FILE, run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE),
+    *run_files.REPORT_FILES,
+)
+"""What the server gets of the folder at the end; the weights stay there."""
+
+
+def flatten(value: object, path: str = "") -> dict[str, object]:
+    """Nested data as one mapping with dotted keys."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    flattened: dict[str, object] = {}
+    for key, item in value.items():
+        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
+    return flattened
+
+
+def describe_run(run: Path) -> RunDescription:
+    """Its name, start, parameters and tags."""
+    started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
+    values = {key: value for key, value in flatten(read_stored_spec(run).data).items() if value is not None}
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return RunDescription(run.name, started, texts, collect_tags(run))
+
+
+def to_milliseconds(moment: datetime | None) -> int | None:
+    """A moment in milliseconds since 1970."""
+    return None if moment is None else int(moment.timestamp() * 1000)
+
+
+def read_contents(run: Path) -> dict[str, bytes]:
+    """The files that the server gets at the end."""
+    contents: dict[str, bytes] = {}
+    for name in SENT_FILES:
+        with contextlib.suppress(OSError):  # the run has no such file
+            contents[name] = RunFiles(run).read_bytes(name)
+    return contents
+
+
+def collect_tags(run: Path) -> dict[str, str]:
+    """What a run was made from, its plan and its best value, as far as they are known yet."""
+    files = RunFiles(run)
+    provenance = files.read_object(run_files.PROVENANCE_FILE)
+    image = read_mapping(provenance, "image")
+    origins = {
+        "commit": next(iter(RunState.read(run).commits), None),
+        "image": image.get("id") or image.get("name"),
+        **{key: provenance.get(key) for key in ("spec", "plan", "model")},
+        **read_mapping(provenance, "data"),
+    }
+    tags = {f"made_from.{key}": str(value) for key, value in origins.items() if value}
+    tags["drivetrain.version"] = VERSION
+    tags["hardware.cpu"] = str(read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu").get("model", ""))
+    if best := RunResult.read(run).best:
+        tags["best"] = f"{best.metric} {best.value:.6g} at step {best.step}"
+    for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
+        tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
+    return tags
