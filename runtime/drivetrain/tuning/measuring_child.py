@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import DrivetrainError
+from drivetrain.errors import DrivetrainError, MeasurementEnded
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec import spec_source
@@ -79,16 +79,19 @@ def measure(
     return error.exit_code
 
 
-def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, Any]:
-    """Run a measuring program in a folder of its own; returns its exit code, and what it has stored if that is 0.
+def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> Any:
+    """Run a measuring program in a folder of its own; returns what it has stored.
 
     Raises:
+        MeasurementEnded: if it failed.
         Stopped: if a signal came meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="measure-") as scratch:
         code = measure(program, Path(scratch), source, plan, machine)
         signals.stop_early()
-        return code, None if code else read_json(Path(scratch) / RESULT)
+        if code:
+            raise MeasurementEnded(code)
+        return read_json(Path(scratch) / RESULT)
 
 
 @dataclass(frozen=True)
