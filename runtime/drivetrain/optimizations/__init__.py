@@ -54,6 +54,7 @@ __all__ = [
     "Workload",
     "environment",
     "every",
+    "list_process_settings",
     "off_values",
 ]
 
@@ -146,6 +147,11 @@ def pick_requested(job: Job, name: str, choice: Choice) -> Value:
 def off_values() -> dict[str, Value]:
     """Plain PyTorch: the value of each optimization that turns it off."""
     return {optimization.name: optimization.off for optimization in every()}
+
+
+def list_process_settings() -> set[str]:
+    """The optimizations that are fixed when a process starts."""
+    return {optimization.name for optimization in every() if optimization.stage is Stage.PROCESS}
 
 
 def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, str]:

@@ -23,7 +23,7 @@ HOPELESS_SPEEDUP = 0.8
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CalibratedChoice:
     """What the calibration says about one decision."""
 
     value: Value | None
@@ -34,7 +34,7 @@ class Verdict:
 
 def judge_by_calibration(
     optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, default: Value
-) -> Verdict | None:
+) -> CalibratedChoice | None:
     """The fastest possible value; None without a calibration, or if it has no probe for this decision.
 
     Args:
@@ -55,7 +55,9 @@ def judge_by_calibration(
         (text for value in (best, runner_up) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
     )
     is_clear = spreads[best][0] > spreads[runner_up][2] and spreads[best][1] >= MIN_SPEEDUP * spreads[runner_up][1]
-    return Verdict(best if is_clear else None, comparison if is_clear else f"no clear difference: {comparison}")
+    return CalibratedChoice(
+        best if is_clear else None, comparison if is_clear else f"no clear difference: {comparison}"
+    )
 
 
 def find_usable(job: Job, hardware: Hardware) -> Calibration | None:

@@ -120,10 +120,10 @@ class Tuner(VariantBuilder):
             seconds_left = budget.remaining_seconds(share if candidate[0].stage is not Stage.COMPILE else 1.0)
             self._measure_value(state, *candidate, budget.step_seconds, seconds_left, out_of_time)
         if process_candidates and self.source:
-            state.measurements |= process_settings.measure(
+            process_settings.measure(
                 self.source,
                 run.hardware,
-                state.plan,
+                state,
                 process_candidates,
                 budget.run_seconds,
                 budget.remaining_seconds(),
@@ -333,7 +333,9 @@ def store_measurements(
         keys: the keys for speeds and for numerical checks.
         say: reports it if they cannot be stored.
     """
-    process_measurements = {key: row for key, row in measurements.items() if key in process_settings.list_names()}
+    process_measurements = {
+        key: row for key, row in measurements.items() if key in optimizations.list_process_settings()
+    }
     try:
         for name in filter(None, keys):
             evidence.store(hardware, name, measurements)

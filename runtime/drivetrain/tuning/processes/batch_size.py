@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from drivetrain.errors import OutOfMemory
 from drivetrain.plan import evidence
 from drivetrain.system.units import format_bytes as readable
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 
@@ -22,7 +21,7 @@ def measure(call: MeasuringCall) -> None:
     """Store the speeds of all sizes and the choice."""
     from drivetrain.tuning import assembly
 
-    micro_batches = assembly.load_search(call.folder, call.job, call.signals, PhaseTimer())
+    micro_batches = assembly.load_search(call.folder, call.job, call.signals)
     search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
     speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
     best = batch_size.choose_size(speeds)

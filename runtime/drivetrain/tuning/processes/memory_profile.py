@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 
@@ -42,7 +41,7 @@ def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
     from drivetrain.tuning import assembly
 
-    ceiling, measured_rows = measure_sizes(assembly.load_search(call.folder, call.job, call.signals, PhaseTimer()))
+    ceiling, measured_rows = measure_sizes(assembly.load_search(call.folder, call.job, call.signals))
     report(measured_rows, ceiling, call.folder)
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from drivetrain.training.phase_timer import PhaseTimer, process_seconds
+from drivetrain.system import process_tree
+from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.run_length import RunTimes
@@ -43,7 +42,7 @@ def measure(call: MeasuringCall) -> None:
 
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
-        run = assemble_longest_epoch(assembly.load_search(call.folder, call.job, call.signals, PhaseTimer()))
+        run = assemble_longest_epoch(assembly.load_search(call.folder, call.job, call.signals))
         call.store(asdict(time_run(run, process_seconds())))
 
 
@@ -59,8 +58,6 @@ def time_run(run: Run, start_seconds: float) -> RunTimes:
     is_solved = run.ends_solved  # the timed steps make a run of steps of it
     step_seconds = time_step(run)
     batch_seconds, batch_count = _time_evaluation(run)
-    peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak_bytes = peak_kilobytes if sys.platform == "darwin" else peak_kilobytes * 1024
     evaluation_seconds = batch_seconds * batch_count
     test_samples = len(run.dataset.test.split) if run.dataset.test else 0
     return RunTimes(
@@ -68,7 +65,7 @@ def time_run(run: Run, start_seconds: float) -> RunTimes:
         step_seconds,
         evaluation_seconds,
         run.batches.per_epoch,
-        peak_bytes,
+        process_tree.read_peak_bytes(),
         test=evaluation_seconds * test_samples / max(1, len(run.dataset.validation)),
         is_solved=is_solved,
     )
@@ -81,24 +78,18 @@ def time_step(run: Run) -> float:
 
 def _time_steps(run: Run) -> Iterator[float]:
     """Seconds of steps from one to the next, with the loading of their batches."""
-    run.train_mode()
+    from drivetrain.tuning.variants import Variant
+
     # A second epoch follows where the first is too short; no step of it is read, so its order does not matter.
-    batches = itertools.chain.from_iterable(run.batches.epoch(epoch, 0) for epoch in itertools.count())
-    begin = first_begin = time.perf_counter()
-    end = None
-    for number, batch in enumerate(batches):
-        run.set_learning_rates()
-        run.step(run.mix(run.preprocess(batch, 0)), run.list_local_parts(len(batch)))
-        run.counters.step += 1
-        _synchronize(run)
-        now = time.perf_counter()
+    variant, begin, end = Variant.over_epochs(run), time.perf_counter(), None
+    for number in itertools.count():
+        seconds, now = variant.time_steps(1), time.perf_counter()
         # Steps of seconds need no warming.
-        if number >= WARMING_STEPS or now - first_begin > MAX_SECONDS:
-            yield now - begin
+        if number >= WARMING_STEPS or now - begin > MAX_SECONDS:
+            yield seconds
             end = end or now + MAX_SECONDS
             if now > end or number - WARMING_STEPS >= MAX_TIMED:
                 return
-        begin = now
 
 
 def _time_evaluation(run: Run) -> tuple[float, float]:
@@ -106,6 +97,7 @@ def _time_evaluation(run: Run) -> tuple[float, float]:
     import torch
 
     from drivetrain.training.evaluation.validation import default_batch_size, micro_batches
+    from drivetrain.training.torch_setup import synchronize
 
     size = run.step.micro_batch or default_batch_size(run)
     run.model.eval()
@@ -114,19 +106,12 @@ def _time_evaluation(run: Run) -> tuple[float, float]:
     with torch.inference_mode():
         for batch, _ in itertools.islice(micro_batches(run, run.dataset.validation, size), MAX_TIMED):
             run.step.outputs_in_fp32(batch.inputs)
-            _synchronize(run)
+            synchronize(run.device)
             seconds.append(time.perf_counter() - begin)
             begin += seconds[-1]
             if sum(seconds) > MAX_SECONDS / 2:
                 break
     return _trim(seconds), len(run.dataset.validation) / size
-
-
-def _synchronize(run: Run) -> None:
-    import torch
-
-    if run.device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _trim(seconds: list[float]) -> float:

@@ -6,7 +6,6 @@ it is ready, and then each line of its input, which is a number of steps. It end
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.hardware import facts
 from drivetrain.plan import plan as plans
-from drivetrain.system import cpu_starvation
+from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.system.child_process import open_answers, read_requests
 from drivetrain.system.files import read_json
 from drivetrain.training.phase_timer import PhaseTimer
@@ -32,8 +31,6 @@ WARM_STEPS = 3
 
 def build_variant(call: MeasuringCall) -> Variant:
     """The job's network under a plan, before its first batch."""
-    import itertools
-
     from drivetrain.data.load_data import load
     from drivetrain.models.build import build
     from drivetrain.training import run as runs
@@ -43,9 +40,7 @@ def build_variant(call: MeasuringCall) -> Variant:
     machine = facts.from_json(read_json(call.folder / "hardware.json"))
     plan = plans.load(Path(call.request["plan"]))
     run = runs.assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
-    run.train_mode()
-    epochs = itertools.count()
-    return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
+    return Variant.over_epochs(run)
 
 
 def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool = False) -> None:
@@ -96,11 +91,7 @@ def read_peak(run: Any) -> int:
 
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    status = Path("/proc/self/status")
-    if not status.exists():  # on macOS, whose kernel counts bytes
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = (line.split() for line in status.read_text(encoding="ascii", errors="replace").splitlines())
-    return next((int(line[1]) << 10 for line in lines if line[:1] == ["VmHWM:"]), 0)
+    return process_tree.read_peak_bytes()
 
 
 if __name__ == "__main__":
