@@ -251,9 +251,8 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     loaded_job, machine = job_spec.load(job), detect(job.parent)
     dataset = load(loaded_job)
     speed_key = tuner.make_speed_key(loaded_job, machine, dataset, build(loaded_job, dataset), True)
-    evidence.store(
-        machine, speed_key, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")}
-    )
+    row = evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")
+    evidence.store(machine, [speed_key], {"cpu_threads": row}, print)
     output, _ = start_training(job, "-v").communicate(timeout=120)
     assert says(output, "tune-measured-before")
     assert "plan: cpu_threads changed from 2 to 1: measured on 2026-11-21" in output
@@ -264,7 +263,7 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     )
     assert decisions["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
-    evidence.store(machine, evidence.make_early_key(machine, loaded_job), evidence.load(machine, speed_key))
+    evidence.store(machine, [evidence.make_early_key(machine, loaded_job)], evidence.load(machine, speed_key), print)
     assert (
         plan.resolve(loaded_job, machine, measured=evidence.load_process_settings(machine, loaded_job)).value(
             "cpu_threads"

@@ -69,4 +69,4 @@ def count_forward_flop(arguments: Mapping[str, Any]) -> int:
         image = torch.empty(1, arguments["channels"], arguments["image_size"], arguments["image_size"])
     with torch.no_grad(), count_flops() as counter:
         network(image)
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())

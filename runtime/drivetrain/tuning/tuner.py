@@ -22,7 +22,6 @@ import torch
 
 from drivetrain import optimizations
 from drivetrain.data.dataset import Dataset
-from drivetrain.errors import StorageError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
@@ -336,13 +335,13 @@ def store_measurements(
     process_measurements = {
         key: row for key, row in measurements.items() if key in optimizations.list_process_settings()
     }
-    try:
-        for name in filter(None, keys):
-            evidence.store(hardware, name, measurements)
-        if process_measurements:
-            evidence.store(hardware, evidence.make_early_key(hardware, job), process_measurements)
-    except (OSError, StorageError) as error:
-        say(f"tune: the measurements could not be stored: {error}")
+
+    def report(line: str) -> None:
+        say(f"tune: {line}")
+
+    evidence.store(hardware, filter(None, keys), measurements, report)
+    if process_measurements:
+        evidence.store(hardware, [evidence.make_early_key(hardware, job)], process_measurements, report)
 
 
 def _hash_samples(dataset: Dataset) -> str:

@@ -204,7 +204,7 @@ class SizeSearch:
         run, limit = self.run, self.meter.read_ceiling()
         if run.device.type != "cpu" or parse_interval(run.job.checkpoint.every)[0] != "seconds":
             return limit
-        state_bytes = sum(t.nbytes for t in run.model.state_dict().values())
+        state_bytes: int = sum(t.nbytes for t in run.model.state_dict().values())
         return limit - state_bytes * (2 if run.ema else 1) - 2 * self.weight_bytes
 
 
