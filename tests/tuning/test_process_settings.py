@@ -276,7 +276,7 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     processes = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in processes if "drivetrain.tuning.processes.variant" in child.cmdline()]
+    return [child for child in processes if {"drivetrain.tuning.processes", "variant"} <= set(child.cmdline())]
 
 
 @needs_two

@@ -1,32 +1,25 @@
-"""Measuring programs of `tuning/processes`: how a command runs one in a child, under a plan, and what each begins with.
-
-    python -m drivetrain.tuning.processes.NAME FOLDER REQUEST SPEC [--set key=value ...] [--source JSON]
-
-FOLDER holds hardware.json and plan.json. REQUEST is JSON: what the program takes beside them, which most do not.
-"""
+"""Runs the measuring programs of `tuning/processes` in a child, under a plan."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import DrivetrainError, MeasurementEnded
+from drivetrain.errors import MeasurementEnded
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import Plan
-from drivetrain.system import child_process, interpreter, signals
-from drivetrain.system.console import guard_output, say, say_error
+from drivetrain.system import child_process, signals
+from drivetrain.system.console import say, say_error
 from drivetrain.system.files import read_json, write_json
 from drivetrain.system.run_files import RunFiles
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
+from drivetrain.system.signals import Signals
 from drivetrain.tuning import process_death
 
 PACKAGE = "drivetrain.tuning.processes"
@@ -38,8 +31,7 @@ RESULT = "result.json"
 def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
     """The command line of a measuring program."""
     folder_word, spec_word = map(child_process.format_path_argument, (folder, source.spec))
-    module = f"{PACKAGE}.{program}"
-    return [sys.executable, "-m", module, folder_word, json.dumps(request), spec_word, *source.options()]
+    return [sys.executable, "-m", PACKAGE, program, folder_word, json.dumps(request), spec_word, *source.options()]
 
 
 def measure(
@@ -107,22 +99,3 @@ class MeasuringCall:
     def store(self, result: object) -> None:
         """Hand a result to the parent, which called `measure_result`."""
         write_json(self.folder / RESULT, result)
-
-
-def run_program(measure: Callable[[MeasuringCall], None]) -> None:
-    """Measure, and end this process with the exit code; a signal stops the measurement, and an error of ours is printed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("request", type=json.loads)
-    spec_source.add_options(parser)
-    options = parser.parse_args()
-    guard_output()
-    code = 0
-    try:
-        with raise_stopped(), ignore_signals_after():
-            source = SpecSource.from_arguments(options)
-            measure(MeasuringCall(options.folder, source, source.load(), Signals(), options.request))
-    except DrivetrainError as error:
-        say_error(error)
-        code = error.exit_code
-    interpreter.exit_process(code)

@@ -21,7 +21,7 @@ from drivetrain.training.phase_timer import process_seconds
 from drivetrain.training.profiling import MATRIX_SIDE, measure_product
 from drivetrain.training.run import Run
 from drivetrain.training.torch_setup import synchronize
-from drivetrain.tuning import assembly, measuring_child
+from drivetrain.tuning import assembly
 from drivetrain.tuning.elsewhere.machine_catalog import Rates
 from drivetrain.tuning.elsewhere.machine_estimate import StepWork
 from drivetrain.tuning.measuring_child import MeasuringCall
@@ -181,7 +181,3 @@ def _list_tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _list_tensors(part)
-
-
-if __name__ == "__main__":
-    measuring_child.run_program(measure)

@@ -12,18 +12,20 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+import torch
+
+from drivetrain.optimizations import Value
 from drivetrain.system import process_tree
+from drivetrain.training.evaluation.validation import default_batch_size, micro_batches
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning import measuring_child
+from drivetrain.training.run import Run
+from drivetrain.training.torch_setup import synchronize
+from drivetrain.tuning import assembly
 from drivetrain.tuning.measuring_child import MeasuringCall
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.run_length import RunTimes
-
-if TYPE_CHECKING:
-    from drivetrain.optimizations import Value
-    from drivetrain.training.run import Run
-    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+from drivetrain.tuning.variants import Variant
 
 NO_CHANGES: Mapping[str, Value] = {}
 WARMING_STEPS = 3
@@ -38,8 +40,6 @@ TRIMMED_SHARE = 0.1
 
 def measure(call: MeasuringCall) -> None:
     """Store the times of a run that is assembled as a training would assemble it."""
-    from drivetrain.tuning import assembly
-
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
         run = assemble_longest_epoch(assembly.load_search(call.folder, call.job, call.signals))
@@ -78,8 +78,6 @@ def time_step(run: Run) -> float:
 
 def _time_steps(run: Run) -> Iterator[float]:
     """Seconds of steps from one to the next, with the loading of their batches."""
-    from drivetrain.tuning.variants import Variant
-
     # A second epoch follows where the first is too short; no step of it is read, so its order does not matter.
     variant, begin, end = Variant.over_epochs(run), time.perf_counter(), None
     for number in itertools.count():
@@ -94,11 +92,6 @@ def _time_steps(run: Run) -> Iterator[float]:
 
 def _time_evaluation(run: Run) -> tuple[float, float]:
     """Seconds of an evaluation batch, and the number of batches of an evaluation."""
-    import torch
-
-    from drivetrain.training.evaluation.validation import default_batch_size, micro_batches
-    from drivetrain.training.torch_setup import synchronize
-
     size = run.step.micro_batch or default_batch_size(run)
     run.model.eval()
     seconds: list[float] = []
@@ -118,7 +111,3 @@ def _trim(seconds: list[float]) -> float:
     """The mean without the longest and the shortest times, which others on the machine cause."""
     cut = int(TRIMMED_SHARE * len(seconds))
     return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
-
-
-if __name__ == "__main__":
-    measuring_child.run_program(measure)
