@@ -84,7 +84,7 @@ def looks_empty(name: str) -> bool:
     return name.strip().lower() in _NO_VALUE
 
 
-def list_names(names: Sequence[str], max_listed: int = 10) -> str:
+def list_names(names: Sequence[str], max_listed: int = 10, separator: str = ", ") -> str:
     """List the first names, and say how many there are more: `a, b, c and 7 more`."""
     remainder = f" and {len(names) - max_listed:,} more" if len(names) > max_listed else ""
-    return ", ".join(map(printable, names[:max_listed])) + remainder
+    return separator.join(map(printable, names[:max_listed])) + remainder

@@ -212,9 +212,8 @@ def _load_weights(
         if name not in fresh and (name not in weights or weights[name].shape != value.shape)
     ]
     if wrong:
-        remainder = f" and {len(wrong) - 3:,} more" if len(wrong) > 3 else ""
         raise refuse(
-            f"{file} does not fit the network: {'; '.join(wrong[:3])}{remainder}",
+            f"{file} does not fit the network: {list_names(wrong, 3, '; ')}",
             "weights of the same network",
             "check that both come from the same network",
         )

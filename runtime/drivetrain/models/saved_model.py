@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Head, head_from_json
+from drivetrain.data.labels import list_names
 from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS, limit_size
@@ -184,8 +185,7 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
     ]
     wrong += [f"{name} is not part of the network" for name in stored_shapes if name not in expected]
     if wrong:
-        remainder = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {'; '.join(wrong[:3])}{remainder}")
+        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {list_names(wrong, 3, '; ')}")
     network.load_state_dict(stored)
 
 
