@@ -176,17 +176,11 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:
         _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
-    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    stored_shapes = {name: tuple(value.shape) for name, value in stored.items()}
-    wrong = [
-        f"{name} is {stored_shapes.get(name, 'missing')}, expected {shape}"
-        for name, shape in expected.items()
-        if stored_shapes.get(name) != shape
-    ]
-    wrong += [f"{name} is not part of the network" for name in stored_shapes if name not in expected]
+    names = network.state_dict().keys()
+    wrong = list(safetensors_file.load(network, stored).values())
+    wrong += [f"{name} is not part of the network" for name in stored if name not in names]
     if wrong:
         _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {list_names(wrong, 3, '; ')}")
-    network.load_state_dict(stored)
 
 
 def _read_heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
