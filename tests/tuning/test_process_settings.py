@@ -26,7 +26,7 @@ from drivetrain.models.build import build
 from drivetrain.plan import effective_plan, evidence, plan
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import process_settings, tuner
-from drivetrain.tuning.bench.variant import VariantReady
+from drivetrain.tuning.measuring_child import VariantReady
 from drivetrain.tuning.paired_timing import TimedBlock
 from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny

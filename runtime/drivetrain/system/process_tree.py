@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -14,14 +13,6 @@ import psutil
 def sum_resident_bytes() -> int:
     """Resident memory of the process tree, in bytes."""
     return int(_sum(lambda process: process.memory_info().rss))
-
-
-def read_peak_bytes() -> int:
-    """The most resident memory that this process has had, in bytes."""
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        # Not ru_maxrss, which begins with the peak of the process that started this one.
-        return next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")), 0)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of macOS, whose kernel counts bytes
 
 
 def sum_cpu_seconds() -> float:

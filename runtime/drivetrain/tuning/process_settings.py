@@ -25,7 +25,7 @@ from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.files import write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import variants
-from drivetrain.tuning.bench.variant import RunningVariant, VariantPool
+from drivetrain.tuning.measuring_child import RunningVariant, VariantPool
 from drivetrain.tuning.paired_timing import compare
 from drivetrain.tuning.tuner_state import TunerState
 

@@ -17,10 +17,10 @@ from drivetrain.hardware import facts
 from drivetrain.models.build import build
 from drivetrain.models.networks.user_network import blame_job_code
 from drivetrain.plan import plan as plans
-from drivetrain.system import cpu_starvation, process_tree
+from drivetrain.system import cpu_starvation
 from drivetrain.system.child_process import open_answers, read_requests
 from drivetrain.system.files import read_json
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.phase_timer import PhaseTimer, read_peak_bytes
 from drivetrain.training.run import Run, assemble
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
@@ -87,4 +87,4 @@ def read_peak(run: Run) -> int:
     """Peak bytes so far: of the GPU if there is one, else of this process."""
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    return process_tree.read_peak_bytes()
+    return read_peak_bytes()
