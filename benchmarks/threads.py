@@ -16,12 +16,14 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from drivetrain import optimizations
 from drivetrain.hardware.detect import detect
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.tuning import process_settings
+from drivetrain.tuning.tuner_state import TunerState
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = ("digits", "series", "reports")
@@ -94,7 +96,10 @@ def compare_threads(job: Path, threads: int, other_threads: int, seconds: float)
     name = "cpu_threads"
     job_plan = plan.resolve(source.load(), hardware).with_values({name: threads})
     candidate = next(o for o in optimizations.every() if o.name == name), other_threads
-    verdicts = process_settings.measure(source, hardware, job_plan, [candidate], 3600.0, seconds, lambda text: None)
+    unused: Any = None
+    state = TunerState(job_plan, unused)
+    process_settings.measure(source, hardware, state, [candidate], 3600.0, seconds, lambda text: None)
+    verdicts = state.measurements
     print(
         f"{job.stem}: {other_threads} threads against {threads}: {verdicts[name].text if verdicts else 'not measured'}",
         flush=True,

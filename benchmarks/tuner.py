@@ -144,14 +144,14 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
 
 def measure_grid(tuner: Any, options: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
+    from drivetrain import optimizations
     from drivetrain.system import timeout
-    from drivetrain.tuning import process_settings
 
     start = time.perf_counter()
     verdicts = tuner.tune(options.budget)
     seconds = time.perf_counter() - start
     plan = tuner.run.plan
-    for name in verdicts.keys() - process_settings.list_names():
+    for name in verdicts.keys() - optimizations.list_process_settings():
         plan = plan.with_values({name: verdicts[name].value})
     if timeout.has_timed_out():
         print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)

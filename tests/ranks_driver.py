@@ -17,7 +17,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models import inspection
 from drivetrain.models.build import Model
-from drivetrain.models.unfreezing import Unfreezing
+from drivetrain.models.freeze import Unfreezing
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
 from drivetrain.training import run, train

@@ -28,10 +28,11 @@ def holds(image: str) -> list[str]:
         )
         if CANARY in subprocess.run(line, capture_output=True, check=True).stdout
     ]
-    export = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
-    assert export.stdout is not None
     layers = 0
-    with tarfile.open(fileobj=export.stdout, mode="r|") as outer:
+    with (
+        subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as export,
+        tarfile.open(fileobj=export.stdout, mode="r|") as outer,
+    ):
         for layer in outer:
             stream = outer.extractfile(layer)
             if stream is None:
@@ -41,7 +42,7 @@ def holds(image: str) -> list[str]:
             while chunk := stream.read(CHUNK):  # layers are tars that are not compressed
                 places += [layer.name] * (CANARY in tail + chunk)
                 tail = chunk[-len(CANARY) :]
-    assert export.wait() == 0
+    assert export.returncode == 0
     assert layers > 3
     return sorted(set(places))
 

@@ -125,6 +125,7 @@ def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: st
             for number in range(2)
         ]
         wait_until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
+        time.sleep(3)  # a sign of life comes every second: the last one before this may be older than the first step
         run_docker("network", "disconnect", network.tag, both[1])
         begin = time.monotonic()
         assert network.codes(both) == [8, 8], run_docker("logs", both[0])

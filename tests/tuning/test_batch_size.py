@@ -109,9 +109,9 @@ def test_the_measured_number_travels_as_a_value(
     """However auto was written: the trainer gets the number, the run folder records the same."""
     sources: list[SpecSource] = []
 
-    def measure(module: str, source: SpecSource, plan: object, machine: object) -> tuple[int, dict[str, object]]:
+    def measure(module: str, source: SpecSource, plan: object, machine: object) -> dict[str, object]:
         sources.append(source)
-        return 0, {"batch_size": 64, "text": "64, the fastest"}
+        return {"batch_size": 64, "text": "64, the fastest"}
 
     def trainers(request: TrainRequest, *other_arguments: object) -> int:
         sources.append(request.source)

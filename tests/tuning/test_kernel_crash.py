@@ -17,7 +17,7 @@ from drivetrain.plan import plan
 from drivetrain.system import child_process
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import measuring_child, process_death
-from drivetrain.tuning.bench.variant import RunningVariant
+from drivetrain.tuning.measuring_child import RunningVariant
 from tests import tiny
 from tests.messages import begins_with, saying, says
 from tests.own_job import write_job

@@ -58,7 +58,7 @@ def store_evidence(folder: Path, *, other: bool = False, text: str = "1.5x, loss
     ).value("channels_last")
     row = evidence.Measurement(bool(chosen_value) is not other, text, "2026-11-21")
     speed_key = tune.make_speed_key(job, machine(folder), dataset, build(job, dataset), False)
-    evidence.store(machine(folder), speed_key, {"channels_last": row})
+    evidence.store(machine(folder), [speed_key], {"channels_last": row}, print)
     return row
 
 

@@ -26,13 +26,19 @@ from drivetrain.models.build import build
 from drivetrain.plan import effective_plan, evidence, plan
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import process_settings, tuner
-from drivetrain.tuning.bench.variant import VariantReady
+from drivetrain.tuning.measuring_child import VariantReady
 from drivetrain.tuning.paired_timing import TimedBlock
+from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.messages import says
 from tests.paths import ROOT
 
 NUMBERS = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
+
+
+def start_tuning(machine_plan: plan.Plan) -> TunerState:
+    unused: Any = None
+    return TunerState(machine_plan, unused)
 
 
 def make_machine() -> Hardware:
@@ -75,9 +81,9 @@ def test_two_hyperthreads_are_used_where_they_are_faster(monkeypatch: pytest.Mon
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 2": 0.8}))
     machine_plan = plan.resolve(tiny.job(), machine)
     candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
-    measurements = process_settings.measure(
-        SpecSource(Path("tiny.yaml")), machine, machine_plan, candidates, 3000.0, 60.0, print
-    )
+    state = start_tuning(machine_plan)
+    process_settings.measure(SpecSource(Path("tiny.yaml")), machine, state, candidates, 3000.0, 60.0, print)
+    measurements = state.measurements
     assert measurements["cpu_threads"].value == 2
     assert plan.resolve(tiny.job(), machine, measured=measurements).value("cpu_threads") == 2
 
@@ -149,9 +155,9 @@ def test_children_of_known_speed(
     monkeypatch.setattr(process_settings, "VariantPool", shop)
     machine_plan = plan.resolve(tiny.job(), machine)
     candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
-    measurements = process_settings.measure(
-        SpecSource(Path("tiny.yaml")), machine, machine_plan, candidates, 3000.0, 60.0, messages.append
-    )
+    state = start_tuning(machine_plan)
+    process_settings.measure(SpecSource(Path("tiny.yaml")), machine, state, candidates, 3000.0, 60.0, messages.append)
+    measurements = state.measurements
     planned_values = {name: machine_plan.value(name) for name in measurements}
     assert {name: row.value for name, row in measurements.items()} == planned_values | values
     assert measurements["cpu_threads"].text.startswith(text)
@@ -163,17 +169,18 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
     near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 1": near, "allocator off": near}))
     machine_plan = plan.resolve(tiny.job(), machine)
-    measurements = process_settings.measure(
+    state = start_tuning(machine_plan)
+    process_settings.measure(
         SpecSource(Path("tiny.yaml")),
         machine,
-        machine_plan,
+        state,
         process_settings.list_candidates(tiny.job(), machine, machine_plan),
         3e3,
         60.0,
         lambda text: None,
     )
-    assert "loss ok" in measurements["cpu_threads"].text
-    assert "vetoed: " in measurements["allocator"].text
+    assert "loss ok" in state.measurements["cpu_threads"].text
+    assert "vetoed: " in state.measurements["allocator"].text
 
 
 @pytest.mark.parametrize(
@@ -195,9 +202,11 @@ def test_without_time_or_memory_no_child_is_started(
     monkeypatch.setattr(psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
     machine_plan = plan.resolve(tiny.job(), machine)
     candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
-    assert not process_settings.measure(
-        SpecSource(Path("tiny.yaml")), machine, machine_plan, candidates, 3e3, seconds, messages.append, standing
+    state = start_tuning(machine_plan)
+    process_settings.measure(
+        SpecSource(Path("tiny.yaml")), machine, state, candidates, 3e3, seconds, messages.append, standing
     )
+    assert not state.measurements
     assert expected in messages[0]
     assert not shop.variants
 
@@ -242,9 +251,8 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     loaded_job, machine = job_spec.load(job), detect(job.parent)
     dataset = load(loaded_job)
     speed_key = tuner.make_speed_key(loaded_job, machine, dataset, build(loaded_job, dataset), True)
-    evidence.store(
-        machine, speed_key, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")}
-    )
+    row = evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")
+    evidence.store(machine, [speed_key], {"cpu_threads": row}, print)
     output, _ = start_training(job, "-v").communicate(timeout=120)
     assert says(output, "tune-measured-before")
     assert "plan: cpu_threads changed from 2 to 1: measured on 2026-11-21" in output
@@ -255,7 +263,7 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     )
     assert decisions["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
-    evidence.store(machine, evidence.make_early_key(machine, loaded_job), evidence.load(machine, speed_key))
+    evidence.store(machine, [evidence.make_early_key(machine, loaded_job)], evidence.load(machine, speed_key), print)
     assert (
         plan.resolve(loaded_job, machine, measured=evidence.load_process_settings(machine, loaded_job)).value(
             "cpu_threads"
@@ -268,7 +276,7 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     processes = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in processes if "drivetrain.tuning.processes.variant" in child.cmdline()]
+    return [child for child in processes if {"drivetrain.tuning.processes", "variant"} <= set(child.cmdline())]
 
 
 @needs_two

@@ -125,7 +125,7 @@ def plan(options: argparse.Namespace) -> int:
         from drivetrain.tuning.elsewhere.machine_estimate import compare_machines
 
         machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
-        return compare_machines(
+        compare_machines(
             options.job,
             options.set,
             machine,
@@ -135,9 +135,9 @@ def plan(options: argparse.Namespace) -> int:
             prices=prices,
             as_json=options.json,
         )
-    if options.time:
-        return forecast(options.job, options.set, machine, resolved, as_json=options.json)
-    if options.json:
+    elif options.time:
+        forecast(options.job, options.set, machine, resolved, as_json=options.json)
+    elif options.json:
         say_json(resolved.to_json())
     else:
         open_console().print(render(resolved, job, machine, show_all=options.all))

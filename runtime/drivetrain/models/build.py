@@ -20,11 +20,10 @@ from drivetrain.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, 
 from drivetrain.job.series import CnnLstmSpec, SeriesJob
 from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
-from drivetrain.models import initial_weights, lr_groups, timm_resnet, unfreezing
+from drivetrain.models import initial_weights, lr_groups, timm_resnet
 from drivetrain.models.builders import BUILDERS
-from drivetrain.models.freeze import freeze, note_random_frozen
+from drivetrain.models.freeze import Unfreezing, find_unfreezing, freeze, note_random_frozen, note_unreached
 from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_vision, user_network, word_bag
-from drivetrain.models.unfreezing import Unfreezing
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
 
@@ -67,7 +66,7 @@ def build(job: Job, dataset: Dataset) -> Model:
         network.fresh, notes = initial_weights.load_file(job, spec.weights, network.module, outputs)
         network.notes += notes
     freeze(network.module, network.freeze, job)
-    network.unfreezing = unfreezing.find_unfreezing(network.module, getattr(spec, "unfreeze", ()), job)
+    network.unfreezing = find_unfreezing(network.module, getattr(spec, "unfreeze", ()), job)
     lr_groups.make_groups(job, network.module, network.list_trained())
     network.notes += note_random_frozen(network.module, network.fresh, network.unfreezing.first)
     loads_weights = getattr(spec, "weights", None) or hub_name.find_weights_name(job)
@@ -78,7 +77,7 @@ def build(job: Job, dataset: Dataset) -> Model:
             f"model.freeze freezes layers with random weights, which {when}; start from an earlier run "
             "(model: {from: runs/NAME-001}) or from a file (model.weights)"
         )
-    network.notes += unfreezing.note_unreached(network.unfreezing, job, len(dataset.train))
+    network.notes += note_unreached(network.unfreezing, job, len(dataset.train))
     return network
 
 

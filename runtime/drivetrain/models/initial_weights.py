@@ -205,20 +205,12 @@ def _load_weights(
     network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse
 ) -> None:
     """Load all tensors except those in `fresh`."""
-    expected = network.state_dict()
-    wrong = [
-        f"{name} is {tuple(weights[name].shape) if name in weights else 'missing'}, expected {tuple(value.shape)}"
-        for name, value in expected.items()
-        if name not in fresh and (name not in weights or weights[name].shape != value.shape)
-    ]
-    if wrong:
-        remainder = f" and {len(wrong) - 3:,} more" if len(wrong) > 3 else ""
+    if misfits := safetensors_file.load(network, weights, fresh):
         raise refuse(
-            f"{file} does not fit the network: {'; '.join(wrong[:3])}{remainder}",
+            f"{file} does not fit the network: {list_names(list(misfits.values()), 3, '; ')}",
             "weights of the same network",
             "check that both come from the same network",
         )
-    network.load_state_dict(expected | {name: weights[name] for name in expected if name not in fresh})
 
 
 def _describe_count(network: nn.Module, fresh: set[str]) -> str:

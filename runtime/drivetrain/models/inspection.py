@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from drivetrain.data.dataset import Dataset, Inputs
 from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE, Workload
 from drivetrain.models import dry_run, feature_cache, forward, packed_attention, recompute, strided_convolution
+from drivetrain.models.freeze import Unfreezing
 from drivetrain.models.frozen_split import CacheSaving, evaluating, give_same_outputs, list_outputs
-from drivetrain.models.unfreezing import Unfreezing
 
 NO_UNFREEZING = Unfreezing()
 """All frozen parameters stay frozen."""

@@ -1,4 +1,4 @@
-"""Reads safetensors files, and writes them without a second copy in memory.
+"""Reads safetensors files, also into networks, and writes them without a second copy in memory.
 
 The format cannot execute code. Reading limits the header's size, since a forged one could exhaust memory.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.errors import CheckpointError
 from drivetrain.system.fault_points import fault_point
@@ -47,6 +47,20 @@ def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], act
         return read(path)
     except (OSError, ValueError) as error:
         raise refuse(f"{path} cannot be read: {error}", "a complete file", action) from None
+
+
+def load(network: nn.Module, weights: Tensors, fresh: Collection[str] = ()) -> dict[str, str]:
+    """Load all tensors except those in `fresh`; returns what is wrong with which, by name, and then loads none."""
+    expected = network.state_dict()
+    body = {name: value.shape for name, value in expected.items() if name not in fresh}
+    misfits = {
+        name: f"{name} is {tuple(weights[name].shape) if name in weights else 'missing'}, expected {tuple(shape)}"
+        for name, shape in body.items()
+        if name not in weights or weights[name].shape != shape
+    }
+    if not misfits:
+        network.load_state_dict(expected | {name: weights[name] for name in body})
+    return misfits
 
 
 _DTYPE_NAMES = {

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Head, head_from_json
+from drivetrain.data.notes import list_names
 from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS, limit_size
@@ -175,18 +176,11 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:
         _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
-    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    stored_shapes = {name: tuple(value.shape) for name, value in stored.items()}
-    wrong = [
-        f"{name} is {stored_shapes.get(name, 'missing')}, expected {shape}"
-        for name, shape in expected.items()
-        if stored_shapes.get(name) != shape
-    ]
-    wrong += [f"{name} is not part of the network" for name in stored_shapes if name not in expected]
+    names = network.state_dict().keys()
+    wrong = list(safetensors_file.load(network, stored).values())
+    wrong += [f"{name} is not part of the network" for name in stored if name not in names]
     if wrong:
-        remainder = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {'; '.join(wrong[:3])}{remainder}")
-    network.load_state_dict(stored)
+        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {list_names(wrong, 3, '; ')}")
 
 
 def _read_heads(folder: Path, rows: list[Any]) -> dict[str, Head]:

@@ -40,18 +40,12 @@ def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
     """
     file = source.folder / "model.safetensors"
     weights = rename_tensors(safetensors_file.read_or_refuse(file, source.refuse))
-    expected = network.state_dict()
-    fresh = {name for name in expected if name.startswith("classifier.")}
-    wrong = [
-        name
-        for name, value in expected.items()
-        if name not in fresh and (name not in weights or weights[name].shape != value.shape)
-    ] + sorted(weights.keys() - expected.keys())
-    if wrong:
+    names = network.state_dict().keys()
+    fresh = {name for name in names if name.startswith("classifier.")}
+    if wrong := [*safetensors_file.load(network, weights, fresh), *sorted(weights.keys() - names)]:
         source.refuse(
             f"{file} does not fit: {len(wrong)} tensors are missing, of another shape or too many: {', '.join(wrong[:3])}",
             "weights of this very ResNet, as timm and torchvision name them",
             "use another folder",
         )
-    network.load_state_dict(expected | weights)
     return fresh

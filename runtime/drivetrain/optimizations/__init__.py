@@ -4,7 +4,7 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
 
     STAGE, EFFECT, OFF, Values                          EFFECT may be a function of the workload
     choose(job, hardware, workload) -> Choice           the default and its reason; workload may be None
-    refuse(job, hardware, workload, value) -> str|None  why a requested value is not possible
+    refuse(job, hardware, workload, value) -> str|None  why a requested value, other than OFF, is not possible
     effective(run) -> value                             the effective value, read back after assembly
 
 and what of these it needs:
@@ -17,6 +17,7 @@ and what of these it needs:
     lacks(job, hardware) -> str|None                    what is missing for it to apply here, in two or three words
     NEEDS                                               the optimization without which it has no effect, and so is not measured
     QUICK = True                                        has it measured in short runs, too
+    REFUSES_OFF = True                                  if OFF can be impossible, too: `refuse` is then asked about it
     REDRAWS = True                                      if it changes the random numbers of dropout
     select_probes(job, hardware, workload) -> probes    those of `hardware.calibration` that are nearest to the network
 
@@ -30,7 +31,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -54,6 +55,7 @@ __all__ = [
     "Workload",
     "environment",
     "every",
+    "list_process_settings",
     "off_values",
 ]
 
@@ -113,6 +115,14 @@ def _make_candidates(module: ModuleType) -> Callable[[Job, Hardware, Workload | 
     return candidates
 
 
+def _allow_off(module: ModuleType) -> Callable[[Job, Hardware, Workload | None, Value], str | None]:
+    @wraps(module.refuse)
+    def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+        return None if value == module.OFF else module.refuse(job, hardware, workload, value)
+
+    return refuse
+
+
 def _read_module(module: ModuleType) -> Optimization:
     default_lacks = _lacks_gpu if getattr(module, "GPU_ONLY", False) else lambda job, hardware: None
     return Optimization(
@@ -123,7 +133,7 @@ def _read_module(module: ModuleType) -> Optimization:
         off=module.OFF,
         values=module.Values,
         choose=module.choose,
-        refuse=module.refuse,
+        refuse=module.refuse if getattr(module, "REFUSES_OFF", False) else _allow_off(module),
         candidates=getattr(module, "candidates", None) or _make_candidates(module),
         apply=getattr(module, "apply", _apply_nothing),
         effective=module.effective,
@@ -146,6 +156,11 @@ def pick_requested(job: Job, name: str, choice: Choice) -> Value:
 def off_values() -> dict[str, Value]:
     """Plain PyTorch: the value of each optimization that turns it off."""
     return {optimization.name: optimization.off for optimization in every()}
+
+
+def list_process_settings() -> set[str]:
+    """The optimizations that are fixed when a process starts."""
+    return {optimization.name for optimization in every() if optimization.stage is Stage.PROCESS}
 
 
 def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if the library is not installed."""
-    if value != OFF and not hardware.libraries.tcmalloc:
+    if not hardware.libraries.tcmalloc:
         return "libtcmalloc is not installed on this machine"
     return None
 

@@ -40,7 +40,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: on a CPU: it is a setting of CUDA's allocator."""
-    if value and hardware.gpu is None:
+    if hardware.gpu is None:
         return "it configures the GPU allocator, and there is no GPU"
     return None
 

@@ -50,8 +50,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: on a CPU, which has one kernel; flash below capability 8.0; any value if
     the network has no attention.
     """
-    if value == OFF:
-        return None
     if hardware.gpu is None:
         return "a CPU has only one attention kernel"
     if not _attends(workload):

@@ -41,11 +41,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: without convolutions: only four-dimensional weights have this layout."""
-    if value and workload is not None and not workload.has("Conv2d"):
+    if workload is not None and not workload.has("Conv2d"):
         return "the network has no 2D convolution, so the setting would have no effect"
-    if value and workload is not None and workload.layout_obstacle:
+    if workload is not None and workload.layout_obstacle:
         return f"{_describe_layout_failure(workload)}; x.flatten(1) or x.reshape work in every layout, where x.view does not"
-    return sharding.obstacle(job, hardware, workload) if value else None
+    return sharding.obstacle(job, hardware, workload)
 
 
 def _describe_layout_failure(workload: Workload) -> str:

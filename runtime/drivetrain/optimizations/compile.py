@@ -33,8 +33,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
     gradient_checkpointing or packed texts.
     """
-    if not value:
-        return None
     if obstacle := sharding.obstacle(job, hardware, workload):
         return obstacle
     if job.optimize.get("gradient_checkpointing") is True:

@@ -46,7 +46,7 @@ def threads_of(hardware: Hardware) -> int:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: more threads than CPUs in the affinity mask."""
-    if value != OFF and int(value) > hardware.cpu.affinity:
+    if int(value) > hardware.cpu.affinity:
         return f"only {hardware.cpu.affinity} CPUs are available to this process"
     return None
 

@@ -28,8 +28,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: on a CPU; if compile is off or not possible, since it is a mode of compile;
     with a fixed micro_batch.
     """
-    if not value:
-        return None
     if hardware.gpu is None:
         return "CUDA graphs need a GPU; this job runs on a CPU"
     if job.optimize.get("compile") is False:

@@ -30,8 +30,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: on a CPU, in a deterministic job, with samples of different sizes, or
     without convolutions.
     """
-    if not value:
-        return None
     if hardware.gpu is None:
         return "cuDNN needs a GPU; this job runs on a CPU"
     if job.train.is_deterministic(on_gpu=True):

@@ -46,8 +46,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: without image files, or without a cache folder with enough space."""
-    if not value:
-        return None
     if not job.task.startswith("image"):
         return "the job has no image files to decode"
     if getattr(job.data, "stream", None):

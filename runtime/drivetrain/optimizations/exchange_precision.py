@@ -30,7 +30,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if there is certainly one process."""
-    if value == OFF or not world.seems_alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
+    if not world.seems_alone(job, hardware) or (job.limits.nodes is None and job.task != "python"):
         return None
     return "there is only one process, so no gradients travel"
 

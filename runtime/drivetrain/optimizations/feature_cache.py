@@ -73,8 +73,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: without a frozen prefix in evaluation mode, with random augmentation, or
     without space for the outputs.
     """
-    if not value:
-        return None
     frozen = _get_freeze(job)
     if frozen is None:
         return "no part of the network is frozen (model.freeze)"

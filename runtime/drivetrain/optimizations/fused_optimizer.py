@@ -8,6 +8,7 @@ from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job
 STAGE = Stage.OPTIMIZER
 EFFECT = Effect.ROUNDING
 OFF = False
+REFUSES_OFF = True
 UNMEASURED = "three to five times faster on every machine so far"
 Values = bool
 

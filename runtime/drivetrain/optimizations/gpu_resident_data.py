@@ -59,8 +59,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: on a CPU, without enough GPU memory, with samples of different sizes, or
     with loader workers.
     """
-    if not value:
-        return None
     if hardware.gpu is None:
         return "there is no GPU to keep the samples on"
     if getattr(job.data, "stream", None):

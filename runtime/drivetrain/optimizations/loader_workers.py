@@ -47,7 +47,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: if batches do not fit into /dev/shm: a worker that finds it full dies of a
     bus error.
     """
-    if int(value) and _streams(job):
+    if _streams(job):
         return "the training data is an iterable, which is read in its order by the training process"
     shm = hardware.storage.shm
     room = _room(job, shm, workload)

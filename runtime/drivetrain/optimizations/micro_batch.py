@@ -33,9 +33,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: a micro-batch larger than the batch; any, if the loss cannot be put
     together from those of micro-batches.
     """
-    if value != OFF and workload is not None and workload.indivisible:
+    if workload is not None and workload.indivisible:
         return f"{workload.indivisible}; return one value for each sample, or give weight_of(targets)"
-    if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
+    if job.train.batch_size != "auto" and int(value) > job.train.batch:
         return f"train.batch_size is {job.train.batch}, and a micro-batch cannot be larger"
     return None
 

@@ -37,7 +37,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if the library is not installed."""
-    if value != OFF and _path(hardware, value) is None:
+    if _path(hardware, value) is None:
         return f"the {value} library is not installed on this machine"
     return None
 

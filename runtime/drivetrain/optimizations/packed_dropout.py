@@ -28,8 +28,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: without dropout, or on a GPU."""
-    if not value:
-        return None
     if hardware.gpu is not None:
         return "a GPU already generates dropout masks in parallel"
     if job.optimize.get("compile") is True:

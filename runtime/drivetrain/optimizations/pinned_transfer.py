@@ -25,8 +25,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if nothing is copied to a GPU."""
-    if not value:
-        return None
     if hardware.gpu is None:
         return "there is no GPU to copy batches to"
     if workload is not None and feature_cache.choose(job, hardware, workload).value:

@@ -57,8 +57,6 @@ def _reason_on_cpu(hardware: Hardware) -> str:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: a format that the chip emulates, or computes wrongly."""
-    if value == "fp32":
-        return None
     return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
 
 

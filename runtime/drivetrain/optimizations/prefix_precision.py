@@ -53,8 +53,6 @@ def _unit(hardware: Hardware) -> str | None:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: if no outputs can be cached, or the chip does not support the format."""
-    if value == OFF:
-        return None
     # The cache's own choice is not consulted: it depends on free memory, which may differ when a run is resumed.
     off = job.optimize.get("feature_cache") is False
     obstacle = "optimize.feature_cache is false" if off else feature_cache.refuse(job, hardware, workload, True)

@@ -51,8 +51,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: with one process, with what needs whole weights, or with a torch that
     cannot save parts.
     """
-    if not value:
-        return None
     if job.task == "python":
         return "a training of a Python program has whole weights, which its callbacks may read"
     if world.seems_alone(job, hardware) and job.limits.nodes is not None:

@@ -42,8 +42,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes or in parts, with code of the
     user in a step, with dropout between LSTM layers, without fused_optimizer, or beside cuda_graphs.
     """
-    if not value:
-        return None
     gpu = hardware.gpu
     if gpu is None:
         return "CUDA graphs need a GPU; this job runs on a CPU"

@@ -147,8 +147,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: if texts are not padded; for `packed`, also if the encoder does not support
     it, or is compiled.
     """
-    if value == OFF:
-        return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
         return "all samples have the same size, so there is no padding"
     if (

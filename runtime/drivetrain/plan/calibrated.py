@@ -23,7 +23,7 @@ HOPELESS_SPEEDUP = 0.8
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What the calibration says about one decision."""
 
     value: Value | None
@@ -34,7 +34,7 @@ class Verdict:
 
 def judge_by_calibration(
     optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, default: Value
-) -> Verdict | None:
+) -> Judgement | None:
     """The fastest possible value; None without a calibration, or if it has no probe for this decision.
 
     Args:
@@ -50,12 +50,11 @@ def judge_by_calibration(
         return None
     best = max(spreads, key=lambda value: spreads[value][1])
     runner_up = default if best != default else max((v for v in spreads if v != default), key=lambda v: spreads[v][1])
-    texts = [row.describe(calibration.date) for row in optimization.select_probes(job, hardware, workload)]
-    comparison = next(
-        (text for value in (best, runner_up) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
-    )
+    probes = optimization.select_probes(job, hardware, workload)
+    by_value = {_parse_value(probe.value): probe for probe in reversed(probes)}
+    comparison = (by_value.get(best) or by_value.get(runner_up) or probes[0]).describe(calibration.date)
     is_clear = spreads[best][0] > spreads[runner_up][2] and spreads[best][1] >= MIN_SPEEDUP * spreads[runner_up][1]
-    return Verdict(best if is_clear else None, comparison if is_clear else f"no clear difference: {comparison}")
+    return Judgement(best if is_clear else None, comparison if is_clear else f"no clear difference: {comparison}")
 
 
 def find_usable(job: Job, hardware: Hardware) -> Calibration | None:
@@ -76,7 +75,7 @@ def explain_hopeless(
     if value not in spreads or current not in spreads or spreads[value][2] > HOPELESS_SPEEDUP * spreads[current][0]:
         return None
     ratio = spreads[value][1] / spreads[current][1]
-    return f"calibrated {ratio:.2f}x {_format_value(current)} on {calibration.date}"
+    return f"calibrated {ratio:.2f}x {str(current).lower()} on {calibration.date}"
 
 
 def _collect_spreads(
@@ -94,7 +93,3 @@ def _collect_spreads(
 
 def _parse_value(text: str) -> Value:
     return text == "true" if text in ("true", "false") else int(text) if text.isdigit() else text
-
-
-def _format_value(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from drivetrain.errors import StorageError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
@@ -101,12 +102,14 @@ def load(hardware: Hardware, key: str) -> dict[str, Measurement]:
         return {}
 
 
-def store(hardware: Hardware, key: str, measurements: Mapping[str, Measurement]) -> None:
-    """Store measurements.
-
-    Raises:
-        OSError, StorageError: if the cache cannot be written; the evidence then serves this run only.
-    """
+def store(
+    hardware: Hardware, keys: Iterable[str], measurements: Mapping[str, Measurement], report: Callable[[str], None]
+) -> None:
+    """Store measurements under some keys; `report` takes a line if the cache cannot be written: then they serve this run only."""
     folder = _folder(hardware)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{key}.json", {decision: asdict(row) for decision, row in measurements.items()})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for key in keys:
+            write_json(folder / f"{key}.json", {decision: asdict(row) for decision, row in measurements.items()})
+    except (OSError, StorageError) as error:
+        report(f"the measurements could not be stored: {error}")

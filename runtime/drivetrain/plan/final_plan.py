@@ -44,12 +44,11 @@ def finalize(
 
 def list_changes(before: Plan, now: Plan) -> list[str]:
     """What is not in force any more in a run that resumes, a line for each decision with its reason."""
-    rows = [(before.row(row.name), row) for row in now.decisions]
     return [
         f"{row.name} is {format_value(row.value)}, was {format_value(old.value)}: {row.reason}; results may no longer be "
         "bit-identical to those of an uninterrupted run"
-        for old, row in rows
-        if old.value != row.value
+        for row in now.decisions
+        if (old := before.row(row.name)).value != row.value
     ]
 
 

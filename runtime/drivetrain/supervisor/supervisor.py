@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from drivetrain.distributed import local_processes, world
 from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, find_placement
@@ -43,6 +44,7 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import batch_size, process_death, run_length
 from drivetrain.tuning.calibration import calibrate
+from drivetrain.tuning.measuring_child import MeasurementEnded
 from drivetrain.tuning.process_death import find_avoidable
 
 TRAINER = "drivetrain.supervisor.trainer_process"
@@ -99,142 +101,134 @@ def train(request: TrainRequest) -> int:
     if request.placement:
         say(f"placement: {request.placement.describe()}")
     with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=request.leads) as copies:
-        return _train(request, job, copies)
+        try:
+            return _Supervisor(request, job, copies).train()
+        except MeasurementEnded as ending:
+            return int(ending.args[0])
 
 
-def _train(request: TrainRequest, job: Job, copies: RemoteRuns | None) -> int:
-    extended = request.extend.run if request.extend else None
-    if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
-        source = request.source
-        request = replace(request, source=replace(source, assignments=[*source.assignments, *fixed]))
-        job = request.source.load()
-    job.check_environment(os.environ)
-    for line in job.document.replaced:
-        say(line)
-    if job.sweep:
-        say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
-    machine = _detect_machine(request, job)
-    plan_request = effective_plan.PlanRequest(
-        request.plain, plans.load(request.plan).values() if request.plan else None
-    )
-    if request.placement and not request.leads:
-        run = run_folder.open_follower(request.runs, job, request.placement.index)
-    else:
-        run = _open_folder(request, job, plan_request, copies)
-    request.report_run(run.path)
-    request = replace(request, source=request.source.copy_to(run.path, job))
-    if request.placement:
-        batch_size.refuse_auto(job, SEVERAL_PROCESSES)
-        run_length.refuse_within(job, SEVERAL_PROCESSES)
-    # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
-    code, size = batch_size.measure_once(request.source, job, machine, run.path, plain=request.plain)
-    request, job = _add_measured(request, job, size)
-    if code:
-        return code
-    machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request)
-    code, length = run_length.choose_once(request.source, job, machine, plan, run.path, process_seconds())
-    request, job = _add_measured(request, job, length)
-    if code:
-        return code
-    plan_table.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
-    return _run(request, job, machine, plan, run, plan_request, copies)
+class _Supervisor:
+    """One start of a training: the request and the job, which get what is measured, and what follows from both."""
 
+    def __init__(self, request: TrainRequest, job: Job, copies: RemoteRuns | None) -> None:
+        self.request, self.job, self.copies = request, job, copies
+        self.plan_request = effective_plan.PlanRequest(
+            request.plain, plans.load(request.plan).values() if request.plan else None
+        )
 
-def _detect_machine(request: TrainRequest, job: Job) -> Hardware:
-    """The hardware that the job may use, which suits the number of its processes."""
-    fault_point("detect")
-    placement = request.placement
-    machine = world.share_hardware(detect(request.runs), placement)
-    machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
-    world.check_world_size(job, machine)
-    world.check_parts(job, world.count_trainers(job, machine) * (placement.supervisors if placement else 1))
-    return machine
+    def train(self) -> int:
+        """Open the run folder, measure what the job leaves open, and train; returns the exit code."""
+        request = self.request
+        extended = request.extend.run if request.extend else None
+        if fixed := run_folder.keep_revisions(request.runs, self.job, extended, new=request.new):
+            self._load_again(assignments=[*request.source.assignments, *fixed])
+        self.job.check_environment(os.environ)
+        for line in self.job.document.replaced:
+            say(line)
+        if self.job.sweep:
+            say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
+        machine = self._detect_machine()
+        if request.placement and not request.leads:
+            run = run_folder.open_follower(request.runs, self.job, request.placement.index)
+        else:
+            run = self._open_folder()
+        request.report_run(run.path)
+        self.request = replace(self.request, source=self.request.source.copy_to(run.path, self.job))
+        if request.placement:
+            batch_size.refuse_auto(self.job, SEVERAL_PROCESSES)
+            run_length.refuse_within(self.job, SEVERAL_PROCESSES)
+        # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
+        source = self.request.source
+        self._add_measured(batch_size.measure_once(source, self.job, machine, run.path, plain=request.plain))
+        machine, plan, stored = self._choose_plan(machine, run)
+        source = self.request.source
+        self._add_measured(run_length.choose_once(source, self.job, machine, plan, run.path, process_seconds()))
+        plan_table.show(plan, self.job, machine, run.path / PLAN_FILE, stored, request.shown)
+        return self._run(machine, plan, run)
 
+    def _load_again(self, **changes: Any) -> None:
+        """Change the source, and load the job from it."""
+        self.request = replace(self.request, source=replace(self.request.source, **changes))
+        self.job = self.request.source.load()
 
-def _add_measured(request: TrainRequest, job: Job, measured: Mapping[str, int]) -> tuple[TrainRequest, Job]:
-    """The request and the job with measured numbers."""
-    if not measured:
-        return request, job
-    source = replace(request.source, measured={**request.source.measured, **measured})
-    return replace(request, source=source), source.load()
+    def _add_measured(self, measured: Mapping[str, int]) -> None:
+        if measured:
+            self._load_again(measured={**self.request.source.measured, **measured})
 
+    def _detect_machine(self) -> Hardware:
+        """The hardware that the job may use, which suits the number of its processes."""
+        fault_point("detect")
+        job, placement = self.job, self.request.placement
+        machine = world.share_hardware(detect(self.request.runs), placement)
+        machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
+        world.check_world_size(job, machine)
+        world.check_parts(job, world.count_trainers(job, machine) * (placement.supervisors if placement else 1))
+        return machine
 
-def _choose_plan(
-    request: TrainRequest,
-    job: Job,
-    machine: Hardware,
-    run: run_folder.RunFolder,
-    plan_request: effective_plan.PlanRequest,
-) -> tuple[Hardware, plans.Plan, plans.Plan | None, effective_plan.PlanRequest]:
-    """The machine, calibrated if that is due; the plan; the stored one if the run resumes; and what was requested."""
-    stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
-    if stored:
-        instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
-        plan_request = plan_request.resume(run.path, RunState.read(run.path), stored, *instead)
-    if not request.placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
-        machine = calibrate.calibrate_for_job(machine, job, run.path)
-    plan = plans.resolve(
-        job,
-        machine,
-        plain=plan_request.plain,
-        # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
-        replay=stored.values() if stored else plan_request.plan,
-        measured=None if request.placement else evidence.load_process_settings(machine, job),
-    )
-    return machine, plans.keep_reasons(plan, stored) if stored else plan, stored, plan_request
-
-
-def _open_folder(
-    request: TrainRequest, job: Job, plan_request: effective_plan.PlanRequest, copies: RemoteRuns | None
-) -> run_folder.RunFolder:
-    """The run folder that the command trains in; its copy begins."""
-    after = copies.highest_number if copies else 0
-    run = extended_run.open_run(request.runs, job, request.extend, plan_request, new=request.new, after=after)
-    if copies:
-        copies.start_copying(run.path)
-    if request.extend:
+    def _open_folder(self) -> run_folder.RunFolder:
+        """The run folder that the command trains in; its copy begins."""
+        request, job, copies = self.request, self.job, self.copies
+        after = copies.highest_number if copies else 0
+        run = extended_run.open_run(request.runs, job, request.extend, self.plan_request, new=request.new, after=after)
+        if copies:
+            copies.start_copying(run.path)
+        if request.extend:
+            return run
+        options = [word for assignment in request.source.assignments for word in ("--set", assignment)]
+        command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.source.spec), *options])
+        if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
+            say(line)
         return run
-    options = [word for assignment in request.source.assignments for word in ("--set", assignment)]
-    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.source.spec), *options])
-    if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
-        say(line)
-    return run
 
+    def _choose_plan(
+        self, machine: Hardware, run: run_folder.RunFolder
+    ) -> tuple[Hardware, plans.Plan, plans.Plan | None]:
+        """The machine, calibrated if that is due; the plan; and the stored one if the run resumes."""
+        request, job = self.request, self.job
+        stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
+        if stored:
+            instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
+            self.plan_request = self.plan_request.resume(run.path, RunState.read(run.path), stored, *instead)
+        is_free = self.plan_request == effective_plan.PlanRequest(plain=False, plan=None)
+        if not request.placement and not stored and is_free:
+            machine = calibrate.calibrate_for_job(machine, job, run.path)
+        plan = plans.resolve(
+            job,
+            machine,
+            plain=self.plan_request.plain,
+            # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
+            replay=stored.values() if stored else self.plan_request.plan,
+            measured=None if request.placement else evidence.load_process_settings(machine, job),
+        )
+        return machine, plans.keep_reasons(plan, stored) if stored else plan, stored
 
-def _run(
-    request: TrainRequest,
-    job: Job,
-    machine: Hardware,
-    plan: plans.Plan,
-    run: run_folder.RunFolder,
-    plan_request: effective_plan.PlanRequest,
-    copies: RemoteRuns | None,
-) -> int:
-    source = request.source
-    measured = [f"train.{key}={value}" for key, value in source.measured.items()]
-    spec = source.folder / source.spec.name if source.folder else source.spec
-    lifecycle = RunLifecycle(run, str(spec), [*source.assignments, *measured], vars(plan_request))
-    lifecycle.begin(machine, job.track if request.leads else None)
-    if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
-        EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
-    code = _attempts(request, job, machine, plan, run)
-    process_death.remove_empty_logs(run.path)
-    is_kept = lifecycle.end(code)
-    if is_kept and code in signals.ABORTED_CODES:
-        say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
-    elif is_kept and request.leads:
-        if code == 0 and request.baselines:
-            within = parse_duration(job.train.within) if job.train.within else inf
-            baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
-        lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
-        lifecycle.finish_tracking()
-        if code == 0 and request.baselines:
-            say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
-    # Last, so that the copy has the report, too.
-    copied = copies.finish(run.path, code) if copies else code
-    if copied != code:
-        lifecycle.record_end(copied)
-    return copied
+    def _run(self, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
+        """Train in the run folder, with its records from beginning to end."""
+        request, job, source = self.request, self.job, self.request.source
+        measured = [f"train.{key}={value}" for key, value in source.measured.items()]
+        spec = source.folder / source.spec.name if source.folder else source.spec
+        lifecycle = RunLifecycle(run, str(spec), [*source.assignments, *measured], vars(self.plan_request))
+        lifecycle.begin(machine, job.track if request.leads else None)
+        if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
+            EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
+        code = _attempts(request, job, machine, plan, run)
+        process_death.remove_empty_logs(run.path)
+        is_kept = lifecycle.end(code)
+        if is_kept and code in signals.ABORTED_CODES:
+            say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
+        elif is_kept and request.leads:
+            if code == 0 and request.baselines:
+                within = parse_duration(job.train.within) if job.train.within else inf
+                baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
+            lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
+            lifecycle.finish_tracking()
+            if code == 0 and request.baselines:
+                say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
+        # Last, so that the copy has the report, too.
+        copied = self.copies.finish(run.path, code) if self.copies else code
+        if copied != code:
+            lifecycle.record_end(copied)
+        return copied
 
 
 def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:

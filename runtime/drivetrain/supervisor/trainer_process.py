@@ -10,6 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from drivetrain import optimizations
 from drivetrain.distributed import world
 from drivetrain.errors import DrivetrainError, Replanned
 from drivetrain.job import Job
@@ -22,7 +23,7 @@ from drivetrain.system.console import describe_lost_output, guard_output, report
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import PhaseTimer, process_seconds
-from drivetrain.tuning import process_death, process_settings
+from drivetrain.tuning import process_death
 
 
 def main() -> int:
@@ -87,7 +88,10 @@ def train(
             # In another process than the leader's, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
             plan_of_leader = plans.read_plan(folder)
-            if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
+            if any(
+                plan_of_leader.value(name) != plan_at_start.value(name)
+                for name in optimizations.list_process_settings()
+            ):
                 raise Replanned("the leader's plan needs a new process")
             run = assembly.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
             train_run(run, trace=trace)

@@ -23,6 +23,7 @@ from drivetrain.data.custom import code_files
 from drivetrain.data.dataset import Dataset, InputRecord, head_from_json
 from drivetrain.data.formats import shards
 from drivetrain.data.load_data import add_test, load
+from drivetrain.data.notes import list_names
 from drivetrain.distributed import world
 from drivetrain.distributed.world import LOCAL_RANK, NODES
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError
@@ -200,8 +201,7 @@ def _changed_data_error(folder: Path, changed: str, new: str) -> CheckpointError
 
 def _refuse_changes(changes: Sequence[str], refuse: MakeError) -> None:
     if changes:
-        remainder = f" and {len(changes) - MAX_LISTED_CHANGES:,} more" if len(changes) > MAX_LISTED_CHANGES else ""
-        raise refuse(f"{'; '.join(changes[:MAX_LISTED_CHANGES])}{remainder}")
+        raise refuse(list_names(changes, MAX_LISTED_CHANGES, "; "))
 
 
 def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]:

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
+from drivetrain.data.decoded_size import free_memory
 from drivetrain.distributed.sharded_tensor import get_local_state, is_sharded
 from drivetrain.errors import StorageError
-from drivetrain.hardware import cgroup
 from drivetrain.job.train import Adam, Optimizer, Sgd
 from drivetrain.job.values import parse_interval
 from drivetrain.system.fault_points import fault_point
@@ -137,7 +136,7 @@ class Saver:
         run, keep = self.run, self.run.job.checkpoint.keep
         weight_bytes = _count_bytes(run.model.state_dict()) + (_count_bytes(run.ema.average) if run.ema else 0)
         checkpoint_bytes = weight_bytes + count_moments(run.job.train.optimizer) * sum(
-            p.numel() * p.element_size() for p in run.step.parameters
+            p.nbytes for p in run.step.parameters
         )
         # While a checkpoint is written, the last `keep` still exist; the best one and model/ contain weights only.
         needed_bytes = (keep + 1) * checkpoint_bytes + 2 * weight_bytes
@@ -180,11 +179,7 @@ class Saver:
 
     def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
         copy_bytes = sum(_count_bytes(group) for group in snapshot.tensors.values())
-        free_bytes = psutil.virtual_memory().available
-        container_bytes = cgroup.read_limits(Path("/")).room
-        if container_bytes is not None:
-            free_bytes = min(free_bytes, container_bytes)
-        return copy_bytes * COPY_FACTOR < free_bytes
+        return copy_bytes * COPY_FACTOR < free_memory()
 
     def wait(self) -> None:
         """Wait until the save in the background is done."""
@@ -240,7 +235,7 @@ def count_moments(spec: Optimizer) -> int:
 
 
 def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    return sum(t.nbytes for t in tensors.values())
 
 
 def _copy_to_cpu(snapshot: PendingCheckpoint) -> PendingCheckpoint:

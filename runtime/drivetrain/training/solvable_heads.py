@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,29 +33,11 @@ MAX_PRODUCTS = 5_000_000_000
 """
 
 
-class SolvableHead(Protocol):
-    """A linear head: its outputs are a product of features and weights."""
-
-    module: nn.Module
-    """What gets the inputs from which the features are read."""
-    outputs: int
-    has_bias: bool
-
-    def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor | SparseRows:
-        """The features (N, width) of the module's inputs."""
-
-    def join_features(self, parts: Sequence[Any]) -> Tensor | SparseRows:
-        """A copy of the features of several batches."""
-
-    def load(self, solution: Solution) -> None:
-        """Set the weights."""
-
-
 class LayerHead:
     """A linear layer."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        self.module: nn.Module = layer
+        self.module = layer
         self.width, self.outputs, self.has_bias = layer.in_features, layer.out_features, layer.bias is not None
 
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -68,10 +50,9 @@ class LayerHead:
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
-        layer: Any = self.module
-        layer.weight.copy_(solution.weight)
+        self.module.weight.copy_(solution.weight)
         if solution.bias is not None:
-            layer.bias.copy_(solution.bias)
+            self.module.bias.copy_(solution.bias)
 
 
 class BagHead:
@@ -80,13 +61,12 @@ class BagHead:
     has_bias = True
 
     def __init__(self, bag: WordBag, number: int) -> None:
-        self.module: nn.Module = bag
-        self.bag, self.number = bag, number
+        self.module, self.number = bag, number
         self.width, self.outputs = bag.width, bag.output_counts[number]
 
     def read_features(self, inputs: tuple[Tensor, ...]) -> SparseRows:
         """The counts of words and pairs."""
-        return SparseRows.from_padded(*self.bag.read_columns(*inputs), self.width)
+        return SparseRows.from_padded(*self.module.read_columns(*inputs), self.width)
 
     def join_features(self, parts: Sequence[Any]) -> SparseRows:
         """A copy of the features of several batches."""
@@ -95,7 +75,11 @@ class BagHead:
     def load(self, solution: Solution) -> None:
         """Set the weights."""
         assert solution.bias is not None
-        self.bag.load_head(self.number, solution.weight, solution.bias)
+        self.module.load_head(self.number, solution.weight, solution.bias)
+
+
+SolvableHead = LayerHead | BagHead
+"""A linear head: its outputs are a product of weights and the features that it reads from what its module gets."""
 
 
 @dataclass(frozen=True)

@@ -44,3 +44,9 @@ def _count_allowed_bytes(job: Job, hardware: Hardware) -> int | None:
         return None
     allowed = gpu_selection.count_allowed_bytes(hardware.gpu, job.limits.gpu_memory)
     return min(allowed, max(0, hardware.gpu.free - hardware.gpu.memory // 20)) if hardware.wsl2 else allowed
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has computed what was started."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from drivetrain import optimizations
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.data.notes import format_note
@@ -32,7 +33,7 @@ from drivetrain.training import effective_settings, recorded_inputs
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
-from drivetrain.tuning import process_settings, tuner
+from drivetrain.tuning import tuner
 from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
@@ -64,7 +65,7 @@ def assemble_run(
         with timer.phase("tune"):
             search = measure_plan(search, decide, source)
         has_new_process_settings = any(
-            search.plan.value(name) != stored_plan.value(name) for name in process_settings.list_names()
+            search.plan.value(name) != stored_plan.value(name) for name in optimizations.list_process_settings()
         )
         if source and (has_new_process_settings or timeout.has_timed_out()):
             RunFiles(folder).write_json(PLAN_FILE, search.plan.to_json())
@@ -75,8 +76,9 @@ def assemble_run(
     return run
 
 
-def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> MicroBatchSearch:
+def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | None = None) -> MicroBatchSearch:
     """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
+    timer = timer or PhaseTimer()
     machine = hardware.from_json(RunFiles(folder).read_json(HARDWARE_FILE))
     device_check.check_build(machine)
     with timer.phase("data"), report_if_slow("reading the data"):

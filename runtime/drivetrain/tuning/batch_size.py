@@ -43,8 +43,8 @@ def refuse_auto(job: Job, who: str) -> None:
 
 def measure_once(
     source: SpecSource, job: Job, machine: Hardware, folder: Path, *, plain: bool = False
-) -> tuple[int, dict[str, int]]:
-    """Measure the batch size if it is `auto`, once per run; returns the exit code, and `batch_size` if it was measured.
+) -> dict[str, int]:
+    """Measure the batch size if it is `auto`, once per run; returns `batch_size` if it was measured.
 
     Args:
         folder: of the run, which keeps the result.
@@ -52,10 +52,11 @@ def measure_once(
 
     Raises:
         SpecError: if the run has several processes.
+        MeasurementEnded: if it could not be measured.
         Stopped: if a signal came meanwhile.
     """
     if job.train.batch_size != "auto":
-        return 0, {}
+        return {}
     path = folder / BATCH_SIZE_FILE
     measurement = read_json(path)
     if measurement is None:
@@ -64,14 +65,12 @@ def measure_once(
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
         source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
-        code, measurement = measuring_child.measure_result("batch_size", source_with_size, plan, machine)
-        if code:
-            return code, {}
+        measurement = measuring_child.measure_result("batch_size", source_with_size, plan, machine)
         write_json(path, measurement)
         EventLog(folder).add(
             "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
         )
-    return 0, {"batch_size": int(measurement["batch_size"])}
+    return {"batch_size": int(measurement["batch_size"])}
 
 
 def find_largest_size(samples: int) -> int:

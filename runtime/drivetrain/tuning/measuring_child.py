@@ -1,33 +1,28 @@
-"""Measuring programs of `tuning/processes`: how a command runs one in a child, under a plan, and what each begins with.
-
-    python -m drivetrain.tuning.processes.NAME FOLDER REQUEST SPEC [--set key=value ...] [--source JSON]
-
-FOLDER holds hardware.json and plan.json. REQUEST is JSON: what the program takes beside them, which most do not.
-"""
+"""Runs the measuring programs of `tuning/processes` in a child, under a plan: to their end, or step by step."""
 
 from __future__ import annotations
 
-import argparse
 import json
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import DrivetrainError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import Plan
-from drivetrain.system import child_process, interpreter, signals
-from drivetrain.system.console import guard_output, say, say_error
+from drivetrain.system import child_process, signals
+from drivetrain.system.child_process import Worker
+from drivetrain.system.console import say, say_error
 from drivetrain.system.files import read_json, write_json
 from drivetrain.system.run_files import RunFiles
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
+from drivetrain.system.signals import Signals
 from drivetrain.tuning import process_death
+from drivetrain.tuning.paired_timing import TimedBlock
 
 PACKAGE = "drivetrain.tuning.processes"
 NOTHING: Mapping[str, object] = {}
@@ -35,11 +30,14 @@ RESULT = "result.json"
 """In the folder: what a program has measured, for its parent."""
 
 
+class MeasurementEnded(SystemExit):
+    """A measuring program has ended with an exit code that ends the command, too; it has printed why."""
+
+
 def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
     """The command line of a measuring program."""
     folder_word, spec_word = map(child_process.format_path_argument, (folder, source.spec))
-    module = f"{PACKAGE}.{program}"
-    return [sys.executable, "-m", module, folder_word, json.dumps(request), spec_word, *source.options()]
+    return [sys.executable, "-m", PACKAGE, program, folder_word, json.dumps(request), spec_word, *source.options()]
 
 
 def measure(
@@ -79,16 +77,19 @@ def measure(
     return error.exit_code
 
 
-def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, Any]:
-    """Run a measuring program in a folder of its own; returns its exit code, and what it has stored if that is 0.
+def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> Any:
+    """Run a measuring program in a folder of its own; returns what it has stored.
 
     Raises:
+        MeasurementEnded: if it failed.
         Stopped: if a signal came meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="measure-") as scratch:
         code = measure(program, Path(scratch), source, plan, machine)
         signals.stop_early()
-        return code, None if code else read_json(Path(scratch) / RESULT)
+        if code:
+            raise MeasurementEnded(code)
+        return read_json(Path(scratch) / RESULT)
 
 
 @dataclass(frozen=True)
@@ -106,20 +107,99 @@ class MeasuringCall:
         write_json(self.folder / RESULT, result)
 
 
-def run_program(measure: Callable[[MeasuringCall], None]) -> None:
-    """Measure, and end this process with the exit code; a signal stops the measurement, and an error of ours is printed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("request", type=json.loads)
-    spec_source.add_options(parser)
-    options = parser.parse_args()
-    guard_output()
-    code = 0
-    try:
-        with raise_stopped(), ignore_signals_after():
-            source = SpecSource.from_arguments(options)
-            measure(MeasuringCall(options.folder, source, source.load(), Signals(), options.request))
-    except DrivetrainError as error:
-        say_error(error)
-        code = error.exit_code
-    interpreter.exit_process(code)
+@dataclass(frozen=True)
+class VariantReady:
+    """What a variant reports when it is ready."""
+
+    numbers: list[tuple[float, float]]
+    """Loss and gradient norm of the first steps."""
+    first: float
+    """Seconds of the very first step, which includes compilation."""
+    step: float
+    """Approximate seconds of a normal step."""
+    batch: float
+    """Mean number of samples per step."""
+    notes: list[str]
+
+
+class RunningVariant(Worker):
+    """A running variant; raises ChildEnded if it does not get through its first steps within `timeout` seconds."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, timeout: float | None = None
+    ) -> None:
+        super().__init__(command, environment, log)
+        self.peak = 0
+        try:
+            answer = self.read_answer(timeout)
+        except BaseException:
+            self.close()
+            raise
+        numbers = [(loss, norm) for loss, norm in answer["numbers"]]
+        self.ready = VariantReady(numbers, answer["first"], answer["step"], answer["batch"], answer["notes"])
+
+    def time_steps(self, count: int) -> TimedBlock:
+        """Time a block of steps; raises ChildEnded if the variant has died."""
+        answer = self.ask(count)
+        return TimedBlock(count, answer["seconds"], answer["waited"])
+
+    def read_answer(self, timeout: float | None = None) -> Any:
+        """The next answer, which also says how much memory was used."""
+        answer = super().read_answer(timeout)
+        self.peak = max(self.peak, answer["peak"])
+        return answer
+
+
+class VariantPool:
+    """Starts variants, and stops them all at the end.
+
+    Args:
+        scratch: a folder with hardware.json, for plans and logs.
+        shares_compile_cache: whether variants use the compile cache of all runs, and not an empty one.
+    """
+
+    def __init__(
+        self, machine: Hardware, scratch: Path, source: SpecSource, *, shares_compile_cache: bool = False
+    ) -> None:
+        self.shares_compile_cache = shares_compile_cache
+        self.machine, self.scratch, self.source = machine, scratch, source
+        self.variants: list[RunningVariant] = []
+        self.compile_cache: str | None = None
+        self.no_dropout = False
+        """Whether losses are compared without dropout."""
+
+    def __enter__(self) -> VariantPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for variant in self.variants:
+            variant.close()
+        if self.compile_cache:
+            shutil.rmtree(self.compile_cache, ignore_errors=True)
+
+    def start(self, plan: Plan, assignments: Sequence[str] = (), timeout: float | None = None) -> RunningVariant:
+        """Start a variant and wait until its first steps are done.
+
+        Raises:
+            ChildEnded: if it does not get that far, or not within `timeout` seconds.
+        """
+        name = f"arm-{len(self.variants)}"
+        plan_file = self.scratch / f"{name}.json"
+        write_json(plan_file, plan.to_json())
+        source = replace(self.source, assignments=[*self.source.assignments, *assignments])
+        request = {"plan": str(plan_file), "no_dropout": self.no_dropout}
+        command = make_command("variant", self.scratch, source, request)
+        environment = child_process.build_environment(self._environment(plan))
+        variant = RunningVariant(command, environment, self.scratch / f"{name}.log", timeout)
+        self.variants.append(variant)
+        return variant
+
+    def _environment(self, plan: Plan) -> dict[str, str]:
+        """The plan's environment, with an empty compile cache: earlier runs should not change the measured compile
+        time.
+        """
+        environment = plan.environment(self.machine)
+        if not self.shares_compile_cache and "TORCHINDUCTOR_CACHE_DIR" in environment:
+            self.compile_cache = self.compile_cache or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)
+            environment["TORCHINDUCTOR_CACHE_DIR"] = self.compile_cache
+        return environment

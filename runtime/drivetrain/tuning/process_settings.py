@@ -10,28 +10,24 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from drivetrain import optimizations
-from drivetrain.hardware import cgroup
-from drivetrain.hardware.detect import read_memory
+from drivetrain.data.decoded_size import free_memory
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
-from drivetrain.plan import calibrated, evidence
-from drivetrain.plan.evidence import Measurement
+from drivetrain.plan import calibrated
 from drivetrain.plan.plan import OPEN, Plan, format_value
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.files import write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.tuning.bench.variant import RunningVariant, VariantPool
+from drivetrain.tuning import variants
+from drivetrain.tuning.measuring_child import RunningVariant, VariantPool
 from drivetrain.tuning.paired_timing import compare
-
-if TYPE_CHECKING:
-    from drivetrain.tuning import variants
+from drivetrain.tuning.tuner_state import TunerState
 
 MIN_BUDGET_SECONDS = 30.0
 """Seconds of budget from which on children are worth starting."""
@@ -43,11 +39,6 @@ ORDER = ("cpu_threads", "allocator", "openmp_runtime")
 """Settings that may gain most come first."""
 
 Candidate = tuple[Optimization, Value]
-
-
-def list_names() -> set[str]:
-    """The decisions that are fixed when a process starts."""
-    return {one.name for one in optimizations.every() if one.stage is Stage.PROCESS}
 
 
 def list_candidates(job: Job, hardware: Hardware, plan: Plan) -> list[Candidate]:
@@ -66,35 +57,35 @@ def list_candidates(job: Job, hardware: Hardware, plan: Plan) -> list[Candidate]
 def measure(
     source: SpecSource,
     hardware: Hardware,
-    plan: Plan,
+    state: TunerState,
     candidates: Sequence[Candidate],
     run_seconds: float,
     seconds: float,
     say: Callable[[str], None],
     start_seconds: float = MIN_START_SECONDS,
-) -> dict[str, Measurement]:
+) -> None:
     """Measure candidate values against those of a plan.
 
     Args:
-        plan: all decisions; its values are the baselines.
+        state: has the plan, and gets the results.
         run_seconds: predicted seconds of the run.
         seconds: time limit.
         start_seconds: seconds that a child is expected to need until it is ready.
     """
-    deadline, measurements = time.monotonic() + seconds, dict[str, Measurement]()
+    deadline = time.monotonic() + seconds
     obstacle = _describe_lack_of_memory()
     if obstacle or seconds < START_MULTIPLES * max(start_seconds, MIN_START_SECONDS):
         say(f"tune: threads, OpenMP runtime and allocator not measured: {obstacle or 'not enough time'}")
-        return measurements
+        return
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
         write_json(Path(scratch) / "hardware.json", hardware.to_json())
         with VariantPool(hardware, Path(scratch), source, shares_compile_cache=True) as pool:
             start_time = time.monotonic()
             try:
-                incumbent = pool.start(plan, timeout=deadline - start_time)
+                incumbent = pool.start(state.plan, timeout=deadline - start_time)
             except ChildEnded as error:
                 say(f"tune: threads, OpenMP runtime and allocator not measured: {error}")
-                return measurements
+                return
             start_seconds = time.monotonic() - start_time
             for optimization, value in candidates:
                 name = optimization.name
@@ -102,25 +93,18 @@ def measure(
                 if deadline - time.monotonic() < 1.5 * start_seconds:
                     say(f"tune: {name} {format_value(value)} not measured: no time left")
                     continue
-                candidate_plan = plan.with_values({name: value})
-                challenger, verdict = _compare(pool, incumbent, candidate_plan, optimization, run_seconds, deadline)
-                text, earlier = f"{format_value(value)} {verdict.text}", measurements.get(name)
-                if verdict.wins:
-                    plan = candidate_plan
+                plan = state.plan.with_values({name: value})
+                challenger, verdict = _compare(pool, incumbent, plan, optimization, run_seconds, deadline)
                 # Only the better of the two keeps its process, which serves the next comparison.
                 loser, incumbent = (incumbent, challenger) if verdict.wins and challenger else (challenger, incumbent)
                 if loser:
                     loser.close()
-                full_text = f"{earlier.text}; {text}" if earlier else text
-                measurements[name] = Measurement(plan.value(name), full_text, evidence.format_date())
-                say(f"tune: {name} {text}{'; accepted' if verdict.wins else ''}")
-    return measurements
+                say(f"tune: {name} {state.record(name, value, verdict)}")
 
 
 def _describe_lack_of_memory() -> str | None:
     """Why two more processes like this one would not fit in memory; None if they would."""
-    process_bytes = psutil.Process().memory_info().rss
-    free_bytes = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
+    process_bytes, free_bytes = psutil.Process().memory_info().rss, free_memory()
     if 2.5 * process_bytes <= free_bytes:
         return None
     sizes = f"{format_bytes(process_bytes)} each do not fit into {format_bytes(free_bytes)}"
@@ -136,15 +120,13 @@ def _compare(
     deadline: float,
 ) -> tuple[RunningVariant | None, variants.Verdict]:
     """Compare a candidate with the baseline, each in its own child; both use the same random numbers."""
-    from drivetrain.tuning import variants as checks
-
     try:
         challenger = pool.start(plan, timeout=deadline - time.monotonic())
         exact = optimization.effect(None) is Effect.EXACT
-        tolerance = checks.TOLERANCE[Effect.EXACT] if exact else checks.choose_tolerance(plan)
-        wrong = checks.find_difference(challenger.ready.numbers, incumbent.ready.numbers, tolerance, "the other")
+        tolerance = variants.TOLERANCE[Effect.EXACT] if exact else variants.choose_tolerance(plan)
+        wrong = variants.find_difference(challenger.ready.numbers, incumbent.ready.numbers, tolerance, "the other")
         if wrong:
-            return challenger, checks.Verdict(False, f"vetoed: {wrong}")
+            return challenger, variants.Verdict(False, f"vetoed: {wrong}")
         pair = compare(
             lambda count: incumbent.time_steps(count).seconds,
             lambda count: challenger.time_steps(count).seconds,
@@ -152,5 +134,5 @@ def _compare(
             deadline - time.monotonic(),
         )
     except ChildEnded as error:
-        return None, checks.Verdict(False, f"failed: {error}")
-    return challenger, checks.judge(pair, 0.0, run_seconds)
+        return None, variants.Verdict(False, f"failed: {error}")
+    return challenger, variants.judge(pair, 0.0, run_seconds)

@@ -92,24 +92,22 @@ class RunTimes:
         )
 
 
-def measure_times(source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, RunTimes | None]:
-    """Time a few steps and evaluation batches in a child process; returns its exit code, and the times if it is 0."""
-    code, times = measuring_child.measure_result("run_times", source, plan, machine)
-    return code, None if code else RunTimes(**times)
+def measure_times(source: SpecSource, plan: Plan, machine: Hardware) -> RunTimes:
+    """Time a few steps and evaluation batches in a child process; raises MeasurementEnded if that failed."""
+    return RunTimes(**measuring_child.measure_result("run_times", source, plan, machine))
 
 
-def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Plan, *, as_json: bool) -> int:
-    """Say how long a job takes on this machine, and what it needs; nothing is written. Returns the exit code.
+def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Plan, *, as_json: bool) -> None:
+    """Say how long a job takes on this machine, and what it needs; nothing is written.
 
     Raises:
         SpecError: if the batch size is still to be measured, or the time of `train.within` is too short.
+        MeasurementEnded: if the steps could not be timed.
     """
     source = SpecSource(spec, assignments).read()
     job = source.load()
     batch_size.refuse_auto(job, "plan --time")
-    code, times = measure_times(source, plan, machine)
-    if times is None:
-        return code
+    times = measure_times(source, plan, machine)
     chooses_length = job.train.within and not times.is_solved
     train = job.train.model_copy(update=choose_length(job, times, 0.0) if chooses_length else {})
     if as_json:
@@ -118,12 +116,11 @@ def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Pl
         for line in job.document.replaced:
             say(line)
         say(f"{job.name}: {train.epochs:,} epochs: {times.describe(train)}")
-    return 0
 
 
 def choose_once(
     source: SpecSource, job: Job, machine: Hardware, plan: Plan, folder: Path, elapsed_seconds: float
-) -> tuple[int, dict[str, int]]:
+) -> dict[str, int]:
     """Choose the length of a run with `train.within`, once per run.
 
     Args:
@@ -135,27 +132,26 @@ def choose_once(
         elapsed_seconds: since the command began.
 
     Returns:
-        The exit code of the measurement, and `epochs` and `steps`, empty if it failed.
+        `epochs` and `steps`; empty if there is no length to choose.
 
     Raises:
         SpecError: if the run has several processes, or no training fits into the time.
+        MeasurementEnded: if a few steps could not be timed.
         Stopped: if a signal came meanwhile.
     """
     if not job.train.within:
-        return 0, {}
+        return {}
     if stored := read_measured(folder, job):
-        return 0, stored
+        return stored
     if world.count_local_ranks(job, machine) > 1:
         refuse_within(job, "a run of several processes")
     say(f"within: timing a few steps, for train.within: {job.train.within}")
     begin = time.monotonic()
-    code, times = measure_times(source, plan, machine)
-    if times is None:
-        return code, {}
+    times = measure_times(source, plan, machine)
     elapsed_seconds += time.monotonic() - begin
     if times.is_solved:
         say("within: the heads are solved in one pass, so there is no length to choose")
-        return 0, {}
+        return {}
     length = choose_length(job, times, elapsed_seconds)
     train_seconds = parse_duration(job.train.within) - elapsed_seconds - _reserve_for_ending(job, times)
     train = job.train.model_copy(update=length)
@@ -168,7 +164,7 @@ def choose_once(
         f"{length['epochs']:,} epochs, {length['steps']:,} steps in all, for train.within: {job.train.within}: "
         f"{times.describe(train)}",
     )
-    return 0, length
+    return length
 
 
 def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str, int]:

@@ -22,7 +22,6 @@ import torch
 
 from drivetrain import optimizations
 from drivetrain.data.dataset import Dataset
-from drivetrain.errors import StorageError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
@@ -120,10 +119,10 @@ class Tuner(VariantBuilder):
             seconds_left = budget.remaining_seconds(share if candidate[0].stage is not Stage.COMPILE else 1.0)
             self._measure_value(state, *candidate, budget.step_seconds, seconds_left, out_of_time)
         if process_candidates and self.source:
-            state.measurements |= process_settings.measure(
+            process_settings.measure(
                 self.source,
                 run.hardware,
-                state.plan,
+                state,
                 process_candidates,
                 budget.run_seconds,
                 budget.remaining_seconds(),
@@ -333,14 +332,16 @@ def store_measurements(
         keys: the keys for speeds and for numerical checks.
         say: reports it if they cannot be stored.
     """
-    process_measurements = {key: row for key, row in measurements.items() if key in process_settings.list_names()}
-    try:
-        for name in filter(None, keys):
-            evidence.store(hardware, name, measurements)
-        if process_measurements:
-            evidence.store(hardware, evidence.make_early_key(hardware, job), process_measurements)
-    except (OSError, StorageError) as error:
-        say(f"tune: the measurements could not be stored: {error}")
+    process_measurements = {
+        key: row for key, row in measurements.items() if key in optimizations.list_process_settings()
+    }
+
+    def report(line: str) -> None:
+        say(f"tune: {line}")
+
+    evidence.store(hardware, filter(None, keys), measurements, report)
+    if process_measurements:
+        evidence.store(hardware, [evidence.make_early_key(hardware, job)], process_measurements, report)
 
 
 def _hash_samples(dataset: Dataset) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import nn
 
 from drivetrain import optimizations
@@ -27,6 +26,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.training.captured_step import WARMUP_STEPS
 from drivetrain.training.run import Run
 from drivetrain.training.step_options import StepResult
+from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import PairedTiming
 
@@ -61,13 +61,18 @@ class Variant:
     scale_fits: bool = False
     """Whether the fp16 scale fits."""
 
+    @classmethod
+    def over_epochs(cls, run: Run) -> Variant:
+        """A run at its first batch, which goes on with its next epoch where one is over."""
+        run.train_mode()
+        return cls(run, itertools.chain.from_iterable(map(run.batches.epoch, itertools.count())))
+
     def time_steps(self, count: int) -> float:
-        """Seconds of `count` steps."""
+        """Seconds of `count` steps, the loading of their batches included."""
         start = time.perf_counter()
         for _ in range(count):
             self.train_step()
-        if self.run.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.run.device)
         return time.perf_counter() - start
 
     def train_step(self) -> StepResult:

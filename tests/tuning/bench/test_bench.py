@@ -23,7 +23,7 @@ from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.console import open_console
 from drivetrain.tuning.bench import bench
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
-from drivetrain.tuning.bench.variant import RunningVariant, VariantReady
+from drivetrain.tuning.measuring_child import RunningVariant, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
 from tests import tiny
 from tests.messages import says, says_only

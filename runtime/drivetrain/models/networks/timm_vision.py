@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,14 @@ def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
     Raises:
         SpecError: if the file cannot be read, or has other tensors.
     """
-    file = source.folder / "model.safetensors"
-    if wrong := _load_body(network, safetensors_file.read_or_refuse(file, source.refuse)):
+    file, fresh = source.folder / "model.safetensors", _list_classifier_tensors(network)
+    if wrong := safetensors_file.load(network, safetensors_file.read_or_refuse(file, source.refuse), fresh):
         source.refuse(
-            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}",
+            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(list(wrong)[:3])}",
             "weights of this architecture, and for some the image_size of its training",
             "leave out data.image_size, or use another folder",
         )
-    return {name for name in network.state_dict() if name.startswith(_list_classifier_prefixes(network))}
+    return fresh
 
 
 def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
@@ -159,24 +159,16 @@ def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
         description, action = f"{file} is not a .safetensors file", f"run `drivetrain convert {file}`"
         raise job.spec_error(key, description, "weights without pickle", action)
     refuse = partial(job.spec_error, key)
-    if wrong := _load_body(network, safetensors_file.read_or_refuse(file, refuse, "download it again")):
+    weights = safetensors_file.read_or_refuse(file, refuse, "download it again")
+    if wrong := safetensors_file.load(network, weights, _list_classifier_tensors(network)):
         description = (
-            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
+            f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(list(wrong)[:3])}"
         )
         action = "check that both come from the same network"
         raise refuse(description, "weights of this architecture", action)
 
 
-def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Load all tensors except the classifier's; returns the names of those that do not fit, and then loads none."""
-    expected, head = network.state_dict(), _list_classifier_prefixes(network)
-    body = [name for name in expected if not name.startswith(head)]
-    wrong = [name for name in body if name not in weights or weights[name].shape != expected[name].shape]
-    if not wrong:
-        network.load_state_dict(expected | {name: weights[name] for name in body})
-    return wrong
-
-
-def _list_classifier_prefixes(network: nn.Module) -> tuple[str, ...]:
+def _list_classifier_tensors(network: nn.Module) -> set[str]:
     names: Any = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")
-    return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+    prefixes = tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+    return {name for name in network.state_dict() if name.startswith(prefixes)}

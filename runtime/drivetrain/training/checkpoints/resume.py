@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from drivetrain.data.dataset import Dataset, JointTargets, Split
+from drivetrain.data.notes import list_names
 from drivetrain.errors import CheckpointError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.models import safetensors_file
@@ -110,9 +111,8 @@ def check_fit(
     if loaded.state.get("moments") != optimizer_tensors:
         misfits.append(f"optimizer.safetensors: {optimizer_tensors} tensors instead of {loaded.state.get('moments')}")
     if misfits:
-        remainder = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise CheckpointError(
-            f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(misfits)[:3])}{remainder} "
+            f"checkpoint {loaded.path} does not fit this run: {list_names(sorted(misfits), 3)} "
             "missing, unknown or of another type",
             "a complete checkpoint of the same job",
             "undo the change of the model or the job, or start a new run with --new",

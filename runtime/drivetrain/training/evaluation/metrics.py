@@ -125,9 +125,8 @@ class MetricAccumulator:
 
     def list_mistakes(self) -> list[int]:
         """The ids of the samples with the most confident wrong classes."""
-        return [
-            row[1] for score in self.scores.values() if isinstance(score, ClassScores) for row in score.examples.rows
-        ]
+        mistakes = [score.examples.rows for score in self.scores.values() if isinstance(score, ClassScores)]
+        return [int(sample) for rows in mistakes for sample in rows[:, 1]]
 
 
 def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:

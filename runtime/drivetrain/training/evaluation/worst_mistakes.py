@@ -29,12 +29,46 @@ PICTURE_SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
-class WorstMistakes:
-    """The most confident wrong predictions of one head with exclusive classes."""
+class FirstRows:
+    """Rows of numbers about samples, of which the first ones are kept: by column 0, and of equal ones by the sample id in column 1.
+
+    Args:
+        width: columns.
+        count: rows that are kept.
+        largest: whether the rows with the largest column 0 come first.
+    """
+
+    def __init__(self, width: int, count: int, *, largest: bool) -> None:
+        self.rows, self.count, self.largest = torch.zeros(0, width, dtype=torch.float64), count, largest
+
+    def add(self, rows: Tensor) -> None:
+        """Add the rows of more samples."""
+        rows = torch.cat([self.rows, rows])
+        rows = rows[rows[:, 1].argsort(stable=True)]
+        self.rows = rows[(-rows[:, 0] if self.largest else rows[:, 0]).argsort(stable=True)[: self.count]]
+
+    def to_table(self, rank: int, process_count: int) -> Tensor:
+        """The rows, each after a 1, in slice `rank`; all else is 0, so the sum over the processes has the rows of all."""
+        slices = torch.zeros(process_count, self.count, 1 + self.rows.shape[1], dtype=torch.float64)
+        slices[rank, : len(self.rows), 0] = 1
+        slices[rank, : len(self.rows), 1:] = self.rows
+        return slices
+
+    def read_table(self, table: Tensor) -> None:
+        """Take the first rows from the sum of the tables of all processes."""
+        rows = table.flatten(0, 1)
+        self.rows = self.rows[:0]
+        self.add(rows[rows[:, 0] > 0][:, 1:])
+
+
+class WorstMistakes(FirstRows):
+    """The most confident wrong predictions of one head with exclusive classes.
+
+    Rows: probability of the predicted class, sample id, true class, predicted class; most confident first.
+    """
 
     def __init__(self) -> None:
-        self.rows: list[tuple[float, int, int, int]] = []
-        """Probability of the predicted class, sample id, true class, predicted class; most confident first."""
+        super().__init__(4, MAX_MISTAKES, largest=True)
 
     def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes), samples `ids` (N,)."""
@@ -42,35 +76,15 @@ class WorstMistakes:
         confidence, predicted = outputs.softmax(dim=1).max(dim=1)
         confidence = torch.where(predicted == truth, -1.0, confidence.nan_to_num(0.0))
         top_confidence, top_rows = confidence.topk(min(MAX_MISTAKES, len(confidence)))
-        for probability, row in zip(top_confidence.tolist(), top_rows.tolist(), strict=True):
-            if probability >= 0:
-                self.rows.append((probability, int(ids[row]), int(truth[row]), int(predicted[row])))
-        self._sort()
-
-    def _sort(self) -> None:
-        # Ties are broken by sample id, so that the batch size does not matter.
-        self.rows = sorted(self.rows, key=lambda row: (-row[0], row[1]))[:MAX_MISTAKES]
-
-    def to_table(self, rank: int, process_count: int) -> Tensor:
-        """The rows as one of `process_count` slices, (count, MAX_MISTAKES, 5) float64, zero elsewhere; the sum over all processes has
-        all rows.
-        """
-        slices = torch.zeros(process_count, MAX_MISTAKES, 5, dtype=torch.float64)
-        for index, row in enumerate(self.rows):
-            slices[rank, index] = torch.tensor([1.0, *row], dtype=torch.float64)
-        return slices
-
-    def read_table(self, table: Tensor) -> None:
-        """Take the worst rows from the sum of the tables of all processes."""
-        rows = [row for row in table.flatten(0, 1).tolist() if row[0]]
-        self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
-        self._sort()
+        columns = (top_confidence, torch.as_tensor(ids)[top_rows.cpu()], truth[top_rows], predicted[top_rows])
+        rows = torch.stack([column.cpu().double() for column in columns], 1)
+        self.add(rows[rows[:, 0] >= 0])
 
     def to_json(self) -> list[dict[str, object]]:
         """Plain JSON data."""
         return [
-            {"sample": sample, "truth": truth, "answer": predicted, "probability": round(confidence, 6)}
-            for confidence, sample, truth, predicted in self.rows
+            {"sample": int(sample), "truth": int(truth), "answer": int(predicted), "probability": round(confidence, 6)}
+            for confidence, sample, truth, predicted in self.rows.tolist()
         ]
 
 
@@ -133,11 +147,11 @@ class NumberSamples:
 
     def __init__(self, head: Head) -> None:
         self.head = head
-        self.width = 2 + 2 * len(head.columns)
-        self.errors = torch.zeros(0, self.width, dtype=torch.float64)
-        """Rows: largest error of the sample in standard deviations, its id, true numbers, predicted numbers; largest first."""
-        self.plotted = torch.zeros(0, self.width, dtype=torch.float64)
-        """Rows: position in the scattered order, id, true numbers, predicted numbers; smallest first."""
+        width = 2 + 2 * len(head.columns)
+        self.errors = FirstRows(width, MAX_ERRORS, largest=True)
+        """Rows: largest error of the sample in standard deviations, its id, true numbers, predicted numbers."""
+        self.plotted = FirstRows(width, MAX_PLOTTED, largest=False)
+        """Rows: position in the scattered order, id, true numbers, predicted numbers."""
 
     def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: the standardized outputs and targets (N, columns) of the samples `ids` (N,)."""
@@ -146,32 +160,26 @@ class NumberSamples:
         largest_errors = (predicted - truth).abs().amax(1).nan_to_num(-torch.inf, -torch.inf)
         positions = (sample_ids * SCATTER_FACTOR % SCATTER_MODULUS).double()
         samples = torch.cat([sample_ids.double()[:, None], truth, predicted], 1)
-        by_error, by_position = (torch.cat([key[:, None], samples], 1) for key in (largest_errors, positions))
-        self.errors = _take_first(torch.cat([self.errors, by_error]), -1, MAX_ERRORS)
-        self.plotted = _take_first(torch.cat([self.plotted, by_position]), 1, MAX_PLOTTED)
+        self.errors.add(torch.cat([largest_errors[:, None], samples], 1))
+        self.plotted.add(torch.cat([positions[:, None], samples], 1))
 
     def to_table(self, rank: int, process_count: int) -> Tensor:
-        """The rows, each after a 1, in slice `rank`; all else is 0, so the sum over the processes has the rows of all."""
-        slices = torch.zeros(process_count, MAX_ERRORS + MAX_PLOTTED, 1 + self.width, dtype=torch.float64)
-        for start, rows in ((0, self.errors), (MAX_ERRORS, self.plotted)):
-            slices[rank, start : start + len(rows), 0] = 1
-            slices[rank, start : start + len(rows), 1:] = rows
-        return slices
+        """The rows of both kinds, as `FirstRows.to_table`."""
+        return torch.cat([rows.to_table(rank, process_count) for rows in (self.errors, self.plotted)], 1)
 
     def read_table(self, table: Tensor) -> None:
         """Set the rows from the sum of the tables of all processes."""
-        errors, plotted = table[:, :MAX_ERRORS].flatten(0, 1), table[:, MAX_ERRORS:].flatten(0, 1)
-        self.errors = _take_first(errors[errors[:, 0] > 0][:, 1:], -1, MAX_ERRORS)
-        self.plotted = _take_first(plotted[plotted[:, 0] > 0][:, 1:], 1, MAX_PLOTTED)
+        self.errors.read_table(table[:, :MAX_ERRORS])
+        self.plotted.read_table(table[:, MAX_ERRORS:])
 
     def to_json(self) -> dict[str, Any]:
         """JSON values in the units of the data; samples with a prediction that is not finite are left out."""
         errors = [
             {"sample": int(row[1]), "column": self._find_worst_column(row), "truth": truth, "answer": prediction}
-            for row, truth, prediction in zip(self.errors.tolist(), *self._unscale(self.errors), strict=True)
+            for row, truth, prediction in zip(self.errors.rows.tolist(), *self._unscale(self.errors.rows), strict=True)
             if _are_finite(prediction)
         ]
-        pairs = [pair for pair in zip(*self._unscale(self.plotted), strict=True) if _are_finite(pair[1])]
+        pairs = [pair for pair in zip(*self._unscale(self.plotted.rows), strict=True) if _are_finite(pair[1])]
         return {"columns": list(self.head.columns), "mistakes": errors, "pairs": pairs}
 
     def _find_worst_column(self, row: list[float]) -> int:
@@ -184,12 +192,6 @@ class NumberSamples:
         mean, std = (torch.tensor(values, dtype=torch.float64) for values in (self.head.mean, self.head.std))
         truth, predicted = rows[:, 2:].chunk(2, dim=1)
         return (truth * std + mean).tolist(), (predicted * std + mean).tolist()
-
-
-def _take_first(rows: Tensor, sign: int, count: int) -> Tensor:
-    """The `count` rows with the smallest column 0 (`sign` 1) or the largest (`sign` -1); ties are broken by sample id."""
-    rows = rows[rows[:, 1].argsort(stable=True)]
-    return rows[(sign * rows[:, 0]).argsort(stable=True)[:count]]
 
 
 def _are_finite(numbers: list[float]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from drivetrain.optimizations import Value
 from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.system.child_process import ChildEnded
-from drivetrain.tuning.bench.variant import RunningVariant, VariantReady
+from drivetrain.tuning.measuring_child import RunningVariant, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05

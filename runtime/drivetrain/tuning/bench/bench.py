@@ -34,7 +34,7 @@ from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
-from drivetrain.tuning.bench.variant import VariantPool
+from drivetrain.tuning.measuring_child import VariantPool
 from drivetrain.tuning.measuring_request import MeasuringRequest
 
 MIN_SHOWN_COMPILE_SECONDS = 1.0

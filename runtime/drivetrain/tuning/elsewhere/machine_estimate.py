@@ -250,19 +250,18 @@ def compare_machines(
     plain: bool,
     prices: PriceList | None,
     as_json: bool,
-) -> int:
-    """Show time, memory and price of a job here and on other machines; nothing is written. Returns the exit code.
+) -> None:
+    """Show time, memory and price of a job here and on other machines; nothing is written.
 
     Raises:
         SpecError: if the length of the run is still to be measured, or it has no steps.
+        MeasurementEnded: if nothing could be measured here.
     """
     source = SpecSource(spec, assignments).read()
     job = source.load()
     batch_size.refuse_auto(job, "plan --on")
     refuse_within(job, "`drivetrain plan --on`")
-    code, figures = measuring_child.measure_result("count_work", source, plan, this_machine)
-    if code:
-        return code
+    figures = measuring_child.measure_result("count_work", source, plan, this_machine)
     measured = Measured.from_json(figures, this_machine.cpu.budget)
     if measured.times.is_solved:
         raise job.spec_error(
@@ -279,7 +278,6 @@ def compare_machines(
     else:
         title = f"{job.name}, {measured.times.count_steps(job.train):,} steps; of a GPU its own memory counts"
         open_console().print(render(rows, title, prices))
-    return 0
 
 
 def render(rows: Iterable[Estimate], title: str, prices: PriceList | None) -> RenderableType:

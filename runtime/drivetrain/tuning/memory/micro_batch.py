@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from drivetrain.data.dataset import Dataset
-from drivetrain.errors import StorageError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
@@ -83,7 +82,7 @@ class MicroBatchSearch:
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
         # A failure is not kept: more memory may be free the next time.
         if sizes.largest:
-            self._store(key, result)
+            evidence.store(self.hardware, [key], result, lambda line: self.say(f"fit: {line}"))
         return _select_decisions(result)
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
@@ -182,12 +181,6 @@ class MicroBatchSearch:
             *self.network.unfreezing.first,
         ]
         return evidence.make_key(self.hardware, self.facts, train.batch, shapes, settings)
-
-    def _store(self, key: str, result: Mapping[str, Measurement]) -> None:
-        try:
-            evidence.store(self.hardware, key, result)
-        except (OSError, StorageError) as error:
-            self.say(f"fit: the measurements could not be stored: {error}")
 
 
 def explain_recomputing(

@@ -22,6 +22,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.training.evaluation.validation import default_batch_size
 from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.run import Run
+from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning.memory import meter
 
 SPEED_ROUNDS = 3
@@ -90,7 +91,7 @@ class SizeSearch:
         run.batches.report = lambda text: None
         self.batch_size = min(run.job.train.batch, len(run.dataset.train))
         self.use_size(self.batch_size)
-        self.weight_bytes = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
+        self.weight_bytes = sum(p.nbytes for p in run.step.parameters)
         self.is_warm = False
         self.batch_peak = self.bytes_before_step = 0
         """Bytes, whatever the size: the peak while a batch is made, and what is in use beside a step on it."""
@@ -170,8 +171,7 @@ class SizeSearch:
         run.train_mode()
         start = time.perf_counter()
         run.step(next(batch.split(count)), run.step_seed())
-        if run.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(run.device)
         return time.perf_counter() - start
 
     @torch.inference_mode()
@@ -204,7 +204,7 @@ class SizeSearch:
         run, limit = self.run, self.meter.read_ceiling()
         if run.device.type != "cpu" or parse_interval(run.job.checkpoint.every)[0] != "seconds":
             return limit
-        state_bytes = int(sum(t.numel() * t.element_size() for t in run.model.state_dict().values()))
+        state_bytes: int = sum(t.nbytes for t in run.model.state_dict().values())
         return limit - state_bytes * (2 if run.ema else 1) - 2 * self.weight_bytes
 
 

@@ -5,24 +5,17 @@ Sizes double while the next one is predicted to fit and the last two were faster
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from drivetrain.errors import OutOfMemory
 from drivetrain.plan import evidence
 from drivetrain.system.units import format_bytes as readable
-from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import batch_size, measuring_child
+from drivetrain.tuning import assembly, batch_size
 from drivetrain.tuning.measuring_child import MeasuringCall
-
-if TYPE_CHECKING:
-    from drivetrain.tuning.memory.size_search import SizeSearch
+from drivetrain.tuning.memory.size_search import SizeLadder, SizeSearch
 
 
 def measure(call: MeasuringCall) -> None:
     """Store the speeds of all sizes and the choice."""
-    from drivetrain.tuning import assembly
-
-    micro_batches = assembly.load_search(call.folder, call.job, call.signals, PhaseTimer())
+    micro_batches = assembly.load_search(call.folder, call.job, call.signals)
     search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
     speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
     best = batch_size.choose_size(speeds)
@@ -42,8 +35,6 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
     Raises:
         OutOfMemory: if the smallest does not fit.
     """
-    from drivetrain.tuning.memory.size_search import SizeLadder
-
     search.meter.reset_peak()
     ladder = SizeLadder(most, search.meter.read_used(), search.compute_limit(), min(batch_size.MIN_SIZE, most))
     speeds: dict[int, float] = {}
@@ -76,7 +67,3 @@ def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:
     """The choice and its numbers."""
     rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
     return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} available"
-
-
-if __name__ == "__main__":
-    measuring_child.run_program(measure)

@@ -7,7 +7,7 @@ import io
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,25 +17,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.models.flop_counter import count_operation
 from drivetrain.optimizations import Value
-from drivetrain.training.phase_timer import PhaseTimer, process_seconds
+from drivetrain.training.phase_timer import process_seconds
+from drivetrain.training.profiling import MATRIX_SIDE, measure_product
 from drivetrain.training.run import Run
-from drivetrain.tuning import assembly, measuring_child
+from drivetrain.training.torch_setup import synchronize
+from drivetrain.tuning import assembly
 from drivetrain.tuning.elsewhere.machine_catalog import Rates
 from drivetrain.tuning.elsewhere.machine_estimate import StepWork
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.memory.meter import ActivationCount
 from drivetrain.tuning.processes.run_times import assemble_longest_epoch, time_run, time_step
+from drivetrain.tuning.variants import Variant
 
 RECORDABLE: Mapping[str, Value] = {"compile": False, "cuda_graphs": False, "step_graph": False, "loader_workers": 0}
 """Settings under which every operation can be seen, in this process."""
 LOADED_BATCHES = 20
+GPU_MATRIX_SIDE = 8192
+"""Rows and columns of the matrix product on a GPU."""
 
 
 def measure(call: MeasuringCall) -> None:
     """Store times and rates of this machine, and the work of a step in fp32 and in bf16."""
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
-        search = assembly.load_search(call.folder, call.job, call.signals, PhaseTimer())
+        search = assembly.load_search(call.folder, call.job, call.signals)
         run = assemble_longest_epoch(search)
         is_solved = run.ends_solved  # the timed steps make a run of steps of it
         figures: dict[str, object] = {
@@ -56,7 +61,7 @@ def measure(call: MeasuringCall) -> None:
 
 def time_loading(run: Run) -> float:
     """Seconds in which this process reads and prepares a batch."""
-    batches = itertools.chain.from_iterable(run.batches.epoch(epoch, 0) for epoch in itertools.count())
+    batches = Variant.over_epochs(run).batches
     run.preprocess(next(batches), 0)
     begin = time.perf_counter()
     for batch in itertools.islice(batches, LOADED_BATCHES):
@@ -129,21 +134,14 @@ class SavedTensors:
 
 def count_step_work(run: Run) -> StepWork:
     """Count the work of training steps on the run's first batches; weights and optimizer are changed by it."""
-    run.train_mode()
-    batches = itertools.chain.from_iterable(run.batches.epoch(epoch, 0) for epoch in itertools.count())
-
-    def train_step() -> None:
-        batch = next(batches)
-        run.set_learning_rates()
-        run.step(run.mix(run.preprocess(batch, 0)), run.list_local_parts(len(batch)))
-
-    train_step()  # the first one makes the optimizer's state
+    variant = Variant.over_epochs(run)
+    variant.train_step()  # the first one makes the optimizer's state
     network = [*run.model.parameters(), *run.model.buffers()]
     saved, counter = SavedTensors({t.untyped_storage()._cdata for t in network}), OperationCounter()
     begin, count = time.monotonic(), 0
     while count < MAX_BATCHES and time.monotonic() - begin < MAX_SECONDS:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack), counter:
-            train_step()
+            variant.train_step()
         count += 1
     trained = sum(p.nbytes for p in run.model.parameters() if p.requires_grad)
     state = sum(t.nbytes for t in _list_tensors(list(run.step.optimizer.state.values())))
@@ -159,27 +157,18 @@ def count_step_work(run: Run) -> StepWork:
 def measure_rates(run: Run) -> Rates:
     """What the device of a run computes and moves, from large matrix products and a copy."""
 
-    def measure(call: Callable[[], object]) -> float:
-        seconds = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            call()
-            if run.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - begin)
-        return min(seconds)
-
-    size = 8192 if run.device.type == "cuda" else 1024
-    flop = 2 * size**3
-    matrix = torch.randn(size, size, device=run.device)
-    low_matrix = matrix.to(torch.bfloat16)
-    rates = {
-        "matmul": flop / measure(lambda: matrix @ matrix),
-        "low_matmul": flop / measure(lambda: low_matrix @ low_matrix),
-    }
+    on_gpu = run.device.type == "cuda"
+    # A GPU computes a small product in less time than its start takes.
+    side = GPU_MATRIX_SIDE if on_gpu else MATRIX_SIDE
+    products = [measure_product(run.device, dtype, side) for dtype in (torch.float32, torch.bfloat16)]
     source = torch.zeros(16 << 20, device=run.device)
-    target = torch.empty_like(source)
-    return Rates(**rates, bandwidth=2 * source.nbytes / measure(lambda: target.copy_(source)))
+    target, seconds = torch.empty_like(source), list[float]()
+    for _ in range(5):
+        begin = time.perf_counter()
+        target.copy_(source)
+        synchronize(run.device)
+        seconds.append(time.perf_counter() - begin)
+    return Rates(matmul=products[0], low_matmul=products[1], bandwidth=2 * source.nbytes / min(seconds))
 
 
 def _list_tensors(value: Any) -> Iterator[Tensor]:
@@ -192,7 +181,3 @@ def _list_tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _list_tensors(part)
-
-
-if __name__ == "__main__":
-    measuring_child.run_program(measure)

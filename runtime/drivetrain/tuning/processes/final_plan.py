@@ -8,22 +8,16 @@ import os
 from drivetrain.errors import Replanned
 from drivetrain.system.console import say
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import measuring_child
+from drivetrain.tuning import assembly
 from drivetrain.tuning.measuring_child import MeasuringCall
 
 
-def finalize(call: MeasuringCall) -> None:
+def measure(call: MeasuringCall) -> None:
     """Write the plan to the folder."""
-    from drivetrain.tuning import assembly
-
+    # Messages are no result: stdout is reserved for the parent's table or JSON.
+    os.dup2(2, 1)
     # The plan in the folder is final where it was decided anew.
     with contextlib.suppress(Replanned):
         run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), call.source)
         if run.ends_solved:
             say("bench: the heads of this job are solved: its training takes none of the steps that are measured here")
-
-
-if __name__ == "__main__":
-    # Messages are no result: stdout is reserved for the parent's table or JSON.
-    os.dup2(2, 1)
-    measuring_child.run_program(finalize)

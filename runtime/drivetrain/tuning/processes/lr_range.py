@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,11 @@ import numpy.typing as npt
 from drivetrain.errors import NumericsError, SpecError
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
+from drivetrain.training import optimizer
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import measuring_child
+from drivetrain.training.run import Run
+from drivetrain.tuning import assembly
 from drivetrain.tuning.measuring_child import MeasuringCall
-
-if TYPE_CHECKING:
-    from drivetrain.training.run import Run
 
 Floats = npt.NDArray[np.float64]
 MEAN_DECAY = 0.8
@@ -50,10 +48,8 @@ class LrSweep:
     """Rounded to two digits; None if the loss falls nowhere."""
 
 
-def try_rates(call: MeasuringCall) -> None:
+def measure(call: MeasuringCall) -> None:
     """Train with growing rates, and report what the losses say."""
-    from drivetrain.tuning import assembly
-
     run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer())
     rates, losses = measure_losses(run, **call.request)
     report(run, suggest_rate(rates, losses, call.request["steps"]), call.folder)
@@ -67,8 +63,6 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
         NumericsError: if not even the first fifth of the steps gave finite numbers.
         Stopped: on a signal.
     """
-    from drivetrain.training import optimizer
-
     if run.ends_solved:
         raise SpecError(
             "find-lr: the heads of this job are solved, so no learning rate has an effect",
@@ -164,7 +158,3 @@ def _render_table(sweep: LrSweep, rows: int = 12) -> Sequence[str]:
     indices = np.unique(np.linspace(0, len(sweep.rates) - 1, rows).round().astype(int))
     lines = [f"{sweep.rates[i]:10.1e}  {sweep.losses[i]:10.4f}  {sweep.smooth[i]:10.4f}" for i in indices]
     return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]
-
-
-if __name__ == "__main__":
-    measuring_child.run_program(try_rates)

@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import measuring_child
+from drivetrain.tuning import assembly
 from drivetrain.tuning.measuring_child import MeasuringCall
-
-if TYPE_CHECKING:
-    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
-    from drivetrain.tuning.memory.size_search import SizeSearchResult
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+from drivetrain.tuning.memory.size_search import SizeSearchResult
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,7 @@ class MemoryRow:
 
 def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
-    from drivetrain.tuning import assembly
-
-    ceiling, measured_rows = measure_sizes(assembly.load_search(call.folder, call.job, call.signals, PhaseTimer()))
+    ceiling, measured_rows = measure_sizes(assembly.load_search(call.folder, call.job, call.signals))
     report(measured_rows, ceiling, call.folder)
 
 
@@ -111,7 +105,3 @@ def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
         measured = format_bytes(row.measured) if row.measured else "does not fit"
         speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
         yield f"{row.micro_batch:11}  {predicted:>10}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
-
-
-if __name__ == "__main__":
-    measuring_child.run_program(measure)

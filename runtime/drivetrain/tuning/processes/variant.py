@@ -6,53 +6,46 @@ it is ready, and then each line of its input, which is a number of steps. It end
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import torch
+
+from drivetrain.data.load_data import load
 from drivetrain.hardware import facts
+from drivetrain.models.build import build
+from drivetrain.models.networks.user_network import blame_job_code
 from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation
 from drivetrain.system.child_process import open_answers, read_requests
 from drivetrain.system.files import read_json
-from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import measuring_child
+from drivetrain.training.phase_timer import PhaseTimer, read_peak_bytes
+from drivetrain.training.run import Run, assemble
 from drivetrain.tuning.measuring_child import MeasuringCall
+from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
 
-if TYPE_CHECKING:
-    from drivetrain.tuning.variants import Variant
-
-COMPARED_STEPS = 4
-"""Steps whose losses are compared."""
 WARM_STEPS = 3
 """Steps from which the time of one is estimated."""
 
 
+def measure(call: MeasuringCall) -> None:
+    """Build the network, and train it as the parent asks."""
+    answer = open_answers()
+    serve(build_variant(call), answer, call.request["no_dropout"])
+
+
 def build_variant(call: MeasuringCall) -> Variant:
     """The job's network under a plan, before its first batch."""
-    import itertools
-
-    from drivetrain.data.load_data import load
-    from drivetrain.models.build import build
-    from drivetrain.training import run as runs
-    from drivetrain.tuning.variants import Variant
-
     job, dataset = call.job, load(call.job)
     machine = facts.from_json(read_json(call.folder / "hardware.json"))
     plan = plans.load(Path(call.request["plan"]))
-    run = runs.assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
-    run.train_mode()
-    epochs = itertools.count()
-    return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
+    run = assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
+    return Variant.over_epochs(run)
 
 
 def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool = False) -> None:
     """Report the first steps with their losses (`no_dropout`: without dropout), then serve requests."""
-    from drivetrain.models.networks.user_network import blame_job_code
-    from drivetrain.tuning.variants import turn_dropout_off
-
     run = variant.run
     notes: list[str] = []
     run.configure_step(report_memory=notes.append)
@@ -90,19 +83,8 @@ def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool =
         )
 
 
-def read_peak(run: Any) -> int:
+def read_peak(run: Run) -> int:
     """Peak bytes so far: of the GPU if there is one, else of this process."""
-    import torch
-
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    status = Path("/proc/self/status")
-    if not status.exists():  # on macOS, whose kernel counts bytes
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = (line.split() for line in status.read_text(encoding="ascii", errors="replace").splitlines())
-    return next((int(line[1]) << 10 for line in lines if line[:1] == ["VmHWM:"]), 0)
-
-
-if __name__ == "__main__":
-    answer = open_answers()
-    measuring_child.run_program(lambda call: serve(build_variant(call), answer, call.request["no_dropout"]))
+    return read_peak_bytes()
