@@ -42,6 +42,15 @@ def test_a_column_that_the_file_does_not_have(tmp_path: Path) -> None:
     )
 
 
+def test_a_column_that_dates_would_make_again(tmp_path: Path) -> None:
+    spec = TABLE.format(train="rows.csv", target="label, dates: {since: [year]}IGNORE")
+    table = "since,since.year,label\n2024-05-31,2024,x\n"
+    description = "job.yaml:3:8: data.train: rows.csv has a column"
+    assert read_error_lines(tmp_path, spec.replace("IGNORE", ""), rows=table)[0].startswith(description)
+    (tmp_path / "job.yaml").write_text(spec.replace("IGNORE", ", ignore: since.year"))
+    assert job_spec.load(tmp_path / "job.yaml").data.ignore == ("since.year",)
+
+
 @pytest.mark.parametrize(
     ("spec", "header", "lines"),
     [

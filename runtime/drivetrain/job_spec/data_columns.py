@@ -51,6 +51,9 @@ def check_headers(job: Job) -> None:
             description = f"{label}: {path} is empty (0 bytes)"
             raise DataError(description, "a header and at least one row", "check how the file was written")
         if names := csv_layout.read_names(path, label, files):
+            if isinstance(job, TableJob):
+                date_columns = (f"{name}.{part}" for name, parts in job.data.dates.items() for part in parts)
+                table_paths.check_date_columns(date_columns, set(names) - set(job.data.ignore or ()), path, label)
             required = _required_columns(job, key)
             missing += [(option, name, path, names) for option, name in required if name not in names]
     if missing:

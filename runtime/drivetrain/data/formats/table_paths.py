@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from drivetrain.data.formats.shards import SHARD
@@ -164,6 +164,20 @@ def check_is_table(path: Path, key: str) -> None:
             _READABLE,
             f"save its sheet as CSV, or: libreoffice --headless {_OFFICE_OPTIONS} --outdir {folder} {quoted}; "
             f"with pandas: {shlex.join(['python3', '-c', code])}",
+        )
+
+
+def check_date_columns(date_columns: Iterable[str], columns: Collection[str], path: Path, label: str) -> None:
+    """Check that a table has none of the columns that are made of its dates; `label` names its key.
+
+    Raises:
+        DataError: if it has one.
+    """
+    if name := next((name for name in date_columns if name in columns), ""):
+        raise DataError(
+            f'{label}: {path} has a column "{name}", which data.dates makes, too',
+            "one column of each name",
+            f'rename it, leave "{name.rpartition(".")[2]}" out in data.dates, or add it to data.ignore',
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.data.formats import column_values
+from drivetrain.data.formats import column_values, table_paths
 from drivetrain.data.source import Source
 from drivetrain.errors import DataError
 
@@ -111,12 +111,7 @@ class DateFeatures:
             DataError: if a column holds no dates, or the file has one of the new columns already.
         """
         reasons: dict[int, str] = {}
-        if name := next((name for name in self.names if name in table.column_names), ""):
-            raise DataError(
-                f'{source.key}: {source.path} has a column "{name}", which data.dates makes, too',
-                "one column of each name",
-                f'rename it, leave "{name.rpartition(".")[2]}" out in data.dates, or add it to data.ignore',
-            )
+        table_paths.check_date_columns(self.names, table.column_names, source.path, source.key)
         for name in self.parts:
             times, is_wrong = self.read_times(table[name], name, source)
             times = self._convert_zone(times, name, source)
