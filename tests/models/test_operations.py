@@ -43,10 +43,11 @@ def network(name: str, **more: Any) -> Model:
     ],
 )
 def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str) -> None:
-    model = network(name, image_size=side, stem=stem, width=16)
+    module = network(name, image_size=side, stem=stem, width=16).module.eval()
+    assert isinstance(module, cnn.ResNet | cnn.SmallCnn)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.module.eval()(torch.zeros(1, 3, side, side))
-    assert operations.count_forward_flop(model.arguments) == counter.get_total_flops()
+        module(torch.zeros(1, 3, side, side))
+    assert operations.count_forward_flop(module, side) == counter.get_total_flops()
 
 
 def test_an_automatic_stem_is_noted_with_its_cost() -> None:

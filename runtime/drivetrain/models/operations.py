@@ -1,4 +1,4 @@
-"""Counts the FLOPs per sample of the built-in image networks.
+"""Counts the FLOPs per sample of the built-in image networks from their layer sizes.
 
 Only convolutions and matrix products count, a multiply-add as two operations. A training step takes three times the FLOPs
 of a forward pass.
@@ -6,7 +6,6 @@ of a forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 
 from drivetrain.job.workload import format_flop
 from drivetrain.models.build import Model
-from drivetrain.models.flop_counter import count_flops
 from drivetrain.models.networks import cnn
 
 _NOTED_FLOP_SHARE = 0.5
@@ -26,14 +24,15 @@ def describe_flop(network: Model) -> str | None:
     module, arguments = network.module, network.arguments
     if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
-    flop = f"{format_flop(3 * count_forward_flop(arguments))} per training sample"
+    image_size = arguments["image_size"]
+    flop = f"{format_flop(3 * count_forward_flop(module, image_size))} per training sample"
     if isinstance(module, cnn.SmallCnn):
         return f"{arguments['name']}, {flop}"
     is_small = _has_small_stem(module)
     stem = "small" if is_small else "large"
     if arguments["stem"] != "auto":
         return f"{arguments['name']} with the {stem} stem, as set in the job, {flop}"
-    reason = f"as image_size {arguments['image_size']} is {'at most' if is_small else 'more than'} {cnn.MAX_SMALL_IMAGE_SIDE}"
+    reason = f"as image_size {image_size} is {'at most' if is_small else 'more than'} {cnn.MAX_SMALL_IMAGE_SIDE}"
     stem_flop = count_stem_flop(network)
     large_stem = _describe_large_stem(stem_flop) if stem_flop else ""
     return f"{arguments['name']} with the {stem} stem, {reason}, {flop}{large_stem}"
@@ -52,7 +51,10 @@ def count_stem_flop(network: Model) -> dict[str, object] | None:
     module, arguments = network.module, network.arguments
     if not isinstance(module, cnn.ResNet) or arguments["stem"] != "auto" or not _has_small_stem(module):
         return None
-    large, small = count_forward_flop({**arguments, "stem": "large"}), count_forward_flop(arguments)
+    with torch.random.fork_rng(devices=[]):
+        large_stem = cnn.build_stem(arguments["channels"], arguments["width"] or 64, small=False)
+    image_size = arguments["image_size"]
+    large, small = count_forward_flop(module, image_size, large_stem), count_forward_flop(module, image_size)
     if large > _NOTED_FLOP_SHARE * small:
         return None
     return {"name": arguments["name"], "small": 3 * small, "large": 3 * large}
@@ -62,11 +64,32 @@ def _describe_large_stem(costs: dict[str, Any]) -> str:
     return f"; {format_flop(costs['large'])} with model: {{name: {costs['name']}, stem: large}}, which learns otherwise"
 
 
-def count_forward_flop(arguments: Mapping[str, Any]) -> int:
-    """Count the FLOPs of a forward pass of an image network with these arguments; allocates no memory for it."""
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        network = cnn.build(**arguments).eval()
-        image = torch.empty(1, arguments["channels"], arguments["image_size"], arguments["image_size"])
-    with torch.no_grad(), count_flops() as counter:
-        network(image)
-    return int(counter.get_total_flops())
+def count_forward_flop(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Module | None = None) -> int:
+    """Count the FLOPs of a forward pass for a square image of `side` pixels; `stem` replaces the network's own stem."""
+    parts = [module.features] if isinstance(module, cnn.SmallCnn) else [stem or module.stem, module.stages]
+    count = 2 * module.classifier.in_features * module.classifier.out_features
+    for part in parts:
+        part_count, side = _count_module_flop(part, side)
+        count += part_count
+    return count
+
+
+def _count_module_flop(module: nn.Module, side: int) -> tuple[int, int]:
+    """The FLOPs of a module for an input of `side` pixels, and the side of its output in pixels."""
+    if isinstance(module, nn.Sequential):
+        count = 0
+        for part in module:
+            part_count, side = _count_module_flop(part, side)
+            count += part_count
+        return count, side
+    if isinstance(module, cnn.BasicBlock | cnn.Bottleneck):
+        main_count, output_side = _count_module_flop(module.main, side)
+        shortcut_count, _ = _count_module_flop(module.shortcut, side)
+        return main_count + shortcut_count, output_side
+    if isinstance(module, nn.Conv2d):
+        kernel, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
+        side = (side + 2 * padding - kernel) // stride + 1
+        return 2 * module.in_channels * module.out_channels * kernel**2 * side**2, side
+    if isinstance(module, nn.MaxPool2d):
+        return 0, (side + 1) // 2  # all strided layers here halve the side and round up
+    return 0, side
