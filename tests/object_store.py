@@ -137,12 +137,12 @@ def open_proxy(server: str) -> Iterator[FaultyStore]:
             if fault and fault.kind in ("slow down", "denied"):
                 self.reply(*((503, SLOW_DOWN) if fault.kind == "slow down" else (403, DENIED)), {})
                 return
-            link = http.client.HTTPConnection(server, timeout=60)
             careless = fault is not None and fault.kind == "careless"
             sent = {n: v for n, v in self.headers.items() if not (careless and n.lower().startswith("if-"))}
-            link.request(self.command, self.path, body, sent)
-            answer = link.getresponse()
-            content = answer.read()
+            with contextlib.closing(http.client.HTTPConnection(server, timeout=60)) as link:
+                link.request(self.command, self.path, body, sent)
+                answer = link.getresponse()
+                content = answer.read()
             if fault and fault.kind == "lost":
                 self.close_connection = True
                 return
@@ -150,7 +150,6 @@ def open_proxy(server: str) -> Iterator[FaultyStore]:
                 n: v for n, v in answer.getheaders() if n.lower() not in ("connection", "content-length", "server")
             }
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
-            link.close()
             if fault and fault.kind == "short":
                 content = content[: fault.at]
             cut = fault.at if fault and fault.kind == "cut" else None
