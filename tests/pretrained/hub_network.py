@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.pretrained import hub
-from drivetrain.pretrained.hub_cache import Snapshot
+from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
 from tests.hub_server import NAME
 
@@ -23,7 +23,7 @@ NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 
 
-def fetch_network(lines: list[str] | None = None, revision: str = "main") -> Snapshot:
+def fetch_network(lines: list[str] | None = None, revision: str = "main") -> Fetched:
     return hub.fetch_network(NAME, revision, (lines if lines is not None else []).append)
 
 

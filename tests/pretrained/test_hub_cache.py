@@ -49,8 +49,8 @@ def test_a_part_of_another_program_is_completed(hub: Hub, tmp_path: Path) -> Non
         tmp_path, {"config.json": FILES["config.json"], "notes": b"mine", "model.safetensors": b"damaged"}
     )
     fetched = fetch_network()
-    assert {path.name for path in fetched.folder.iterdir()} == {*NEEDED, "notes"}
-    assert (fetched.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert {path.name for path in fetched.snapshot.folder.iterdir()} == {*NEEDED, "notes"}
+    assert (fetched.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert sorted(path.name for path in (cache_folder / "snapshots").iterdir()) == [COMMIT]
 
 
@@ -59,9 +59,9 @@ def test_what_another_program_has_fetched_is_enough_offline(
 ) -> None:
     cache_folder = fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert fetch_network().commit == COMMIT
+    assert fetch_network().snapshot.commit == COMMIT
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert fetch_network().commit == COMMIT
+    assert fetch_network().snapshot.commit == COMMIT
     assert hub.requests == [], "it was compared with its hashes, and that is on record"
     shutil.rmtree(cache_folder / "drivetrain")
     (cache_folder / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
@@ -80,7 +80,7 @@ def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub,
     record = {"name": NAME, "commit": COMMIT, "files": files, "converted": "pytorch_model.bin"}
     (cache_folder / "drivetrain").mkdir()
     (cache_folder / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
-    snapshot = fetch_network()
+    snapshot = fetch_network().snapshot
     assert sorted(file.name for file in snapshot.files) == NEEDED
     assert (snapshot.converted, hub.requests) == ("pytorch_model.bin", [])
 
@@ -102,7 +102,7 @@ def test_a_part_of_a_network_from_another_program(
 
 
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
-    path = fetch_network().folder / "model.safetensors"
+    path = fetch_network().snapshot.folder / "model.safetensors"
     path.resolve().write_bytes(b"short")
     assert fetch_network().new == ("model.safetensors",)
     assert path.read_bytes() == FILES["model.safetensors"]
@@ -130,7 +130,7 @@ def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.
         fetch_network()
 
 
-FETCH = f"from drivetrain.pretrained.hub import fetch_network as fetch; print(fetch({NAME!r}, 'main').folder)"
+FETCH = f"from drivetrain.pretrained.hub import fetch_network as fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
 
 
 def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_a_killed_process_has_left(hub: Hub, tmp_path: Path) -> None:
 def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
     fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
     hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
-    assert fetch_network().commit == COMMIT
+    assert fetch_network().snapshot.commit == COMMIT
     (repository_cache(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
     shutil.rmtree(repository_cache(tmp_path) / "drivetrain")
     assert "gated" in catch_hub_error().given
@@ -178,6 +178,6 @@ def test_a_file_system_without_links_and_locks(
     monkeypatch.setattr(Path, "symlink_to", fails)
     monkeypatch.setattr(fcntl, "flock", fails)
     fetched = fetch_network(lines)
-    assert (fetched.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert (fetched.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert says_only(lines[0], "hub-locked-supported-fetch", repository_cache(tmp_path))
     assert not fetch_network(lines).new

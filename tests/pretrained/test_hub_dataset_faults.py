@@ -1,9 +1,13 @@
-"""What a hub can do wrong while data is fetched from it; `test_hub` has what is the same for networks."""
+"""What a hub can do wrong while data is fetched from it."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +15,8 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DrivetrainError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec import located_data
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.pretrained import hub_connection, hub_download
 from tests.hub_double import COMMIT
 from tests.hub_server import Fault, Hub
 from tests.messages import says
@@ -47,6 +53,14 @@ def test_a_private_dataset_needs_the_token(hub: Hub, tmp_path: Path, monkeypatch
     assert load_job(tmp_path).list_unfetched() == []
 
 
+def test_a_busy_hub_passes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(hub_connection, "time", SimpleNamespace(sleep=slept.append, time=time.time))
+    hub.faults = [Fault(path="/tree/", status=429, headers={"Retry-After": "7"}, times=1)]
+    assert load_job(tmp_path).list_unfetched() == []
+    assert slept == [7.0]
+
+
 def test_a_truncated_file_is_never_used_and_resumed(hub: Hub, tmp_path: Path) -> None:
     part = "train-00001"
     hub.faults = [Fault(path=part, cut=100, times=1), Fault(path=part, cut=0)]
@@ -65,6 +79,15 @@ def test_a_wrong_hash(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[st
     shutil.rmtree(repository_cache(tmp_path))
     hub.faults = [Fault(path="README.md", spoil=True)]
     assert says(str(catch_spec_error(tmp_path)), "another-hash-hub-says-downloads", "README.md")
+
+
+def test_a_slow_link_is_told(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub_download, "PROGRESS_SECONDS", 0.05)
+    hub.faults = [Fault(path="train-00000", pause=0.05)]
+    load_job(tmp_path)
+    assert re.search(r"hub: 0\.0 of 0\.0 MB, .* left", capsys.readouterr().out)
 
 
 def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +118,22 @@ def test_an_update_without_a_network_is_an_error(hub: Hub, tmp_path: Path, monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DrivetrainError, match="--update, and HF_HUB_OFFLINE is set"):
         job_spec.load(write_spec(tmp_path), locate=lambda job: located_data.locate_on_hub(job, print, update=True)[0])
+
+
+def test_two_processes_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(path="train-00000", pause=0.02)]
+    path, failed = write_spec(tmp_path), list[DrivetrainError]()
+
+    def load_it() -> None:
+        try:
+            SpecSource(path).load()
+        except DrivetrainError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=load_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(hub.paths("train-00000")) == 1

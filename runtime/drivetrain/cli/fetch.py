@@ -14,7 +14,7 @@ from drivetrain.system.console import say
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from drivetrain.pretrained.hub_cache import Snapshot
+    from drivetrain.pretrained.hub import Fetched
     from drivetrain.storage.stored_copy import StoredCopy
 
 MAX_LISTED_FILES = 30
@@ -34,7 +34,7 @@ def fetch(options: argparse.Namespace) -> int:
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.job_spec import located_data
 
-    fetched_data: list[Snapshot] = []
+    fetched_data: list[Fetched] = []
     copies: list[StoredCopy] = []
 
     def locate(job: Job) -> Job:
@@ -46,14 +46,14 @@ def fetch(options: argparse.Namespace) -> int:
 
     job = job_spec.load(options.job, options.set, locate=locate)
     for data in fetched_data:
-        _print_files(data, f"commit {data.commit}")
+        _print_files(data, f"commit {data.snapshot.commit}")
     for copy in copies:
         _print_copy(copy)
     if (name := hub_name.find_hub_weights(job)) is not None:
         from drivetrain.pretrained import folder
 
         network = folder.fetch(job, name, update=options.update)
-        _print_files(network, f"revision {network.revision}: commit {network.commit}")
+        _print_files(network, f"revision {network.revision}: commit {network.snapshot.commit}")
     elif not fetched_data and not copies:
         say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
@@ -65,14 +65,15 @@ def _print_copy(copy: StoredCopy) -> None:
     say(f"in {copy.path}")
 
 
-def _print_files(snapshot: Snapshot, commit: str) -> None:
+def _print_files(fetched: Fetched, commit: str) -> None:
     """Print the files of a network or a dataset, and `commit`, its description."""
+    snapshot = fetched.snapshot
     files = sorted(snapshot.files, key=lambda file: file.name)
     size = f"{len(files)} files, {sum(file.size for file in files) / 1e6:,.1f} MB"
-    if snapshot.new:
+    if fetched.new:
         say(f"{snapshot.name}: fetched {size}, each compared with its hash")
     else:
-        state = snapshot.note or "each was compared with its hash when it was fetched"
+        state = fetched.note or "each was compared with its hash when it was fetched"
         say(f"{snapshot.name}: everything is there, {size}; {state}")
     for file in files[:MAX_LISTED_FILES]:
         is_converted = snapshot.converted and file.name == "model.safetensors"

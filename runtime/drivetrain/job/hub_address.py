@@ -15,7 +15,7 @@ _ADDRESS = re.compile(
     rf"hf://datasets/(?P<name>{_PART}/{_PART}|{_PART}(?=(@[^/]*)?$))"
     r"(@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[\w.%-]+))?(/(?P<path>.*))?"
 )
-COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class HubAddress:
     @property
     def is_fixed(self) -> bool:
         """Whether the revision is a commit, which never changes."""
-        return bool(COMMIT.fullmatch(self.revision))
+        return bool(_COMMIT.fullmatch(self.revision))
 
     @property
     def root(self) -> str:

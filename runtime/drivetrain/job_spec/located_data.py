@@ -25,7 +25,7 @@ from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
 from drivetrain.job_spec import named_splits
 from drivetrain.pretrained import hub, hub_cache, hub_dataset_files
-from drivetrain.pretrained.hub_cache import Snapshot
+from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, Files
 from drivetrain.pretrained.hub_error import DATASET, HubError
 from drivetrain.storage import stored_copy
@@ -48,7 +48,7 @@ def use_cached(job: Job, say: Say | None = None) -> Job:
     return _locate(locate_on_hub(job, say)[0], lambda key, address, cache: stored_copy.find_cached(address, cache))[0]
 
 
-def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Snapshot]]:
+def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Fetched]]:
     """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
 
     Args:
@@ -59,7 +59,7 @@ def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> 
         SpecError: if a dataset is not there, cannot be downloaded, or has no splits that can be used.
         StorageError: if the cache cannot be written.
     """
-    located: list[Snapshot] = []
+    located: list[Fetched] = []
     keys_and_texts = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
     if keys_and_texts and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
         key, text = keys_and_texts[0]
@@ -84,7 +84,7 @@ def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> 
     return job, located
 
 
-def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> Snapshot | None:
+def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> Fetched | None:
     """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
@@ -143,11 +143,11 @@ def _is_free(job: Job, split: str) -> bool:
     return split in SPLITS and deciding_key not in job.data.model_fields_set
 
 
-def _name_files(job: Job, key: Key, address: HubAddress, located: Snapshot) -> Job:
+def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
     """The job with the files of an address at their commit."""
     all_splits = _list_splits(job, address, located.paths, located.readme)
     used = _select_used(job, key, all_splits)
-    fixed = address.at(located.commit)
+    fixed = address.at(located.snapshot.commit)
     update, use_notes = {}, []
     for split, files in used.items():
         path = _choose_path(split, files, address)
@@ -161,10 +161,10 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: Snapshot) -> J
     ]
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
-        name += f", {address.revision} is commit {located.commit[:12]}"
+        name += f", {address.revision} is commit {located.snapshot.commit[:12]}"
     note = ": ".join(filter(None, [name, ", ".join(use_notes), located.note]))
     named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
-    named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
+    named_job._hub_folders = {**job._hub_folders, fixed.root: located.snapshot.folder}
     named_job._notes = (*job.notes, note)
     return named_job
 

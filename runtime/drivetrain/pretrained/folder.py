@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
-from drivetrain.job.hub_address import MAIN
 from drivetrain.pretrained import families, hub, hub_name
-from drivetrain.pretrained.hub_cache import Snapshot
+from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import read_json
 from drivetrain.system.installation import INSTALL_TORCH
@@ -121,7 +120,7 @@ def locate(job: Job, name: str) -> WeightsFolder:
             raise SpecError(problem)
     elif HUB_NAME.fullmatch(name):
         fetched_network = fetch(job, name)
-        folder, origin = fetched_network.folder, fetched_network.origin
+        folder, origin = fetched_network.snapshot.folder, fetched_network.origin
     else:
         _refuse(job, f"{path} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
     weights = WeightsFolder(job, folder, origin)
@@ -129,7 +128,7 @@ def locate(job: Job, name: str) -> WeightsFolder:
     return weights
 
 
-def fetch(job: Job, name: str, *, update: bool = False) -> Snapshot:
+def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
     """Fetch the network of a name on the hub; a resumed run takes the same commit again.
 
     Args:
@@ -141,7 +140,7 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Snapshot:
         SpecError: if there is none, or it cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
-    revision = getattr(getattr(job, "model", None), "revision", None) or MAIN
+    revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
     try:
         fetched_network = hub.fetch_network(name, job.pretrained_commit or revision, update=update)
     except HubError as error:
@@ -156,7 +155,7 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Snapshot:
             error.possible,
             f"{error.action}; where there is a network, `drivetrain fetch {job.document.name}` fills the cache{by_hand}",
         )
-    job.fix_commit(fetched_network.commit)
+    job.fix_commit(fetched_network.snapshot.commit)
     return fetched_network
 
 

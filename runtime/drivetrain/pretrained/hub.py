@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from drivetrain.errors import DataError, StorageError
-from drivetrain.job.hub_address import COMMIT
 from drivetrain.pretrained import convert as converting
-from drivetrain.pretrained import families, hub_connection, hub_download
-from drivetrain.pretrained.hub_cache import HubFile, Repository, Snapshot, find_repository
+from drivetrain.pretrained import families, hub_connection
+from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile, Repository, Snapshot, find_repository
 from drivetrain.pretrained.hub_connection import Connection
+from drivetrain.pretrained.hub_download import Progress, download
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
 from drivetrain.system.files import hash_file, sync_file
 from drivetrain.system.secrets import mask_secrets
 
 PICKLE = "pytorch_model.bin"
+MAIN = "main"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
 """Names of configurations and vocabularies."""
@@ -32,7 +34,29 @@ Choose = Callable[[Sequence[str], str], Iterable[str]]
 """Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
 
 
-def find_cached(repository: Repository, revision: str, choose: Choose) -> Snapshot | None:
+@dataclass(frozen=True)
+class Fetched:
+    """Files in the cache, and what this call downloaded for them."""
+
+    snapshot: Snapshot
+    """The needed files, with the README.md of a dataset."""
+    revision: str
+    paths: tuple[str, ...]
+    """Paths of all files of the repository."""
+    readme: str = ""
+    """The content of a dataset's README.md."""
+    new: tuple[str, ...] = ()
+    """Files that were downloaded by this call."""
+    note: str = ""
+    """What could not be checked; empty if everything was checked."""
+
+    @property
+    def origin(self) -> str:
+        """Name and commit, for messages."""
+        return f"{self.snapshot.name} at {self.snapshot.commit[:12]}"
+
+
+def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetched | None:
     """Find the chosen files in the cache, without a request; None if one of them is not there.
 
     Raises:
@@ -48,11 +72,13 @@ def find_cached(repository: Repository, revision: str, choose: Choose) -> Snapsh
     if repository.kind.readme in paths and repository.kind.readme not in files:
         return None
     readme = repository.read_readme(commit)
-    names = _choose_names(repository, paths, choose, readme)
-    needed = [WEIGHTS if name == snapshot.converted else name for name in names]
+    needed = [
+        converting.WEIGHTS_NAME if name == snapshot.converted else name
+        for name in _choose_names(repository, paths, choose, readme)
+    ]
     if any(name not in files for name in needed):
         return None
-    return replace(snapshot, files=tuple(files[name] for name in needed), revision=revision, paths=paths, readme=readme)
+    return Fetched(replace(snapshot, files=tuple(files[name] for name in needed)), revision, paths, readme)
 
 
 def fetch(
@@ -62,7 +88,7 @@ def fetch(
     say: Callable[[str], None] = say_line,
     *,
     update: bool = False,
-) -> Snapshot:
+) -> Fetched:
     """Fetch the chosen files from the cache or, if they are not there, from the hub.
 
     Args:
@@ -87,41 +113,30 @@ def fetch(
         if update or not COMMIT.fullmatch(commit):
             commit = hub_connection.find_commit(connection, revision)
         with repository.locked(say):
-            # Another process may have fetched it meanwhile.
-            is_cached = find_cached(repository, commit, choose) is not None
-            new = () if is_cached else _download_missing(connection, repository, commit, choose)
-            repository.record_revision(revision, commit)
-            snapshot = find_cached(repository, commit, choose)
-        assert snapshot is not None
-        return replace(snapshot, revision=revision, new=new)
+            if cached := find_cached(repository, commit, choose):
+                repository.record_revision(revision, commit)
+                return replace(cached, revision=revision)
+            return _download_missing(connection, repository, revision, commit, choose)
     except HubError as error:
         if update or not (error.offline or repository.kind is NETWORK):
             raise
         return _take_unverified(repository, revision, choose, error)
 
 
-def _take_unverified(repository: Repository, revision: str, choose: Choose, error: HubError) -> Snapshot:
+def _take_unverified(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
     """Take the files that another program has put into the cache, if the hub gives none.
 
     Raises:
         HubError: if there are none, or not all needed files.
     """
     commit = repository.commit_of(revision)
-    in_cache = repository.list_foreign(commit) if commit else {}
-    paths = tuple(file.name for file in repository.read_listing(commit) or in_cache.values())
-    readme, lack, names = repository.read_readme(commit), "", list[str]()
-    if in_cache:
-        try:
-            names = _choose_names(repository, paths, choose, readme)
-            lack = next((f"lacks {name}" for name in sorted(names) if name not in in_cache), "")
-        except HubError as unusable:
-            if repository.kind is not NETWORK:  # the data is there, and the job has to say which
-                raise
-            lack = unusable.given
-    folder, files = repository.folder(commit), tuple(in_cache[name] for name in names if not lack)
-    if not files or any(file.hash and not file.is_in(folder / file.name) for file in files):
-        if not error.offline:
-            raise error
+    in_cache = repository.list_foreign(commit) if commit else []
+    paths = [file.name for file in repository.read_listing(commit) or ()] or in_cache
+    readme = repository.read_readme(commit)
+    snapshot, lack = _verify_foreign(repository, commit, in_cache, paths, choose, readme) if in_cache else (None, "")
+    if snapshot is None and not error.offline:
+        raise error
+    if snapshot is None:
         state = f"incomplete in the cache: it {lack}" if lack else f"not in the cache {repository.root.parent}"
         raise HubError(
             f"at revision {revision} is {state}, and {error.given}",
@@ -129,13 +144,27 @@ def _take_unverified(repository: Repository, revision: str, choose: Choose, erro
             error.action,
             offline=True,
         )
-    note = "" if all(file.hash for file in files) else "its files have no hashes that they could be compared with"
-    snapshot = Snapshot(repository.name, commit, folder, files, "", revision, paths, readme, note=note)
     if repository.kind is NETWORK:  # of data, another program may have only a part
         with contextlib.suppress(StorageError):  # the cache may be read-only
-            repository.record(commit, files)
-            repository.record_revision(revision, commit)
-    return snapshot
+            repository.record(snapshot, revision)
+    lacks_hashes = any(not HASH.fullmatch(file.hash) for file in snapshot.files)
+    note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
+    return Fetched(snapshot, revision, tuple(paths), readme, note=note)
+
+
+def _verify_foreign(
+    repository: Repository, commit: str, in_cache: Sequence[str], paths: Sequence[str], choose: Choose, readme: str
+) -> tuple[Snapshot | None, str]:
+    """The snapshot of the needed files; without it, what the cache lacks, empty if a file has not the hash of its name."""
+    try:
+        names = _choose_names(repository, paths, choose, readme)
+    except HubError as error:
+        if repository.kind is not NETWORK:  # the data is there, and the job has to say which
+            raise
+        return None, error.given
+    if missing := sorted({*names}.difference(in_cache)):
+        return None, f"lacks {missing[0]}"
+    return repository.verify_foreign(commit, names), ""
 
 
 def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, readme: str) -> list[str]:
@@ -143,56 +172,82 @@ def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, 
     return [path for path in paths if path in names]
 
 
-def _download_missing(connection: Connection, repository: Repository, commit: str, choose: Choose) -> tuple[str, ...]:
-    """Download the missing files of a commit, and return their names; the caller holds the lock."""
+def _download_missing(
+    connection: Connection, repository: Repository, revision: str, commit: str, choose: Choose
+) -> Fetched:
+    """Download the missing files of a commit; the caller holds the lock."""
     listed = repository.read_listing(commit)
     if listed is None:
         listed = hub_connection.list_files(connection, commit)
         repository.write_listing(commit, listed)
     by_name = {file.name: file for file in listed}
-    readme = ""
     if described := by_name.get(repository.kind.readme):
-        hub_download.download(connection, repository, commit, [described])
-        readme = repository.blob(described).read_text(encoding="utf-8", errors="replace")
+        _download(connection, repository, commit, [described], Progress())
+    readme = repository.blob(described).read_text(encoding="utf-8", errors="replace") if described else ""
     files = [by_name[name] for name in _choose_names(repository, list(by_name), choose, readme)]
     missing = [file for file in files if not file.is_in(repository.blob(file))]
+    total = sum(file.size for file in missing)
     connection.say(
         f"hub: fetching {repository.name} at {commit[:12]} from {mask_secrets(connection.endpoint)}: {len(missing)} "
-        f"file{'s' * (len(missing) != 1)}, {sum(file.size for file in missing) / 1e6:,.1f} MB"
+        f"file{'s' * (len(missing) != 1)}, {total / 1e6:,.1f} MB"
     )
-    hub_download.download(connection, repository, commit, missing)
+    _download(connection, repository, commit, missing, Progress(total, connection.say))
     pickle = next((file for file in files if file.name == PICKLE), None)
     if pickle:
-        files[files.index(pickle)] = _convert(connection, repository, pickle)
+        files[files.index(pickle)] = _convert(connection, repository, commit, pickle)
         if pickle in missing:
             repository.blob(pickle).unlink()
-    repository.link(files, repository.folder(commit))
-    repository.record(commit, files, PICKLE if pickle else "")
+    snapshot = Snapshot(repository.name, commit, repository.folder(commit), tuple(files), PICKLE if pickle else "")
+    earlier = repository.find_complete(commit)
+    all_files = {file.name: file for file in (*(earlier.files if earlier else ()), *files)}
+    repository.link(files, snapshot.folder)
+    repository.record(replace(snapshot, files=tuple(all_files.values())), revision)
     if removed_bytes := repository.remove_abandoned():
         connection.say(f"hub: removed {removed_bytes / 1e6:,.1f} MB of downloads that nobody resumed")
-    return tuple(file.name for file in missing)
+    return Fetched(snapshot, revision, tuple(by_name), readme, tuple(file.name for file in missing))
 
 
-def _convert(connection: Connection, repository: Repository, pickle: HubFile) -> HubFile:
+def _download(
+    connection: Connection, repository: Repository, commit: str, files: Sequence[HubFile], progress: Progress
+) -> None:
+    for file in files:
+        if not file.is_in(repository.blob(file)):  # two files can have one content
+            download(connection, commit, file, repository.blob(file), progress)
+
+
+def _convert(connection: Connection, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
     """Convert a pickle in the cache; the weights become a file of the cache like others."""
     connection.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
-    blob = repository.blob(pickle)
-    for leftover in blob.parent.glob(f"*{WEIGHTS}*"):  # of a killed process
-        leftover.unlink()
+    # `remove_abandoned` removes what a killed process leaves of it.
+    folder = repository.folder(f".{commit}.converting")
+    shutil.rmtree(folder, ignore_errors=True)
     try:
-        converted = converting.convert(blob)
+        repository.link([pickle], folder)
+        converted = converting.convert(folder / pickle.name)
+        weights = HubFile(converting.WEIGHTS_NAME, converted.size, hash_file(converted.path))
+        sync_file(converted.path)
+        converted.path.replace(repository.blob(weights))
     except DataError as error:
         raise HubError(
             f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
         ) from None
-    weights = HubFile(WEIGHTS, converted.size, hash_file(converted.path))
-    sync_file(converted.path)
-    converted.path.replace(repository.blob(weights))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return weights
 
 
-def fetch_network(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Snapshot:
-    """Fetch a network such as `google-bert/bert-base-cased`; arguments and errors are those of `fetch`."""
+def fetch_network(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Fetched:
+    """Fetch a network from the cache or, if it is not there, from the hub.
+
+    Args:
+        name: its name, such as `google-bert/bert-base-cased`.
+        revision: a branch, a tag or a commit.
+        update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
+
+    Raises:
+        HubError: if there is none, or it cannot be downloaded or used.
+        StorageError: if the cache cannot be written.
+    """
     return fetch(find_repository(name, NETWORK), revision, _choose_network_files, say, update=update)
 
 

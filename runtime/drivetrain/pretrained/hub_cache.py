@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import StorageError
-from drivetrain.job.hub_address import COMMIT
 from drivetrain.pretrained.hub_error import HubKind
 from drivetrain.system import file_lock
-from drivetrain.system.files import make_folder, read_json, storage_error, sync_folder, write_json, write_text
+from drivetrain.system.files import make_folder, read_json, sync_folder, write_json, write_text
 
 PART = ".part"
 """Suffix of an incomplete file; the next process resumes it."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 ABANDONED_SECONDS = 7 * 86_400.0
@@ -64,29 +64,14 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Files of a commit in the cache, and what a call downloaded for them."""
+    """Files of a commit in the cache."""
 
     name: str
     commit: str
     folder: Path
     files: tuple[HubFile, ...]
-    """The needed files, with the README.md of a dataset."""
     converted: str = ""
     """The pickle from which model.safetensors was converted; empty if the hub has model.safetensors."""
-    revision: str = ""
-    paths: tuple[str, ...] = ()
-    """Paths of all files of the repository."""
-    readme: str = ""
-    """The content of a dataset's README.md."""
-    new: tuple[str, ...] = ()
-    """Files that were downloaded by this call."""
-    note: str = ""
-    """What could not be checked; empty if everything was checked."""
-
-    @property
-    def origin(self) -> str:
-        """Name and commit, for messages."""
-        return f"{self.name} at {self.commit[:12]}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,9 @@ class Repository:
         """The commit of a revision at the time it was fetched; empty if it was not fetched."""
         if COMMIT.fullmatch(revision):
             return revision
-        stored_commit = _read_text(self.root / "refs" / revision).strip() if _REVISION.fullmatch(revision) else ""
+        if not _REVISION.fullmatch(revision):
+            return ""
+        stored_commit = _read_text(self.root / "refs" / revision).strip()
         return stored_commit if re.fullmatch(r"\w+", stored_commit) else ""
 
     def folder(self, commit: str) -> Path:
@@ -114,7 +101,7 @@ class Repository:
 
     def read_readme(self, commit: str) -> str:
         """The file that describes the data of a commit; empty if it was not fetched, or the kind has none."""
-        return _read_text(self.folder(commit) / self.kind.readme)
+        return _read_text(self.folder(commit) / self.kind.readme) if self.kind.readme else ""
 
     def find_complete(self, commit: str) -> Snapshot | None:
         """The snapshot of a commit whose files were compared with their hashes; None if one of them is missing."""
@@ -125,20 +112,30 @@ class Repository:
         except (TypeError, LookupError, AttributeError):
             return None
         folder = self.folder(commit)
-        sizes = [path.stat().st_size if path.is_file() else -1 for path in (folder / file.name for file in files)]
-        is_complete = sizes == [file.size for file in files]
-        return Snapshot(self.name, commit, folder, files, converted) if is_complete else None
+        for path, file in ((folder / file.name, file) for file in files):
+            if not path.is_file() or path.stat().st_size != file.size:
+                return None
+        return Snapshot(self.name, commit, folder, files, converted)
 
-    def list_foreign(self, commit: str) -> dict[str, HubFile]:
-        """A commit's files in the cache by name, whatever program has put them there.
+    def list_foreign(self, commit: str) -> list[str]:
+        """Paths of a commit's files in the cache, whatever program has put them there."""
+        folder = self.folder(commit)
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-        A link leads to a file that is named by its hash; other files cannot be compared with one, and have none.
+    def verify_foreign(self, commit: str, names: Iterable[str]) -> Snapshot | None:
+        """The snapshot of files from another program; None if one does not have the hash that is its name.
+
+        Only links lead to files that are named by their hash; other files are not checked, and get no hash.
         """
-        folder, files = self.folder(commit), {}
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name, digest = path.relative_to(folder).as_posix(), path.resolve().name if path.is_symlink() else ""
-            files[name] = HubFile(name, path.stat().st_size, digest if HASH.fullmatch(digest) else "")
-        return files
+        folder = self.folder(commit)
+        files = []
+        for path in (folder / name for name in names):
+            digest = path.resolve().name if path.is_symlink() else ""
+            file = HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest)
+            if HASH.fullmatch(digest) and not file.is_in(path):
+                return None
+            files.append(file)
+        return Snapshot(self.name, commit, folder, tuple(files))
 
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -147,9 +144,11 @@ class Repository:
         Raises:
             StorageError: if the cache cannot be written.
         """
-        with blame_cache(self.root):
-            (self.root / "blobs").mkdir(parents=True, exist_ok=True)
+        make_folder(self.root / "blobs")
+        try:
             handle = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable_error(self.root, error) from None
         try:
             try:
                 if not file_lock.lock(handle, wait=False):
@@ -167,13 +166,15 @@ class Repository:
         Raises:
             StorageError: if the cache cannot be written.
         """
-        with blame_cache(folder):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             for file in files:
                 path = folder / file.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._link_file(path, self.blob(file))
             sync_folder(folder)
+        except OSError as error:
+            raise _unwritable_error(folder, error) from None
 
     def _link_file(self, path: Path, blob: Path) -> None:
         target = os.path.relpath(blob, path.parent)
@@ -200,18 +201,17 @@ class Repository:
                     removed_bytes += status.st_size
         return removed_bytes
 
-    def record(self, commit: str, files: Iterable[HubFile], converted: str = "") -> None:
-        """Record that files of a commit are complete, beside those of earlier calls.
+    def record(self, snapshot: Snapshot, revision: str) -> None:
+        """Record that files of a commit are complete, and that the revision is this commit.
 
         Raises:
             StorageError: if the cache cannot be written.
         """
-        earlier = self.find_complete(commit)
-        all_files = (*(earlier.files if earlier else ()), *files)
-        rows = {file.name: {"size": file.size, "hash": file.hash} for file in all_files}
-        record = {"name": self.name, "commit": commit, "files": rows, "converted": converted}
+        files = {file.name: {"size": file.size, "hash": file.hash} for file in snapshot.files}
+        record = {"name": self.name, "commit": snapshot.commit, "files": files, "converted": snapshot.converted}
         make_folder(self.root / "drivetrain")
-        write_json(self._record_path(f"{commit}.json"), record)
+        write_json(self._record_path(f"{snapshot.commit}.json"), record)
+        self.record_revision(revision, snapshot.commit)
 
     def record_revision(self, revision: str, commit: str) -> None:
         """Record that a branch or tag is a commit.
@@ -260,12 +260,7 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-@contextmanager
-def blame_cache(path: Path) -> Iterator[None]:
-    """A block that writes into the cache; raises StorageError in place of an OSError."""
-    try:
-        yield
-    except OSError as error:
-        general = storage_error(path, error)
-        action = f"{general.action.partition(',')[0]}, or set HF_HOME to another folder"
-        raise StorageError(general.given, general.possible, action) from None
+def _unwritable_error(root: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{root}: {error.strerror}", "a cache that this user can write to", "set HF_HOME to another folder"
+    )

@@ -2,13 +2,12 @@
 which commit a revision is, and which files that has.
 
 The library huggingface_hub is not used. Version 2.4 gives a file its name without comparing its content with the hash, downloads
-it from its start after the process was killed, and waits for a busy hub as long as that asks. With these promises kept by hooks
-around its requests, this module has as many lines, and a machine that only fetches 18 MB more.
+it from its start after the process was killed, and waits for a busy hub without a limit.
 """
 
 from __future__ import annotations
 
-import io
+import email.utils
 import os
 import re
 import ssl
@@ -18,14 +17,13 @@ from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO
+from typing import IO
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request
 
-from drivetrain.job.hub_address import COMMIT
 from drivetrain.pretrained import hub_cache
-from drivetrain.pretrained.hub_cache import HASH, HubFile
+from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile
 from drivetrain.pretrained.hub_error import HubError, HubKind, explain_refusal
 from drivetrain.system import web
 from drivetrain.system.files import parse_json
@@ -35,17 +33,18 @@ from drivetrain.system.version import VERSION
 READ_TIMEOUT_SECONDS = 10.0
 """Longest wait for the hub's next byte."""
 FIRST_PAUSE_SECONDS = 1.0
-"""Pause before the second attempt; each further pause is twice as long, or as long as the hub asks."""
+"""Pause before the second attempt; each further pause is twice as long."""
 MAX_ATTEMPTS = 4
-"""Attempts without a new byte after which a request fails, unless the hub asks to wait."""
+"""Attempts if the hub answers with a server error."""
 MAX_WAIT_SECONDS = 300.0
-"""Longest sum of the pauses without a new byte."""
+"""Longest sum of the pauses that the hub asks for."""
 MAX_JSON_BYTES = 32 << 20
 """Longest page of a list that is read from the hub."""
 _MAX_PAGES = 1_000
+_BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
+_RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 _TRUE = ("1", "on", "yes", "true")
-_CHUNK_BYTES = 1 << 18
 
 
 def is_offline() -> bool:
@@ -77,8 +76,6 @@ class Connection:
     """The variable or file of the token, for messages."""
     opener: OpenerDirector
     say: Callable[[str], None]
-    count: Callable[[int], None] = lambda received: None
-    """Takes numbers of bytes that were received, negative if they will be received again."""
 
     def make_file_url(self, commit: str, path: str) -> str:
         """The URL of a file at a commit."""
@@ -92,14 +89,15 @@ class Connection:
         """
         url = f"{self.endpoint}/api/{self.kind.folder}/{quote(self.name)}/{path}"
         for _ in range(_MAX_PAGES):
-            page = io.BytesIO()
-            headers = self.receive(url, page)
-            try:
-                rows = parse_json(page.getvalue())
-            except ValueError:
-                raise self.answer_error("something that is no JSON") from None
-            yield rows
-            link = _NEXT.search((headers and headers.get("Link")) or "")
+            with self.open(url) as answer:
+                try:
+                    page = parse_json(answer.read(MAX_JSON_BYTES))
+                except (OSError, HTTPException) as error:
+                    raise _unreachable_error(self.endpoint, error) from None
+                except ValueError:
+                    raise self.answer_error("something that is no JSON") from None
+                link = _NEXT.search(answer.headers.get("Link", ""))
+            yield page
             url = urljoin(self.endpoint, link[1]) if link else ""
             if not url.startswith(f"{self.endpoint}/"):  # pages on other hosts are not read
                 return
@@ -113,82 +111,39 @@ class Connection:
             "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
         )
 
-    def receive(self, url: str, sink: BinaryIO, size: int | None = None, part: range | None = None) -> Message | None:
-        """Append an answer to what the sink has of it; repeat the request while the hub is busy or the answer is cut.
-
-        Args:
-            size: bytes of the whole answer; None for JSON.
-            part: the bytes of a file that are requested; None for all.
-
-        Returns:
-            The headers of the answer; None if the server sends the whole file for a part.
+    def open(self, url: str, *, start: int = 0, last: int | None = None) -> HTTPResponse:
+        """Send a GET request for the bytes from `start` to `last`; None stands for the end.
 
         Raises:
-            HubError: if the hub refuses, asks to wait for too long, cannot be reached, or the answer stays cut.
+            HubError: if the hub refuses, asks to wait for too long, or cannot be reached.
         """
-        start, failures, waited, first_done = part.start if part else 0, 0, 0.0, sink.tell()
-        while True:
-            done = sink.tell()
-            try:
-                with self._open(url, start + done, part) as answer:
-                    if start + done and not _continues(answer, start + done):
-                        if part:
-                            return None
-                        sink.seek(0)
-                        sink.truncate()
-                        self.count(-done)
-                    self._append(answer, sink, size, url)
-                    return answer.headers
-            except HubError as error:
-                if sink.tell() > done:
-                    failures, waited = 0, 0.0
-                failures += 1
-                pause = max(error.pause or 0.0, FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 6))
-                waited += pause
-                # Without a connection another attempt is useless; once bytes came, it is an interruption.
-                is_final = error.pause is None and not (error.offline and done > first_done)
-                if is_final or (failures >= MAX_ATTEMPTS and not error.pause) or waited > MAX_WAIT_SECONDS:
-                    raise
-                self.say(f"hub: {error.given}; next attempt in {pause:,.0f} s")
-                time.sleep(pause)
-
-    def _open(self, url: str, start: int, part: range | None) -> HTTPResponse:
-        """Send a GET request for the bytes from `start` on."""
         request = Request(url, headers={"User-Agent": f"drivetrain/{VERSION}"})
-        if start or part:
-            request.add_header("Range", f"bytes={start}-{part[-1] if part else ''}")
+        if start or last is not None:
+            request.add_header("Range", f"bytes={start}-{'' if last is None else last}")
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
-        try:
-            answer: HTTPResponse = self.opener.open(request, timeout=READ_TIMEOUT_SECONDS)
-            return answer
-        except HTTPError as error:
-            with error:
-                raise explain_refusal(error.code, error.headers, self.endpoint, self.source, self.kind) from None
-        except (OSError, HTTPException) as error:
-            raise _unreachable_error(self.endpoint, error) from None
-
-    def _append(self, answer: HTTPResponse, sink: BinaryIO, size: int | None, url: str) -> None:
-        """Append an answer to the sink; raises HubError if it ends early."""
-        while size is None or sink.tell() < size:
-            reason = "the connection was closed"
+        waited, attempt = 0.0, 0
+        while True:
+            attempt += 1
             try:
-                limit = MAX_JSON_BYTES if size is None else min(_CHUNK_BYTES, size - sink.tell())
-                chunk = answer.read(limit) if size is None else answer.read1(limit)
+                answer: HTTPResponse = self.opener.open(request, timeout=READ_TIMEOUT_SECONDS)
+                return answer
+            except HTTPError as error:
+                with error:
+                    status, headers = error.code, error.headers
+                pause = _compute_pause(status, headers, attempt)
+                if pause is None or waited + pause > MAX_WAIT_SECONDS:
+                    raise explain_refusal(status, headers, self.endpoint, self.source, pause, self.kind) from None
+                reason = f"{status}, {'too many requests' if status == 429 else 'an error of the hub'}"
+            except URLError as error:  # without a connection another attempt is useless
+                raise _unreachable_error(self.endpoint, error) from None
             except (OSError, HTTPException) as error:
-                chunk, reason = b"", _describe_cause(error)
-            if not chunk:
-                amount = "" if size is None else f" after {sink.tell() / 1e6:,.1f} of {size / 1e6:,.1f} MB"
-                raise HubError(
-                    f"{unquote(url.rpartition('/')[2])} ends{amount}: {reason}",
-                    "the whole file",
-                    "call the same command again: it resumes there; if it ends there again, check the proxy or mirror",
-                    pause=0.0,
-                )
-            sink.write(chunk)
-            self.count(len(chunk))
-            if size is None:
-                return
+                if attempt == 2:
+                    raise _unreachable_error(self.endpoint, error) from None
+                pause, reason = FIRST_PAUSE_SECONDS, _describe_cause(error)
+            waited += pause
+            self.say(f"hub: {reason}; next attempt in {pause:,.0f} s")
+            time.sleep(pause)
 
 
 def connect(name: str, kind: HubKind, say: Callable[[str], None]) -> Connection:
@@ -251,7 +206,8 @@ def read_listed_file(row: object) -> HubFile | None:
 def _is_safe(name: str) -> bool:
     """Whether a file of this name is inside the folder that it is written to."""
     parts = PurePosixPath(name).parts
-    return bool(parts) and name == "/".join(parts) and not {"..", "\\", "\0"} & {*parts, *name}
+    is_normal = name == "/".join(parts) and "\\" not in name and "\0" not in name
+    return bool(parts) and is_normal and ".." not in parts and not name.startswith("/")
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -273,9 +229,23 @@ class _Redirects(HTTPRedirectHandler):
         return Request(newurl, headers={name: str(req.get_header(name)) for name in names if req.has_header(name)})
 
 
-def _continues(answer: HTTPResponse, start: int) -> bool:
-    """Whether the answer begins at the requested byte; some servers send the whole file."""
-    return answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+def _compute_pause(status: int, headers: Message, attempt: int) -> float | None:
+    """Seconds until the next attempt; None if no further attempt is made."""
+    if status not in _BUSY_STATUSES or (status != 429 and attempt == MAX_ATTEMPTS):
+        return None
+    return max(_read_retry_after(headers), FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 6))
+
+
+def _read_retry_after(headers: Message) -> float:
+    """Seconds that the hub asks to wait: Retry-After as a number or a date, or the reset of its limit."""
+    text = (headers.get("Retry-After") or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError):
+        reset = _RESET.search(headers.get("RateLimit") or "")
+        return float(reset[1]) if reset else 0.0
 
 
 def _unreachable_error(endpoint: str, error: Exception) -> HubError:
@@ -294,7 +264,6 @@ def _unreachable_error(endpoint: str, error: Exception) -> HubError:
         "a network, or files that were fetched before",
         action,
         offline=True,
-        pause=None if isinstance(error, URLError) else 0.0,
     )
 
 

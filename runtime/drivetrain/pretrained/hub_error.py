@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import email.utils
-import re
-import time
 from dataclasses import dataclass
 from email.message import Message
-
-_BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
-_RESET = re.compile(r";\s*t\s*=\s*(\d+)")
-_NEW_TOKEN = (
-    "export HF_TOKEN=... with a token that may read it ({endpoint}/settings/tokens), "
-    "and write environment: [HF_TOKEN] into the job"
-)
 
 
 @dataclass(frozen=True)
@@ -42,29 +32,41 @@ class HubError(Exception):
     Args:
         description: what is wrong, to be written after the name of the repository.
         offline: whether the hub could not be reached at all.
-        pause: seconds that the hub asks to wait before another attempt; None if that is useless.
+        ended: whether the file has no byte at the requested position.
     """
 
     def __init__(
-        self, description: str, possible: str, action: str, *, offline: bool = False, pause: float | None = None
+        self, description: str, possible: str, action: str, *, offline: bool = False, ended: bool = False
     ) -> None:
         super().__init__(description)
-        self.given, self.possible, self.action, self.offline, self.pause = description, possible, action, offline, pause
+        self.given, self.possible, self.action, self.offline, self.ended = description, possible, action, offline, ended
 
 
-def explain_refusal(status: int, headers: Message, endpoint: str, source: str, kind: HubKind) -> HubError:
+_NEW_TOKEN = (
+    "export HF_TOKEN=... with a token that may read it ({endpoint}/settings/tokens), "
+    "and write environment: [HF_TOKEN] into the job"
+)
+
+
+def explain_refusal(
+    status: int, headers: Message, endpoint: str, source: str, pause: float | None, kind: HubKind
+) -> HubError:
     """The error for an answer of the hub.
 
     Args:
         source: variable or file of the token that was sent; empty if none was sent.
+        pause: seconds that the hub asks to wait.
     """
     code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
     new_token = _NEW_TOKEN.format(endpoint=endpoint)
-    pause = _read_retry_after(headers) if status in _BUSY_STATUSES else None
-    if pause is not None or status >= 500:
-        cause = "an error of its own" if status != 429 else f"too many requests, and asks to wait {pause:,.0f} s"
-        action = "try again later" if source or status != 429 else f"try again later, or {new_token}"
-        return HubError(f"the hub answers {status}, {cause}", "a hub that is not busy", action, pause=pause)
+    if status == 429:
+        return HubError(
+            f"the hub answers 429, too many requests, and asks to wait {pause or 0:,.0f} s",
+            "fewer requests, or more with a token",
+            f"try again later, or {new_token}" if not source else "try again later",
+        )
+    if status >= 500:
+        return HubError(f"the hub answers {status}, an error of its own", "a hub that works", "try again later")
     if status == 401 and source and (code == "InvalidToken" or "nvalid" in text):
         return HubError(f"the hub does not accept the token of {source}", "a valid token, or none", new_token)
     if code == "GatedRepo" or (status == 403 and not code):
@@ -87,17 +89,4 @@ def explain_refusal(status: int, headers: Message, endpoint: str, source: str, k
             if not source
             else "check the spelling, and whose token it is",
         )
-    possible = "a file as long as its entry in the list" if status == 416 else "a file of it"
-    return HubError(f"the hub answers {status}", possible, "check HF_ENDPOINT and the name")
-
-
-def _read_retry_after(headers: Message) -> float:
-    """Seconds that the hub asks to wait: Retry-After as a number or a date, or the reset of its limit."""
-    text = (headers.get("Retry-After") or "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError):
-        reset = _RESET.search(headers.get("RateLimit") or "")
-        return float(reset[1]) if reset else 0.0
+    return HubError(f"the hub answers {status}", "a file of it", "check HF_ENDPOINT and the name", ended=status == 416)

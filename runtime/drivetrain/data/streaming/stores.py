@@ -228,7 +228,7 @@ class HubStore(ShardStore):
         file = self._file(shard)
         try:
             path.unlink(missing_ok=True)
-            hub_download.receive(self._connect(), self.address.revision, file, path)
+            hub_download.receive(self._connect(), self.address.revision, file, path, hub_download.Progress())
         except HubError as error:
             raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
         except OSError as error:
