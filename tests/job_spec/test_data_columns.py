@@ -10,6 +10,7 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.errors import DataError
+from drivetrain.job.tables import TableJob
 from drivetrain.job_spec import load_job as job_spec
 from tests.messages import ends_with, get_message, saying, says_each
 from tests.paths import ROOT
@@ -48,7 +49,9 @@ def test_a_column_that_dates_would_make_again(tmp_path: Path) -> None:
     description = "job.yaml:3:8: data.train: rows.csv has a column"
     assert read_error_lines(tmp_path, spec.replace("IGNORE", ""), rows=table)[0].startswith(description)
     (tmp_path / "job.yaml").write_text(spec.replace("IGNORE", ", ignore: since.year"))
-    assert job_spec.load(tmp_path / "job.yaml").data.ignore == ("since.year",)
+    job = job_spec.load(tmp_path / "job.yaml")
+    assert isinstance(job, TableJob)
+    assert job.data.ignore == ("since.year",)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from drivetrain.tuning.paired_timing import TimedBlock
 from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.messages import says
-from tests.paths import ROOT
+from tests.paths import IMPORTS, ROOT
 
 NUMBERS = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
 
@@ -299,3 +299,27 @@ def test_threads_are_measured_in_children_and_the_run_continues(job: Path) -> No
     output, _ = start_training(job, "--set", "optimize.measure=full").communicate(timeout=300)
     assert "tune: cpu_threads 1 " in output
     assert "loss ok" in rows(job, 1)["cpu_threads"]["evidence"]
+
+
+def test_what_the_reading_of_a_spec_prints_is_no_answer(tmp_path: Path) -> None:
+    """The parent reads the standard output of these programs as answers, or prints its own results there."""
+    code = (
+        "import sys; from drivetrain.job_spec.spec_source import SpecSource; from drivetrain.tuning.processes import __main__;"
+        "SpecSource.load = lambda self: (print('hub: a note'), sys.exit(0)); __main__.main()"
+    )
+    for program in ("variant", "final_plan"):
+        command = [sys.executable, "-c", code, program, str(tmp_path), "{}", "job.yaml"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": IMPORTS}
+        )
+        assert (done.stdout, done.stderr) == ("", "hub: a note\n")
+
+
+def test_a_cache_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    machine = make_machine()
+    machine = replace(machine, storage=replace(machine.storage, cache=str(tmp_path / "file")))
+    rows = {name: evidence.Measurement(1, "1", "2026-11-29") for name in ("cpu_threads", "channels_last")}
+    lines: list[str] = []
+    tuner.store_measurements(tiny.job(), machine, ("speed", ""), rows, lines.append)
+    assert len(lines) == 1

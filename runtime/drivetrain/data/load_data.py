@@ -62,7 +62,8 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     table_data = job.data if isinstance(job.data, TableFileData) else None
     csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)
     files = csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
-    kind = next(kind for kind, task in _TASKS.items() if isinstance(job, task))
+    kind = next((kind for kind, task in _TASKS.items() if isinstance(job, task)), None)
+    assert kind, f"no data for {job.task}"
     dataset: Dataset = _import_reader(kind).load(job, record, files)
     dataset.notes[1:1] = [*job.notes, *files.notes]
     if files.stored:

@@ -39,12 +39,20 @@ USES = {"train": "for training", "validation": "for validation", "test": "for th
 
 
 def fetch(job: Job, say: Say) -> Job:
-    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
+    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store.
+
+    Raises:
+        DrivetrainError: if that cannot be had or stored, with the place of the key.
+    """
     return fetch_copies(locate_on_hub(job, say)[0], say)[0]
 
 
 def use_cached(job: Job, say: Say | None = None) -> Job:
-    """Like `fetch`, but stores are not asked, and without `say` neither is the hub: what the caches lack stays as it is."""
+    """Like `fetch`, but stores are not asked, and without `say` neither is the hub: what the caches lack stays as it is.
+
+    Raises:
+        DrivetrainError: as `fetch`.
+    """
     return _locate(locate_on_hub(job, say)[0], lambda key, address, cache: stored_copy.find_cached(address, cache))[0]
 
 

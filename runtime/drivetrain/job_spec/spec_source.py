@@ -1,4 +1,7 @@
-"""Describes where a spec comes from, so that a child process loads the same job even if the user's files change."""
+"""Describes where a spec comes from, so that a child process loads the same job even if the user's files change.
+
+Also reads the spec that a run has stored.
+"""
 
 from __future__ import annotations
 

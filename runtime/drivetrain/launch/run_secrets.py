@@ -184,7 +184,7 @@ def _loopback(url: str) -> str:
         host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
     except ValueError:
         return ""
-    return host if is_loopback(host) else ""
+    return host if is_loopback(host) or host.startswith("127.") else ""  # 127.1 is 127.0.0.1 for the resolver
 
 
 def _read_file(origin: str, path: str, possible: str, action: str) -> bytes:

@@ -104,8 +104,12 @@ def load(hardware: Hardware, key: str) -> dict[str, Measurement]:
 
 def store(
     hardware: Hardware, keys: Iterable[str], measurements: Mapping[str, Measurement], report: Callable[[str], None]
-) -> None:
-    """Store measurements under some keys; `report` takes a line if the cache cannot be written: then they serve this run only."""
+) -> bool:
+    """Store measurements under some keys; returns whether they are stored.
+
+    Args:
+        report: takes a line if the cache cannot be written: then the measurements serve this run only.
+    """
     folder = _folder(hardware)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,3 +117,5 @@ def store(
             write_json(folder / f"{key}.json", {decision: asdict(row) for decision, row in measurements.items()})
     except (OSError, StorageError) as error:
         report(f"the measurements could not be stored: {error}")
+        return False
+    return True

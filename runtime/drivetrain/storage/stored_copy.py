@@ -162,9 +162,10 @@ def _update(
     }
     make_folder(folder_of_address)
     busy = Busy(f"{folder_of_address}: another command downloads the same", "one at a time", "wait for it, or stop it")
-    if file_lock.is_locked(folder_of_address / _LOCK):
-        say(f"{busy.given}; waiting for it")
-    with blame_storage(folder_of_address), file_lock.hold(folder_of_address / _LOCK, MAX_WAIT_SECONDS, busy):
+    lock = file_lock.hold(
+        folder_of_address / _LOCK, MAX_WAIT_SECONDS, busy, report_wait=lambda: say(f"{busy.given}; waiting for it")
+    )
+    with blame_storage(folder_of_address), lock:
         if any(_read_size(folder_of_address / version / file.name) != file.bytes for file in files):
             size = _make_version(ObjectStore(address.parent, PATIENCE), files, folder_of_address, version, say)
         present = read_json(folder_of_address / PRESENT)

@@ -18,7 +18,7 @@ from typing import Any
 
 from drivetrain.distributed import local_processes, world
 from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, find_placement
-from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, Stopped
+from drivetrain.errors import MeasurementEnded, OutOfMemory, Replanned, RestartSmaller, Stopped
 from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
@@ -44,7 +44,6 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import batch_size, process_death, run_length
 from drivetrain.tuning.calibration import calibrate
-from drivetrain.tuning.measuring_child import MeasurementEnded
 from drivetrain.tuning.process_death import find_avoidable
 
 TRAINER = "drivetrain.supervisor.trainer_process"
@@ -112,9 +111,6 @@ class _Supervisor:
 
     def __init__(self, request: TrainRequest, job: Job, copies: RemoteRuns | None) -> None:
         self.request, self.job, self.copies = request, job, copies
-        self.plan_request = effective_plan.PlanRequest(
-            request.plain, plans.load(request.plan).values() if request.plan else None
-        )
 
     def train(self) -> int:
         """Open the run folder, measure what the job leaves open, and train; returns the exit code."""
@@ -128,6 +124,8 @@ class _Supervisor:
         if self.job.sweep:
             say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
         machine = self._detect_machine()
+        requested_values = plans.load(request.plan).values() if request.plan else None
+        self.plan_request = effective_plan.PlanRequest(request.plain, requested_values)
         if request.placement and not request.leads:
             run = run_folder.open_follower(request.runs, self.job, request.placement.index)
         else:

@@ -107,9 +107,23 @@ def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os
 
 
 @contextlib.contextmanager
-def hold(path: Path | str, timeout: float, busy: Busy, open_file: Callable[..., int] = os.open) -> Iterator[None]:
-    """Hold the lock of a file during the block; as `acquire`, but raises `busy` if another process still holds it."""
-    if (handle := acquire(path, timeout, open_file)) is None:
+def hold(
+    path: Path | str,
+    timeout: float,
+    busy: Busy,
+    open_file: Callable[..., int] = os.open,
+    report_wait: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Hold the lock of a file during the block; as `acquire`, but raises `busy` if another process still holds it.
+
+    Args:
+        report_wait: called before this waits for another process.
+    """
+    handle = acquire(path, 0.0, open_file)
+    if handle is None and timeout:
+        report_wait()
+        handle = acquire(path, timeout, open_file)
+    if handle is None:
         raise busy
     try:
         yield

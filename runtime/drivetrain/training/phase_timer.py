@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -80,5 +81,7 @@ def read_peak_bytes() -> int:
     """The most resident memory that this process has had, in bytes."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
         # Not ru_maxrss, which begins with the peak of the process that started this one.
-        return next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")), 0)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of macOS, whose kernel counts bytes
+        if peak := next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")), 0):
+            return peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10  # the kernel of macOS counts bytes

@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from drivetrain.errors import MeasurementEnded
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
@@ -28,10 +29,6 @@ PACKAGE = "drivetrain.tuning.processes"
 NOTHING: Mapping[str, object] = {}
 RESULT = "result.json"
 """In the folder: what a program has measured, for its parent."""
-
-
-class MeasurementEnded(SystemExit):
-    """A measuring program has ended with an exit code that ends the command, too; it has printed why."""
 
 
 def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
@@ -101,6 +98,8 @@ class MeasuringCall:
     job: Job
     signals: Signals
     request: Mapping[str, Any] = field(default_factory=dict)
+    answer: Callable[[Any], None] = say
+    """Sends a line to the parent, in a program that answers it."""
 
     def store(self, result: object) -> None:
         """Hand a result to the parent, which called `measure_result`."""

@@ -339,8 +339,8 @@ def store_measurements(
     def report(line: str) -> None:
         say(f"tune: {line}")
 
-    evidence.store(hardware, filter(None, keys), measurements, report)
-    if process_measurements:
+    is_stored = evidence.store(hardware, filter(None, keys), measurements, report)
+    if is_stored and process_measurements:
         evidence.store(hardware, [evidence.make_early_key(hardware, job)], process_measurements, report)
 
 

@@ -159,6 +159,10 @@ def _parse_object(line: bytes, line_title: str, no_object: str) -> dict[str, Any
     except json.JSONDecodeError as error:
         description = f"{line_title}, column {error.colno}: {error.msg.lower()}: {_quote_line(line)}"
         raise ValueError(description) from None
+    except UnicodeDecodeError:
+        raise
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise ValueError(f"{line_title} has a number of too many digits: {_quote_line(line)}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{line_title} {no_object}: {_quote_line(line)}")
     return value

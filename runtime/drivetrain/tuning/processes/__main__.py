@@ -16,7 +16,8 @@ from drivetrain.errors import DrivetrainError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
-from drivetrain.system.console import guard_output, say_error
+from drivetrain.system.child_process import open_answers
+from drivetrain.system.console import guard_output, say, say_error
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.tuning.measuring_child import PACKAGE, MeasuringCall
 
@@ -29,11 +30,13 @@ def main() -> int:
     parser.add_argument("request", type=json.loads)
     spec_source.add_options(parser)
     options = parser.parse_args()
+    # At once: even what the spec's reading prints is no result. Their stdout belongs to the parent.
+    answer = open_answers() if options.program in ("variant", "final_plan") else say
     guard_output()
     try:
         with raise_stopped(), ignore_signals_after():
             source = SpecSource.from_arguments(options)
-            call = MeasuringCall(options.folder, source, source.load(), Signals(), options.request)
+            call = MeasuringCall(options.folder, source, source.load(), Signals(), options.request, answer)
             importlib.import_module(f"{PACKAGE}.{options.program}").measure(call)
     except DrivetrainError as error:
         say_error(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 from drivetrain.errors import Replanned
 from drivetrain.system.console import say
@@ -14,8 +13,6 @@ from drivetrain.tuning.measuring_child import MeasuringCall
 
 def measure(call: MeasuringCall) -> None:
     """Write the plan to the folder."""
-    # Messages are no result: stdout is reserved for the parent's table or JSON.
-    os.dup2(2, 1)
     # The plan in the folder is final where it was decided anew.
     with contextlib.suppress(Replanned):
         run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), call.source)

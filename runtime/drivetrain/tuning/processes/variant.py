@@ -18,7 +18,7 @@ from drivetrain.models.build import build
 from drivetrain.models.networks.user_network import blame_job_code
 from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation
-from drivetrain.system.child_process import open_answers, read_requests
+from drivetrain.system.child_process import read_requests
 from drivetrain.system.files import read_json
 from drivetrain.training.phase_timer import PhaseTimer, read_peak_bytes
 from drivetrain.training.run import Run, assemble
@@ -31,8 +31,7 @@ WARM_STEPS = 3
 
 def measure(call: MeasuringCall) -> None:
     """Build the network, and train it as the parent asks."""
-    answer = open_answers()
-    serve(build_variant(call), answer, call.request["no_dropout"])
+    serve(build_variant(call), call.answer, call.request["no_dropout"])
 
 
 def build_variant(call: MeasuringCall) -> Variant:
