@@ -132,7 +132,7 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     def reach(*_: object, **__: object) -> int:
         raise TrainingReached
 
-    monkeypatch.setattr(supervisor, "_run", reach)
+    monkeypatch.setattr(supervisor._Supervisor, "_run", reach)
     try:
         return main.main(COMMANDS[command])
     except TrainingReached:
