@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -150,7 +149,17 @@ class Step(StepUpdate):
             loss = None
             exchange.begin(self.model, self.parameters)
             if batch is not None:
-                loss = self._try_gradients(partial(self._accumulate_gradients, batch, denominators, parts), parts)
+                try:
+                    # Raises at once if a signal has come before.
+                    with self.options.interruptible(), peers.ranks.raising_peer_errors():
+                        loss = self._accumulate_gradients(batch, denominators, parts)
+                except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
+                    loss = None  # an interrupt may come when it is computed
+                    self._keep_problem(error, parts)
+                else:
+                    # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
+                    if exchange.late:
+                        peers.problem = ComputeAgain("a gradient came after its bucket had been sent")
             # These numbers of each process travel beside the gradients.
             sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
             total_loss, notes = exchange.finish(loss, [peers.gravity, count_largest_part(parts), sample_hash])

@@ -66,8 +66,9 @@ class StepForward:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
-        with self.cast():
-            return self.outputs_in_fp32(inputs)
+        with self.cast(), self.options.phase("forward"):
+            outputs: Tensor | Mapping[str, Tensor] = self._choose_forward(inputs)(*self.lay_out(inputs))
+        return outputs
 
     def outputs_in_fp32(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs without autocast, as an evaluation of the stored model computes them."""
@@ -126,30 +127,19 @@ class StepForward:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    def _try_gradients(self, compute: Callable[[], Tensor], parts: Sequence[SeededPart]) -> Tensor | None:
-        """The loss of this process's shard; None if it has no gradients, for which the reason is its problem now."""
-        peers, divided = self.options.peers, self.options.divided
-        try:
-            # Raises at once if a signal has come before.
-            with self.options.interruptible(), peers.ranks.raising_peer_errors():
-                loss = compute()
-        except KeyboardInterrupt as interrupt:
-            peers.problem = interrupt
-            return None
-        except (MemoryError, RuntimeError) as error:
-            if torch_errors.is_out_of_memory(error):
-                if divided:
-                    raise out_of_memory_error(peers.ranks, self.micro_batch or count_largest_part(parts)) from None
-                peers.problem = error.with_traceback(None)
-            else:
-                peers.problem = self._allow_other_kernels(error)
-            return None
-        # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
-        if self.options.exchange.late:
-            peers.problem = ComputeAgain("a gradient came after its bucket had been sent")
-        return loss
+    def _keep_problem(self, error: BaseException, parts: Sequence[SeededPart]) -> None:
+        """Keep an error as this process's problem, which all learn of beside the gradients; raises what no new try can avoid."""
+        peers = self.options.peers
+        if isinstance(error, KeyboardInterrupt):
+            peers.problem = error
+        elif not torch_errors.is_out_of_memory(error):
+            peers.problem = self._allow_other_kernels(error)
+        elif self.options.divided:
+            raise out_of_memory_error(peers.ranks, self.micro_batch or count_largest_part(parts)) from None
+        else:
+            peers.problem = error.with_traceback(None)
 
-    def _allow_other_kernels(self, error: Exception) -> ComputeAgain:
+    def _allow_other_kernels(self, error: BaseException) -> ComputeAgain:
         """Allow operations without a deterministic kernel if that is what `error` is about, else raise it."""
         operation = torch_settings.find_nondeterministic_operation(error)
         if operation is None or not self.state.deterministic_only:
