@@ -82,12 +82,18 @@ def try_lock(path: Path) -> Iterator[int | None]:
         unlock(handle)
 
 
-def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os.open) -> int | None:
+def acquire(
+    path: Path | str,
+    timeout: float,
+    open_file: Callable[..., int] = os.open,
+    report_wait: Callable[[], None] = lambda: None,
+) -> int | None:
     """Lock a file, which is made if it is missing.
 
     Args:
         timeout: seconds to wait for another process.
         open_file: opens it, as `os.open` does.
+        report_wait: called once if there is another process to wait for.
 
     Returns:
         The open file, which holds the lock until it is closed; None if another process still holds it.
@@ -97,11 +103,14 @@ def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os
         StorageError: if its file system has no locks.
     """
     handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    end = time.monotonic() + timeout
+    end, has_reported = time.monotonic() + timeout, False
     while not _lock_or_refuse(handle, path):
         if time.monotonic() >= end:
             os.close(handle)
             return None
+        if not has_reported:
+            report_wait()
+            has_reported = True
         time.sleep(RETRY_SECONDS)
     return handle
 
@@ -114,16 +123,8 @@ def hold(
     open_file: Callable[..., int] = os.open,
     report_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Hold the lock of a file during the block; as `acquire`, but raises `busy` if another process still holds it.
-
-    Args:
-        report_wait: called before this waits for another process.
-    """
-    handle = acquire(path, 0.0, open_file)
-    if handle is None and timeout:
-        report_wait()
-        handle = acquire(path, timeout, open_file)
-    if handle is None:
+    """Hold the lock of a file during the block; as `acquire`, but raises `busy` if another process still holds it."""
+    if (handle := acquire(path, timeout, open_file, report_wait)) is None:
         raise busy
     try:
         yield
