@@ -21,7 +21,6 @@ from gpu_rows import make_job  # noqa: E402
 
 from benchmarks.contest.rows import ROWS  # noqa: E402
 from drivetrain.data.load_data import load  # noqa: E402
-from drivetrain.errors import MeasurementEnded  # noqa: E402
 from drivetrain.hardware.detect import detect  # noqa: E402
 from drivetrain.job_spec.spec_source import SpecSource  # noqa: E402
 from drivetrain.plan import plan as plans  # noqa: E402
@@ -89,7 +88,7 @@ def print_cpu_table(folder: Path) -> None:
         plan = plans.resolve(job, this_machine)
         try:
             figures = measuring_child.measure_result("count_work", source, plan, this_machine)
-        except MeasurementEnded:
+        except measuring_child.MeasurementEnded:
             continue
         measured = Measured.from_json(figures, this_machine.cpu.budget)
         gemm = recorded["gemm"]

@@ -184,7 +184,3 @@ def nearest(word: str, candidates: Iterable[str], likeness: float = 0.5) -> str:
     )
     printable = "".join(letters)
     return f'did you mean "{printable}"?' if close else ""
-
-
-class MeasurementEnded(SystemExit):
-    """A measuring program has ended with an exit code that ends the command, too; it has printed why."""

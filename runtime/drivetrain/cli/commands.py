@@ -96,7 +96,17 @@ def facts(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Show every decision."""
+    """Show every decision; returns the code of a measurement that failed."""
+    from drivetrain.tuning.measuring_child import MeasurementEnded
+
+    try:
+        _show_plan(options)
+    except MeasurementEnded as ending:
+        return int(ending.args[0])
+    return 0
+
+
+def _show_plan(options: argparse.Namespace) -> None:
     from drivetrain.hardware import calibration_file, facts, gpu_selection
     from drivetrain.hardware.detect import detect
     from drivetrain.job_spec import load_job as job_spec
@@ -141,7 +151,6 @@ def plan(options: argparse.Namespace) -> int:
         say_json(resolved.to_json())
     else:
         open_console().print(render(resolved, job, machine, show_all=options.all))
-    return 0
 
 
 def _check_plan_options(options: argparse.Namespace) -> None:

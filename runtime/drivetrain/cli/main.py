@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from drivetrain.cli import commands, runs_option
 from drivetrain.cli.command_line import parse
-from drivetrain.errors import DataError, DrivetrainError, MeasurementEnded, SpecError, StorageError
+from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
 from drivetrain.launch import image_contents, run_in_image
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
@@ -53,8 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--json" in (sys.argv[1:] if arguments is None else arguments):
             say_json(error.to_json())
         return error.exit_code
-    except MeasurementEnded as ending:
-        return int(ending.args[0])
     except KeyboardInterrupt:
         return 130
     except UnicodeEncodeError as error:

@@ -105,11 +105,7 @@ def load(hardware: Hardware, key: str) -> dict[str, Measurement]:
 def store(
     hardware: Hardware, keys: Iterable[str], measurements: Mapping[str, Measurement], report: Callable[[str], None]
 ) -> bool:
-    """Store measurements under some keys; returns whether they are stored.
-
-    Args:
-        report: takes a line if the cache cannot be written: then the measurements serve this run only.
-    """
+    """Store measurements under some keys; `report` takes a line if that fails: then they serve this run only. Returns success."""
     folder = _folder(hardware)
     try:
         folder.mkdir(parents=True, exist_ok=True)

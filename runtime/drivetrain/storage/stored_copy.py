@@ -162,10 +162,13 @@ def _update(
     }
     make_folder(folder_of_address)
     busy = Busy(f"{folder_of_address}: another command downloads the same", "one at a time", "wait for it, or stop it")
-    lock = file_lock.hold(
-        folder_of_address / _LOCK, MAX_WAIT_SECONDS, busy, report_wait=lambda: say(f"{busy.given}; waiting for it")
-    )
-    with blame_storage(folder_of_address), lock:
+    with blame_storage(folder_of_address):
+        handle = file_lock.acquire(
+            folder_of_address / _LOCK, MAX_WAIT_SECONDS, report_wait=lambda: say(f"{busy.given}; waiting for it")
+        )
+    if handle is None:
+        raise busy
+    with blame_storage(folder_of_address), os.fdopen(handle, "rb"):
         if any(_read_size(folder_of_address / version / file.name) != file.bytes for file in files):
             size = _make_version(ObjectStore(address.parent, PATIENCE), files, folder_of_address, version, say)
         present = read_json(folder_of_address / PRESENT)

@@ -5,6 +5,7 @@ A run in a store is brought to the user's cache, without its checkpoints.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -68,8 +69,11 @@ def fetch_local(run: Path | RemoteAddress) -> Path:
         )
     folder = disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / run.scheme / run.host / run.path
     make_folder(folder)
-    busy = Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
-    with blame_storage(folder), file_lock.hold(folder / LOCK, LONGEST_DOWNLOAD, busy):
+    with blame_storage(folder):
+        handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
+    if handle is None:
+        raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
+    with blame_storage(folder), os.fdopen(handle, "rb"):
         tags = RunFiles(folder).read_object(CACHE_INDEX)
         size = 0
         for name, tag in present_tags.items():

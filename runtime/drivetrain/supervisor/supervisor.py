@@ -18,7 +18,7 @@ from typing import Any
 
 from drivetrain.distributed import local_processes, world
 from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, find_placement
-from drivetrain.errors import MeasurementEnded, OutOfMemory, Replanned, RestartSmaller, Stopped
+from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, Stopped
 from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
@@ -44,6 +44,7 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import batch_size, process_death, run_length
 from drivetrain.tuning.calibration import calibrate
+from drivetrain.tuning.measuring_child import MeasurementEnded
 from drivetrain.tuning.process_death import find_avoidable
 
 TRAINER = "drivetrain.supervisor.trainer_process"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from drivetrain.errors import Busy, StorageError
+from drivetrain.errors import StorageError
 
 RETRY_SECONDS = 0.1
 """Seconds between two attempts."""
@@ -113,23 +113,6 @@ def acquire(
             has_reported = True
         time.sleep(RETRY_SECONDS)
     return handle
-
-
-@contextlib.contextmanager
-def hold(
-    path: Path | str,
-    timeout: float,
-    busy: Busy,
-    open_file: Callable[..., int] = os.open,
-    report_wait: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
-    """Hold the lock of a file during the block; as `acquire`, but raises `busy` if another process still holds it."""
-    if (handle := acquire(path, timeout, open_file, report_wait)) is None:
-        raise busy
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def is_locked(path: Path | str, open_file: Callable[..., int] = os.open) -> bool:

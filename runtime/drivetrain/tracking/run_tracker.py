@@ -50,14 +50,15 @@ def open_tracker(run: Path, address: str, experiment: str | None = None, server:
     target = address if server == MLFLOW else f"{server} {address}"
     files = RunFiles(run, f"tracker/{hashlib.sha256(target.encode()).hexdigest()[:8]}")
     files.make_folder()
-    busy = Busy(
-        f"{run}: another process copies this run to the same server",
-        "one process for each run and server",
-        "wait until the run or the other command has ended",
-    )
-    with contextlib.ExitStack() as stack:
-        with blame_storage(files.path):
-            stack.enter_context(file_lock.hold("lock", LOCK_SECONDS, busy, files.open_handle))
+    with blame_storage(files.path):
+        handle = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
+    if handle is None:
+        raise Busy(
+            f"{run}: another process copies this run to the same server",
+            "one process for each run and server",
+            "wait until the run or the other command has ended",
+        )
+    with os.fdopen(handle, "rb"):
         name = experiment or str(read_stored_spec(run).data.get("name") or run.name)
         module = importlib.import_module(f"drivetrain.tracking.servers.{server}")
         yield RunTracker(run, module.connect(address, name, files), files)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import MeasurementEnded
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
@@ -29,6 +28,10 @@ PACKAGE = "drivetrain.tuning.processes"
 NOTHING: Mapping[str, object] = {}
 RESULT = "result.json"
 """In the folder: what a program has measured, for its parent."""
+
+
+class MeasurementEnded(SystemExit):
+    """A measuring program has ended with an exit code that ends the command, too; it has printed why."""
 
 
 def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
