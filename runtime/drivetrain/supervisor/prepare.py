@@ -289,18 +289,18 @@ class PreparedStep:
         if gradients.count + 1 < gradients.batches:
             gradients.store_gradients(loss)
         else:
+            gradients.add_earlier()
             self._update(gradients.loss + loss)
         return loss * gradients.batches
 
     def flush(self) -> StepResult | None:
-        """Update with the batches since the last update, for instance at the end of an epoch; None if there are none."""
+        """Update with the mean of the batches since the last update, as at the end of an epoch; None if there are none."""
         if not self._gradients.count:
             return None
-        return self._update(self._gradients.loss)
+        return self._update(self._gradients.take_incomplete())
 
     def _update(self, loss: float) -> StepResult:
         step = self._run.step
-        self._gradients.add_earlier()
         self._gradients.clear()
         try:
             outcome = step.update(

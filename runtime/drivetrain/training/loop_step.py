@@ -267,6 +267,7 @@ class Accumulation:
         """Store the gradients of a batch, and clear them, so that the next batch can be tried again by itself."""
         self.add_earlier()
         self.earlier_gradients = [parameter.grad for parameter in self.parameters]
+        # Else a backward pass of other code would add to the stored tensors.
         for parameter in self.parameters:
             parameter.grad = None
         self.count, self.loss = self.count + 1, self.loss + loss
@@ -278,6 +279,16 @@ class Accumulation:
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
         self.earlier_gradients = []
+
+    @torch.no_grad()
+    def take_incomplete(self) -> float:
+        """Set the gradients to the mean over the stored batches, fewer than an update has; returns their mean loss."""
+        # Each was divided by the number of batches of a whole update.
+        factor, loss = self.batches / self.count, self.loss
+        for parameter, earlier in zip(self.parameters, self.earlier_gradients, strict=True):
+            parameter.grad = None if earlier is None else earlier * factor
+        self.clear()
+        return loss * factor
 
     def clear(self) -> None:
         """Forget all gradients and the loss, after an update."""

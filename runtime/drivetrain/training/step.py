@@ -147,6 +147,9 @@ class Step(StepUpdate):
         self.state.part_count, exchange = len(parts), self.options.exchange
         while True:
             loss = None
+            # Gradients that other code has left, such as the step of a second network, are none of this batch.
+            for parameter in self.parameters:
+                parameter.grad = None
             exchange.begin(self.model, self.parameters)
             if batch is not None:
                 try:
