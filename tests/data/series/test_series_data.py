@@ -207,6 +207,31 @@ def test_new_windows_need_no_label(tmp_path: Path) -> None:
         load_data.load_new([write_npz(tmp_path, *make_windows())], data.preprocessing, data.heads, labelled=False)
 
 
+@pytest.mark.parametrize("stride", [1, 3, 5, 12])
+def test_the_last_row_of_each_series_is_predicted(tmp_path: Path, stride: int) -> None:
+    """Of 100 rows the last ones got no prediction, without a word. `evaluate` keeps the windows of the training."""
+    data = series.load(job(write_rows(tmp_path, three_series()), group="machine", features=["a"], stride=stride))
+    lengths = {"m1": 20, "m2": 8, "m3": 7, "m4": 22}
+    rows: dict[str, list[object]] = {"t": [], "machine": [], "a": [], "y": []}
+    for machine, count in lengths.items():
+        rows["t"] += range(count)
+        rows["machine"] += [machine] * count
+        rows["a"] += [1.0] * count
+        rows["y"] += ["on"] * count
+    path = write_rows(tmp_path, rows, "new.csv")
+    new, labelled = (
+        load_data.load_new([path], data.preprocessing, data.heads, labelled=labels) for labels in (False, True)
+    )
+    first_ends = [7, 20 + 7, 35 + 7]
+    ends = [*range(7, 20, stride), 20 + 7, *range(35 + 7, 57, stride)]
+    assert list_window_ends(labelled.split) == ends
+    assert list_window_ends(new.split) == sorted({*ends, 19, 27, 56})
+    assert set(first_ends) <= set(ends)
+    assert says(new.notes, "windows-end-first-rows-without", 7, 8)
+    assert says(new.notes, "rows-of-series-fewer-rows", "new.csv", 7, 8, "row 29 (line 30) and the 6 after it")
+    assert not any("no prediction" in note for note in labelled.notes)
+
+
 def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
     mixup_job = job(write_rows(tmp_path, one_series()), augment={"mixup": {"alpha": 1.0}})
     data = series.load(mixup_job)

@@ -16,6 +16,7 @@ from drivetrain.data import copies, target_columns
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import column_values
+from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Groups, find_root
 from drivetrain.data.series.timeline import Timeline
 from drivetrain.data.source import BadSample, Source
@@ -112,13 +113,24 @@ def fit_scale(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
     return Scale(tuple(means), tuple(deviations)), constant_channels
 
 
-def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
-    """The first row of every window, `stride` rows apart from the start of each stretch; no window spans a break."""
-    stretch_starts = np.flatnonzero(breaks)
-    stretch_lengths = np.diff(np.append(stretch_starts, len(breaks)))
+def measure_stretches(breaks: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:
+    """Return the first row and the number of rows of each stretch of rows without a break."""
+    starts = np.flatnonzero(breaks)
+    return starts, np.diff(np.append(starts, len(breaks)))
+
+
+def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int, *, to_end: bool = False) -> Ids:
+    """Return the first row of every window, `stride` rows apart from the start of each stretch; no window spans a break.
+
+    With `to_end` each stretch also has the window that ends in its last row.
+    """
+    stretch_starts, stretch_lengths = measure_stretches(breaks)
     counts = np.maximum(0, (stretch_lengths - length) // stride + 1)
     number_in_stretch = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(np.repeat(stretch_starts, counts) + number_in_stretch * stride, np.int64)
+    starts = np.repeat(stretch_starts, counts) + number_in_stretch * stride
+    if to_end:
+        starts = np.union1d(starts, (stretch_starts + stretch_lengths - length)[stretch_lengths >= length])
+    return np.asarray(starts, np.int64)
 
 
 def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
@@ -264,6 +276,8 @@ class WindowSplit:
 def cut_all(timeline: Timeline) -> WindowSplit:
     """Cut all windows of a long table; none spans two groups, if it has groups.
 
+    Rows to predict, which have no labels, also get the windows that end in the last row of each stretch.
+
     Raises:
         DataError: if there is no window, or too many have no label.
     """
@@ -272,7 +286,30 @@ def cut_all(timeline: Timeline) -> WindowSplit:
         breaks[1:] |= groups[1:] != groups[:-1]
     split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_))
     window_groups = None if groups is None else groups[split.starts]
-    return replace(split, notes=[*timeline.notes, *split.notes], groups=window_groups)
+    unpredicted = [] if timeline.source.labelled else _note_rows_without_window(timeline, breaks)
+    return replace(split, notes=[*timeline.notes, *split.notes, *unpredicted], groups=window_groups)
+
+
+def _note_rows_without_window(timeline: Timeline, breaks: column_values.Mask) -> list[str]:
+    """Return notes on the rows that get no prediction since no window ends in them."""
+    source, length, stride = timeline.source, timeline.layout.window, timeline.layout.stride
+    starts, lengths = measure_stretches(breaks)
+    is_short = lengths < length
+    step = "in every row" if stride == 1 else f"every {stride:,} rows and in the last row"
+    notes = [
+        f"{source.path.name}: windows end {step} of each series; its first {length - 1:,} rows, which have no window of "
+        f"{length:,} rows, have no prediction"
+    ]
+    if is_short.any():
+        rows = [
+            f"{source.name_row(int(timeline.order.rows[start]))} and the {count - 1:,} after it"
+            for start, count in zip(starts[is_short].tolist(), lengths[is_short].tolist(), strict=True)
+        ]
+        notes.append(
+            f"{source.path.name}: {int(lengths[is_short].sum()):,} rows are in series, or between gaps, of fewer than {length:,} rows and "
+            f"have no prediction: {list_names(rows, 5, '; ')}"
+        )
+    return notes if length > 1 else []
 
 
 def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit, WindowSplit]:
@@ -320,7 +357,7 @@ def _cut_usable(
     """Cut windows from the included rows, except those without a label in their last row."""
     _check_length(timeline, breaks, is_included, name)
     source, length = timeline.source, timeline.layout.window
-    starts = find_window_starts(breaks, length, timeline.layout.stride)
+    starts = find_window_starts(breaks, length, timeline.layout.stride, to_end=not source.labelled)
     starts = starts[is_included[starts]]
     last_rows, file_rows = starts + length - 1, timeline.order.rows
     reasons = timeline.target.bad if timeline.target else {}
