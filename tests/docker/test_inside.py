@@ -13,7 +13,7 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.job_spec.load_job import load
-from drivetrain.launch import compose_project, container_limits, docker_engine, run_in_image
+from drivetrain.launch import container_limits, docker_engine, run_in_image
 from drivetrain.launch.project import PROJECT
 
 
@@ -44,16 +44,12 @@ def test_the_plan_of_a_host_without_torch_is_that_of_its_container(
     monkeypatch.chdir(PROJECT)
     arguments = ["plan", "jobs/digits.yaml", "--set", "limits.gpus=none", "--json"]
     assert main.main(arguments) == 0
-    limits = compose_project.compose_flags(
-        container_limits.variables(docker_engine.connect().info(), load(arguments[1]))
-    )
+    variables = container_limits.variables(docker_engine.connect().info(), load(arguments[1]))
     # A new volume is writable, as that of a run is; what earlier runs measured is in another one.
-    folder = ["--volume", f"{PROJECT}:/workspace:ro,z", "--volume", "/cache/compile"]
+    line = ["docker", "compose", "run", "--rm", "-T", "--no-deps", "--volume", "/cache/compile", "trainer", *arguments]
+    names = {"COMPOSE_PROJECT_NAME": f"drivetrain-inside-{os.getpid()}"}
     container = subprocess.run(
-        ["docker", "run", "--rm", *limits, "--network", "none", *folder, cpu_image, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
+        line, cwd=PROJECT, env={**os.environ, **variables, **names}, capture_output=True, text=True, check=True
     )
     assert decisions(capsys.readouterr().out) == decisions(container.stdout)
 

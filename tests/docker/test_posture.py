@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from drivetrain.cli import main
+from drivetrain.launch import run_in_image
+from drivetrain.supervisor import named_run
 from tests.docker.clone import project
 from tests.paths import ROOT
 
@@ -121,3 +124,69 @@ def test_what_is_published_and_mounted(cpu_image: str, word: str) -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert not {"privileged", "pid", "ipc", "userns_mode", "devices"} & set(service), name
         assert service.get("network_mode", "none") == "none", name
+
+
+COMMANDS = {
+    "baseline": "baseline jobs/digits.yaml",
+    "bench": "bench jobs/digits.yaml --output posture",
+    "calibrate": "calibrate",
+    "compare": "compare runs runs",
+    "convert": "convert Makefile",
+    "evaluate": "evaluate runs --output jobs/posture",
+    "export": "export runs --output posture.onnx",
+    "fetch": "fetch jobs/digits.yaml",
+    "find-lr": "find-lr jobs/digits.yaml",
+    "init": "init jobs/data --output posture.yaml",
+    "memory": "memory jobs/digits.yaml",
+    "plan": "plan jobs/digits.yaml --time",
+    "predict": "predict runs jobs --output runtime/posture.csv",
+    "report": "report runs",
+    "reproduce": "reproduce runs",
+    "sample": "sample table posture",
+}
+ATTACK = """
+import os, sys
+for path in sys.argv[1:]:
+    try:
+        open(path if os.path.isfile(path) else os.path.join(path, ".posture"), "r+" if os.path.isfile(path) else "w").close()
+        print(path)
+    except OSError:
+        pass
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+assert int(status["CapBnd"], 16) == 0 and int(status["NoNewPrivs"]) == 1, status
+assert os.listdir("/sys/class/net") == ["lo"]
+"""
+
+
+def test_every_command_is_looked_at() -> None:
+    assert set(COMMANDS) == {*run_in_image.COMMANDS, "plan"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_code_in_a_command_cannot_change_the_project(
+    cpu_image: str, command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The host runs the project's code, its Makefile and the hooks of git next; only runs/ and the output are written."""
+    wait = run_in_image._wait
+    places = [ROOT, *(ROOT / name for name in ("Makefile", "jobs", "runtime/drivetrain/errors.py", "runs", ".venv"))]
+    aims = [*map(str, places), "/workspace", "/workspace/runtime", "/opt/drivetrain", "/cache/state"]
+
+    def attack(line: list[str], *others: Any) -> int:
+        place = line.index("trainer")
+        return wait([*line[:place], "--entrypoint", "python", "trainer", "-c", ATTACK, *aims], *others)
+
+    monkeypatch.setattr(run_in_image, "_wait", attack)
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    monkeypatch.setattr(named_run, "check_exists", lambda path: path)
+    monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
+    monkeypatch.chdir(ROOT)
+    runs_mode = (ROOT / "runs").stat().st_mode
+    (ROOT / "runs").chmod(0o777)
+    try:
+        assert main.main(COMMANDS[command].split()) == 0
+    finally:
+        (ROOT / "runs").chmod(runs_mode)
+        (ROOT / "runs" / ".posture").unlink(missing_ok=True)
+    stand_ins = {str(ROOT), str(ROOT / "jobs")}  # what is written there is thrown away
+    assert set(capfd.readouterr().out.split()) - stand_ins == {str(ROOT / "runs")}
+    assert not [place for place in places if (place / ".posture").exists()]

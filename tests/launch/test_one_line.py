@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from drivetrain.errors import SpecError
-from drivetrain.launch import mounts
+from drivetrain.launch import command_output
 from tests.launch.cluster_site import IMAGE, SPEC, ClusterSite
 from tests.messages import saying, says
 
@@ -57,4 +58,4 @@ def test_an_output_folder_has_no_control_character(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a\nb")
     for folder in ("a\nb", "link"):
         with pytest.raises(SpecError, check=saying("contains-control-character")):
-            mounts.mount_output(tmp_path / folder / "out")
+            command_output.open_output([tmp_path / folder / "out"], os.getuid(), []).__enter__()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import pty
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from drivetrain.cli import main
 from drivetrain.cli.arguments import list_commands, make_parser
-from drivetrain.errors import DeviceError, SpecError, StorageError
-from drivetrain.launch import compose_project, container, container_limits, docker_engine, run_in_image
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.launch import container, container_limits, docker_engine, run_in_image
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor import named_run
 from tests.messages import says
@@ -34,28 +37,53 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
 
 
+@dataclass
+class Started:
+    """What compose was asked to run."""
+
+    words: list[str]
+    """After the name of the service."""
+    options: list[str]
+    service: dict[str, Any]
+    variables: Mapping[str, str]
+
+    def list_mounts(self, *, writable: bool = False) -> list[str]:
+        """Return where bind mounts are."""
+        binds = [mount for mount in self.service["volumes"] if mount["type"] == "bind"]
+        return [mount["target"] for mount in binds if mount["read_only"] is not writable]
+
+    def limits(self) -> list[str | None]:
+        return [self.variables.get(f"DRIVETRAIN_{name}") for name in ("CPUS", "MEMORY", "SHM", "NETWORK")]
+
+
+class Engine:
+    """An engine of two CPUs that has the image."""
+
+    volumes = SimpleNamespace(create=lambda name, labels: None)
+
+    def info(self) -> dict[str, int]:
+        return {"NCPU": 2, "MemTotal": 8 << 30}
+
+
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
-    """What would be run, with an engine of two CPUs that has the image."""
-    lines: list[list[str]] = []
+def commands(monkeypatch: pytest.MonkeyPatch, no_torch: None, tmp_path: Path) -> list[Started]:
+    lines: list[Started] = []
 
-    class Engine:
-        def info(self) -> dict[str, int]:
-            return {"NCPU": 2, "MemTotal": 8 << 30}
-
-    def run(line: list[str], **others: Any) -> subprocess.CompletedProcess[str]:
-        lines.append(line)
-        return subprocess.CompletedProcess(line, 3)
+    def wait(line: list[str], environ: Mapping[str, str], stop: Any) -> int:
+        place, files = line.index("trainer"), [line[i + 1] for i, word in enumerate(line) if word == "--file"]
+        override = yaml.safe_load(Path(files[-1]).read_text())
+        assert override["volumes"]["state"]["external"]
+        lines.append(Started(line[place + 1 :], line[:place], override["services"]["trainer"], environ))
+        return 3
 
     monkeypatch.setattr(docker_engine, "connect", Engine)
     monkeypatch.setattr(docker_engine, "provide_image", lambda client, word: None)
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(run_in_image, "_wait", wait)
+    monkeypatch.setattr(container_limits, "read_env_file", dict)
+    monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(HERE)
     return lines
-
-
-def list_values(line: list[str], option: str) -> list[str]:
-    return [line[i + 1] for i, word in enumerate(line) if word == option]
 
 
 def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
@@ -85,41 +113,27 @@ def test_an_unfinished_setup_is_no_environment(monkeypatch: pytest.MonkeyPatch, 
     assert run_in_image.is_needed("predict")
 
 
-def test_predict_runs_in_the_image(
-    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_runs_in_the_image(commands: list[Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its exit code is ours; the project is where it is, other paths that are named can be read, all else is closed."""
-    monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
-    arguments = ["predict", "runs/parts-001", str(tmp_path), "--output", "answers.csv"]
+    arguments = ["predict", "runs/parts-001", str(tmp_path), "--output", "runs/answers.csv"]
     assert main.main(arguments) == 3
-    (line,) = commands
-    assert line[:3] == ["docker", "run", "--rm"]
-    assert line[-len(arguments) :] == arguments
-    mounts = list_values(line, "--mount")
-    assert mounts[:2] == [
-        f"type=bind,source={HERE},target={HERE}",
-        f"type=bind,source={tmp_path},target={tmp_path},readonly",
-    ]
-    assert [part.partition("target=")[2] for part in mounts[2:]] == [
-        "/cache/compile",
-        "/cache/huggingface",
-        "/cache/state,readonly",
-    ]
-    assert line[line.index("--pull") + 1] == "never"
-    assert (list_values(line, "--workdir"), list_values(line, "--network"), list_values(line, "--cap-drop")) == (
-        [str(HERE)],
-        ["none"],
-        ["ALL"],
-    )
-    assert {"--read-only", "--init"} <= set(line)
+    (started,) = commands
+    assert started.words == arguments
+    assert started.list_mounts() == [str(HERE), str(tmp_path)]
+    assert started.list_mounts(writable=True) == [str(HERE / "runs")]
+    records = {"type": "volume", "source": "state", "target": "/cache/state", "read_only": True}
+    assert records in started.service["volumes"]
+    assert started.options[:2] == ["docker", "compose"]
+    assert {"run", "--rm", "-T", "--no-deps", "--interactive=false"} <= set(started.options)
+    assert started.options[started.options.index("--workdir") + 1] == str(HERE)
+    assert started.limits() == ["2", "4096m", None, "none"]
     assert capsys.readouterr().out == ""  # it is the table of answers alone
-    assert list_values(line, "--memory") == list_values(line, "--memory-swap") == ["4g"]
 
 
-def test_standard_input_reaches_the_container_if_it_is_asked_for(commands: list[list[str]]) -> None:
+def test_standard_input_reaches_the_container_if_it_is_asked_for(commands: list[Started]) -> None:
     main.main(["predict", "runs/parts-001", "-"])
     main.main(["predict", "runs/parts-001", "runs"])
-    assert ["--interactive" in line for line in commands] == [True, False]
+    assert ["--interactive=true" in started.options for started in commands] == [True, False]
 
 
 def test_head_has_seen_enough() -> None:
@@ -131,26 +145,24 @@ def test_head_has_seen_enough() -> None:
     os.close(writing)
 
 
-def test_a_job_brings_its_limits_and_its_folder(commands: list[list[str]], tmp_path: Path) -> None:
+def test_a_job_brings_its_limits_and_its_folder(commands: list[Started], tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\ntask: image-classification\ndata: {train: photos}\nlimits: {cpus: 1, memory: 2g}\n")
     main.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
-    (line,) = commands
-    assert [list_values(line, key) for key in ("--cpus", "--memory", "--shm-size")] == [["1"], ["2g"], ["64m"]]
-    job_mounts = [mount for mount in list_values(line, "--mount") if str(tmp_path) in mount]
+    (started,) = commands
+    assert started.limits() == ["1", "2g", "64m", "none"]
     # Each by itself: what else lies beside the spec is nobody's business.
-    assert job_mounts == [f"type=bind,source={path},target={path},readonly" for path in (spec, tmp_path / "photos")]
-    assert list_values(line, "--network") == ["none"]
+    assert started.list_mounts()[1:] == [str(spec), str(tmp_path / "photos")]
 
 
 @pytest.mark.parametrize(
     ("model", "network"),
-    [("{source: transformers, name: some/encoder}", []), ("{source: transformers, name: encoder}", ["none"])],
+    [("{source: transformers, name: some/encoder}", "bridge"), ("{source: transformers, name: encoder}", "none")],
     ids=["hub", "folder"],
 )
 def test_a_network_only_for_what_the_job_names(
-    commands: list[list[str]], tmp_path: Path, model: str, network: list[str]
+    commands: list[Started], tmp_path: Path, model: str, network: str
 ) -> None:
     (tmp_path / "encoder").mkdir()
     (tmp_path / "texts.csv").write_text("text,label\na,b\n")
@@ -159,35 +171,31 @@ def test_a_network_only_for_what_the_job_names(
         f"name: a\ntask: text-classification\ndata: {{train: texts.csv, text: text, labels: label}}\nmodel: {model}\n"
     )
     main.main(["memory", str(spec)])
-    (line,) = commands
-    assert list_values(line, "--network") == network
+    assert [started.limits()[-1] for started in commands] == [network]
 
 
-def test_evaluate_mounts_the_data_that_the_run_was_trained_on(commands: list[list[str]], tmp_path: Path) -> None:
+def test_evaluate_mounts_the_data_that_the_run_was_trained_on(commands: list[Started], tmp_path: Path) -> None:
     """The command line names the run alone; the run's own spec names the data."""
     data, run = tmp_path / "photos", tmp_path / "parts-001"
     data.mkdir()
     run.mkdir()
     (run / "job.yaml").write_text(f"name: a\ntask: image-classification\ndata: {{train: {data}}}\n")
-    mounted = f"type=bind,source={data},target={data},readonly"
     main.main(["evaluate", str(run)])
     main.main(["evaluate", str(run), "--data", str(run)])
     main.main(["predict", str(run), str(run)])
-    assert [mounted in list_values(line, "--mount") for line in commands] == [True, False, False]
+    assert [str(data) in started.list_mounts() for started in commands] == [True, False, False]
 
 
-def test_a_manifest_of_images_brings_its_folder(commands: list[list[str]], tmp_path: Path) -> None:
+def test_a_manifest_of_images_brings_its_folder(commands: list[Started], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "list.csv").write_text("path\na.png\n")
     (tmp_path / "run" / "config.json").write_text('{"task": "image-classification"}')
     main.main(["predict", str(tmp_path / "run"), str(tmp_path / "new" / "list.csv")])
-    assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in list_values(
-        commands[0], "--mount"
-    )
+    assert str(tmp_path / "new") in commands[0].list_mounts()
 
 
-def test_a_home_is_not_mounted_for_a_command(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_is_not_mounted_for_a_command(commands: list[Started], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
     assert says(capsys.readouterr().err, "is-not-mounted-it")
     assert commands == []
@@ -236,7 +244,7 @@ def test_what_trains_several_times_goes_to_the_image_too(
 
 
 def test_outside_of_the_project(
-    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    commands: list[Started], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.main(["report", "runs/parts-001"]) == DeviceError.exit_code
@@ -253,7 +261,7 @@ def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsy
 
 
 def test_what_writes_files_of_the_user_runs_as_the_user_who_called_it(
-    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.setattr(
@@ -261,73 +269,7 @@ def test_what_writes_files_of_the_user_runs_as_the_user_who_called_it(
     )
     main.main(["init", str(tmp_path), "--output", str(HERE / "photos.yaml")])
     main.main(["report", "runs/parts-001"])
-    users = [line[line.index("--user") + 1] for line in commands]
-    assert users == [f"{os.getuid()}:{os.getgid()}", "54321:54321"]
-
-
-def test_an_output_that_the_container_cannot_write(
-    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Root got exit 7 from inside, without a word about whose folder it was."""
-    monkeypatch.setattr(
-        container_limits, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"}
-    )
-    arguments = ["predict", "runs", str(tmp_path), "--output"]
-    assert main.main([*arguments, str(tmp_path / "answers.csv")]) == StorageError.exit_code
-    stderr = capsys.readouterr().err
-    assert says(stderr, "belongs-uid-root-container", tmp_path, os.getuid(), 54321)
-    assert "--output runs/answers.csv" in stderr
-    assert commands == []
-    tmp_path.chmod(0o777)
-    assert main.main([*arguments, str(tmp_path / "answers.csv")]) == 3
-
-
-def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_folder_holds_more(
-    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It ended in a traceback: the container could not write there."""
-    monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
-    (tmp_path / "new.csv").touch()
-    output = tmp_path / "out" / "answers.csv"
-    assert main.main(["predict", "runs", str(tmp_path / "new.csv"), "--output", str(output)]) == 3
-    mounts = list_values(commands.pop(), "--mount")
-    assert f"type=bind,source={tmp_path},target={tmp_path}" in mounts
-    assert f"type=bind,source={tmp_path}/new.csv,target={tmp_path}/new.csv,readonly" in mounts
-    assert main.main(["predict", "runs", str(tmp_path), "--output", str(output)]) == 3
-    assert [part for part in list_values(commands.pop(), "--mount") if str(tmp_path) in part] == [
-        f"type=bind,source={tmp_path},target={tmp_path}"
-    ]
-    assert main.main(["predict", "runs", str(tmp_path), "--output", str(Path.home() / "a.csv")]) == SpecError.exit_code
-    assert says(capsys.readouterr().err, "container-would-have-to-write-to", Path.home())
-    assert commands == []
-    # The container's own disk is read-only, and the message advised to free some space.
-    assert main.main(["sample", "table", str(tmp_path / "data" / "new")]) == 3
-    assert f"type=bind,source={tmp_path},target={tmp_path}" in list_values(commands.pop(), "--mount")
-    assert main.main(["sample", "table", str(Path.home() / "new")]) == SpecError.exit_code
-    assert "\n  do:       runs/new, or name" in capsys.readouterr().err
-    assert commands == []
-
-
-def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
-    odd = tmp_path / 'a, "b"\nc\rd: $e'
-    row = run_in_image._bind(odd, odd)
-    assert next(csv.reader([row])) == ["type=bind", f"source={odd}", f"target={odd}"]
-    assert run_in_image._bind(Path("/a"), Path("/b\nc")) == 'type=bind,source=/a,"target=/b\nc"'
-
-
-def test_the_container_is_hardened_as_compose_says() -> None:
-    """compose/base.yaml alone says it: as `docker compose config` reads it, with the variables that are given."""
-    options = compose_project.compose_flags({"DRIVETRAIN_MEMORY": "3g", "DRIVETRAIN_CPUS": "1.5"})
-    assert options == [
-        "--init",
-        "--read-only",
-        *("--cap-drop", "ALL"),
-        *("--security-opt", "no-new-privileges:true"),
-        *("--ulimit", "core=0"),
-        *("--tmpfs", "/tmp:exec,mode=1777,size=512m"),
-        *("--cpus", "1.5", "--memory", "3g", "--memory-swap", "3g"),
-        *("--shm-size", "256m", "--pids-limit", "512"),
-    ]
+    assert [started.variables["DRIVETRAIN_UID"] for started in commands] == [str(os.getuid()), "54321"]
 
 
 NOISY = """

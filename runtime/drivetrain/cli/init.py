@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, make_run_name
+from drivetrain.job.draft import Draft, make_run_name, name_job_file
 from drivetrain.system import installation
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
@@ -26,9 +26,8 @@ def init(options: argparse.Namespace) -> int:
     from drivetrain.data.survey.settings import SurveyRequest
 
     # Two jobs of one file would share their runs if both had its name.
-    source = options.output or Path(os.path.abspath(options.data))
-    name = make_run_name(source.stem or "job")
-    output = options.output or Path(f"{name}.yaml")
+    output = options.output or name_job_file(options.data)
+    name = make_run_name(output.stem)
     if os.path.lexists(options.data):  # else the draft says what is wrong with it
         _check_is_free(output)
     draft = look(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import yaml
 
@@ -68,6 +70,11 @@ def quote(text: str) -> str:
 def quote_all(texts: Iterable[str]) -> str:
     """Texts as a YAML list on one line."""
     return f"[{', '.join(map(quote, texts))}]"
+
+
+def name_job_file(data: Path) -> Path:
+    """Return the job file that `init` writes for data if no name is given."""
+    return Path(f"{make_run_name(Path(os.path.abspath(data)).stem)}.yaml")
 
 
 def make_run_name(text: str) -> str:

@@ -31,15 +31,15 @@ KEEP = "DRIVETRAIN_KEEP_CONTAINERS"
 
 @dataclass(frozen=True)
 class ComposeProject:
-    """One project of compose a job name, user and checkout."""
+    """One project of compose for each job name, user and checkout; without a job it runs the other commands."""
 
     client: Any
-    job: str
+    job: str = ""
 
     @property
     def name(self) -> str:
         """As the engine knows it, which accepts neither capitals nor dots."""
-        return f"{checkout.container_prefix()}-{self.job.lower().replace('.', '-')}"
+        return "-".join(filter(None, [checkout.container_prefix(), self.job.lower().replace(".", "-")]))
 
     def start(self, override: dict[str, Any], word: str, variables: Mapping[str, str]) -> Any:
         """Start the trainer; returns its container.
@@ -55,15 +55,10 @@ class ComposeProject:
         """
         self._refuse_if_running()
         # Through a pipe: a client installed as a snap does not see the host's /tmp.
-        files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{word}.yaml")), "-"]
-        options = [part for name in files for part in ("--file", name)]
-        # An .env in the folder of an installed program's user is about something else.
-        plain = [] if installation.CHECKOUT else ["--env-file", os.devnull]
-        command = ["docker", "compose", *plain, "--project-directory", str(PROJECT), "-p", self.name, *options]
         done = subprocess.run(
-            [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
+            [*self.list_words(word, "-"), "up", "--detach", "--force-recreate", "--no-build", "trainer"],
             env={**os.environ, **variables},
-            input=_yaml(override | {"volumes": self._caches(variables["DRIVETRAIN_UID"])}),
+            input=self.to_yaml(override, variables),
             capture_output=True,
             text=True,
             check=False,
@@ -79,6 +74,23 @@ class ComposeProject:
                 "`docker compose config` shows the requested settings",
             )
         return containers[0]
+
+    def list_words(self, word: str, file: str) -> list[str]:
+        """Return the command line of compose up to its subcommand.
+
+        Args:
+            word: of the image, such as cpu.
+            file: with what the job adds to the compose files; - is standard input.
+        """
+        files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{word}.yaml")), file]
+        options = [part for name in files for part in ("--file", name)]
+        # An .env in the folder of an installed program's user is about something else.
+        plain = [] if installation.CHECKOUT else ["--env-file", os.devnull]
+        return ["docker", "compose", *plain, "--project-directory", str(PROJECT), "-p", self.name, *options]
+
+    def to_yaml(self, override: Mapping[str, Any], variables: Mapping[str, str]) -> str:
+        """Return the text of what a job adds to the compose files, with the volumes that all jobs of the user share."""
+        return _yaml({**override, "volumes": self._caches(variables["DRIVETRAIN_UID"])})
 
     def remove(self) -> None:
         """Remove its containers, which have ended, unless they are to be kept."""
@@ -102,6 +114,7 @@ class ComposeProject:
 
     def _containers(self, service: str) -> list[Any]:
         labels = [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}"]
+        labels.append("com.docker.compose.oneoff=False")  # not other commands in the same service
         return list(self.client.containers.list(all=True, filters={"label": labels}))
 
     def _caches(self, uid: str) -> dict[str, Any]:
@@ -131,14 +144,14 @@ def literal(value: Any) -> Any:
 
 
 def bind_mounts(mounts: Iterable[Mount]) -> list[Any]:
-    """Read-only mounts of a service in the long form: a path may contain a colon, and a missing one must not be created."""
+    """Return the mounts of a service in the long form: a path may contain a colon, and a missing one must not be created."""
     return [
         literal(
             {
                 "type": "bind",
                 "source": str(mount.source),
                 "target": str(mount.target),
-                "read_only": True,
+                "read_only": not mount.writable,
                 "bind": {"create_host_path": False},
             }
         )
@@ -150,29 +163,6 @@ BASE_FILE = COMPOSE / "base.yaml"
 GPU_FILE = COMPOSE / "gpu.yaml"
 """What GPU images have beside."""
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
-
-
-def compose_flags(variables: Mapping[str, str]) -> list[str]:
-    """Options of `docker run` for hardening and limits, from compose/base.yaml, which alone defines them.
-
-    Args:
-        variables: values for the file's variables; the others keep their defaults.
-    """
-    service = read_trainer(variables)
-    limits = service["deploy"]["resources"]["limits"]
-    options = [
-        *(("--cap-drop", capability) for capability in service["cap_drop"]),
-        *(("--security-opt", option) for option in service["security_opt"]),
-        *(("--ulimit", f"{name}={most}") for name, most in service["ulimits"].items()),
-        *(("--tmpfs", mount) for mount in service["tmpfs"]),
-        ("--cpus", limits["cpus"]),
-        ("--memory", limits["memory"]),
-        ("--memory-swap", service["memswap_limit"]),
-        ("--shm-size", service["shm_size"]),
-        ("--pids-limit", str(limits["pids"])),
-    ]
-    switches = [flag for flag, on in (("--init", service["init"]), ("--read-only", service["read_only"])) if on]
-    return [*switches, *(word for option in options for word in option)]
 
 
 def read_trainer(variables: Mapping[str, str], file: Path = BASE_FILE) -> dict[str, Any]:

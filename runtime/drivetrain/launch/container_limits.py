@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.job import Job
+from drivetrain.job.limits import Limits
 from drivetrain.launch.project import PROJECT
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT
@@ -25,14 +26,15 @@ CPU_RESERVE, LEAST_CPU_MEMORY = 4 * GIB, 4 * GIB
 """Memory that a job on a CPU leaves to the host, and what it gets on a small host."""
 
 
-def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[str, str]:
-    """The limits of a job: its own, else those of the environment or of .env, else the host less a reserve.
+def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) -> dict[str, str]:
+    """Return the limits of a job: its own, else those of the environment or of .env, else the host less a reserve.
 
     Args:
         info: information about the host from the engine (`docker info`).
+        job: None for a command without one.
         gpu: whether the image is for GPUs.
     """
-    host, limits = float(info["NCPU"]), job.limits
+    host, limits = float(info["NCPU"]), job.limits if job else Limits()
     prefix = "DRIVETRAIN_GPU" if gpu else "DRIVETRAIN"
     settings = {**read_env_file(), **os.environ}
     cpus = f"{min(limits.cpus, host):g}" if limits.cpus else _cap(settings.get(f"{prefix}_CPUS"), host)

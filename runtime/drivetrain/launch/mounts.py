@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.errors import Problem, SpecError, StorageError
+from drivetrain.errors import Problem, SpecError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.formatting import printable
@@ -24,7 +24,6 @@ from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_local_paths
 from drivetrain.launch.project import PROJECT
 from drivetrain.storage.remote_address import is_remote
-from drivetrain.system.installation import INSTALL_TORCH
 
 WORKSPACE = Path("/workspace")
 """Where compose mounts the project."""
@@ -77,6 +76,7 @@ class Mount:
 
     source: Path
     target: Path
+    writable: bool = False
 
 
 def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
@@ -319,54 +319,3 @@ def _refuse_outward_links(origin: str, folder: Path) -> None:
                 _POSSIBLE,
                 "write the link's target into the job file, or copy the file",
             )
-
-
-def mount_output(output: Path | None, option: str = "--output ") -> Path | None:
-    """Return the existing folder that is mounted for writing, at its own path; None if the output lies in the project.
-
-    Args:
-        output: the path as on the command line.
-        option: the text before the path on the command line.
-
-    Raises:
-        SpecError: if that folder contains more than a container should be able to change.
-    """
-    if output is None or Path(os.path.abspath(output)).is_relative_to(PROJECT):
-        return None
-    folder = _find_existing_parent(output).resolve()
-    for path in (output, folder):
-        check_one_line({option.strip(" =") or "the output": path})
-    if obstacle := find_obstacle(folder):
-        raise SpecError(
-            f"{option}{output}: a container would have to write to {folder}, and {obstacle}",
-            f"a folder of its own, or one in {PROJECT}",
-            f"{option}runs/{output.name}, or name a folder that exists and has nothing else in it",
-        )
-    return folder
-
-
-def check_output_writable(output: Path | None, uid: int) -> None:
-    """Check that a container that root starts, and that runs as another user, can write to the output folder.
-
-    Args:
-        output: the path as on the command line.
-        uid: the user of the container.
-
-    Raises:
-        StorageError: if that folder belongs to somebody else, and not everybody may write to it.
-    """
-    if output is None or uid == os.getuid():
-        return
-    folder = _find_existing_parent(output)
-    if folder.stat().st_uid != uid and not folder.stat().st_mode & 0o002:
-        raise StorageError(
-            f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
-            f"uid {uid}",
-            "a folder of that user, as runs/ is",
-            f"--output runs/{output.name}, or `{INSTALL_TORCH}`, then no container is needed for this",
-        )
-
-
-def _find_existing_parent(output: Path) -> Path:
-    """Return the innermost folder around the output that exists."""
-    return next(path for path in Path(os.path.abspath(output)).parents if path.exists())

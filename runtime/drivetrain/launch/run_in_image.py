@@ -1,7 +1,7 @@
 """Runs a command in the CPU image if the local environment has no torch.
 
-`make train-cpu` installs only what is needed to start containers. This makes all other commands work in the same way:
-the project is mounted at its own path, so every path is the same in the container.
+`make train-cpu` installs only what is needed to start containers. This makes all other commands work in the same way, with
+the compose service that trains. The project is also mounted at its own path, so every path is the same in the container.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -25,10 +27,23 @@ from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import STDIN, TERMINAL
 from drivetrain.job import Job
+from drivetrain.job.draft import name_job_file
 from drivetrain.job.remote_data import list_whole_paths
-from drivetrain.launch import docker_engine, mounts
-from drivetrain.launch.project import PROJECT, image_name
+from drivetrain.launch import (
+    command_output,
+    compose_project,
+    container_limits,
+    docker_engine,
+    engine_traits,
+    mounts,
+    network,
+    run_secrets,
+)
+from drivetrain.launch.command_output import RUNS
+from drivetrain.launch.project import PROJECT, TAG, image_tag
+from drivetrain.pretrained.convert import WEIGHTS_NAME
 from drivetrain.pretrained.earlier_run import CONFIG
+from drivetrain.system import signals
 from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
@@ -85,8 +100,6 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         DeviceError: if no engine answers, the image cannot be built, or the container would not see the working folder.
         SpecError: if the spec is invalid, or names something that may not be mounted.
     """
-    from drivetrain.launch import container_limits, docker_engine, engine_traits, run_secrets
-
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
         raise DeviceError(
@@ -101,27 +114,69 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             f"any folder below {PROJECT}, which is mounted in the container",
             f"cd {PROJECT}, or `{INSTALL_TORCH}`",
         )
-    info, output = client.info(), getattr(parsed, "output", None)
+    info = client.info()
     engine = engine_traits.find(info)
-    # `sample` has no option: its folder is where it writes.
-    written = mounts.mount_output(parsed.folder, "") if parsed.command == "sample" else mounts.mount_output(output)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
-        needs = _needs(parsed, info)
+        needs = _needs(parsed)
         docker_engine.provide_image(client, "cpu")
+    variables = container_limits.variables(info, needs.job) | engine.limits(gpu=False)
+    variables |= {"DRIVETRAIN_NETWORK": "bridge" if needs.network else "none", TAG: image_tag()}
     # What writes new files of the user's, and runs none of their code, runs as the user who called it.
-    owner = engine.owner() or (container_limits.owner(PROJECT) if parsed.command not in ("sample", "init") else {})
-    user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
-    if not engine.rootless:
-        mounts.check_output_writable(output, int(user[0]))
-    limits = needs.limits | engine.limits(gpu=False)
-    with run_secrets.write_for_block(needs.secrets, info, int(user[0])) as secrets:
-        # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
-        options = ["--security-opt", "label=disable"] if engine.selinux else []
-        options += ["--interactive"] if STDIN in getattr(parsed, "inputs", ()) else []
-        sources = mounts.drop_nested_mounts((*needs.mounts, *secrets.mounts()))
-        readable = [mount for mount in sources if mount.target != written]
-        command = line(arguments, workdir, user, limits, readable, network=needs.network, written=written)
-        return _wait([*command[:2], *options, *command[2:]])
+    caller = {"DRIVETRAIN_UID": str(os.getuid()), "DRIVETRAIN_GID": str(os.getgid())}
+    variables |= engine.owner() or (caller if parsed.command in ("sample", "init") else container_limits.owner(PROJECT))
+    uid = int(variables["DRIVETRAIN_UID"])
+    project, has_input = compose_project.ComposeProject(client), STDIN in getattr(parsed, "inputs", ())
+    with (
+        command_output.open_output(_list_outputs(parsed), uid, needs.list_mounts()) as bind_mounts,
+        run_secrets.write_for_block(needs.secrets, info, uid) as secrets,
+        tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=run_secrets.make_engine_folder(info)) as file,
+    ):
+        override = {"services": {"trainer": _service([*bind_mounts, *secrets.mounts()], engine)}}
+        file.write(project.to_yaml(override, variables))
+        file.flush()
+        # Standard input may be the command's own, so compose reads what is added from a file.
+        line = [*project.list_words("cpu", file.name), "run", "--rm", "-T", "--no-deps"]
+        name = f"{project.name}-{parsed.command}-{os.getpid()}"
+        options = ["--name", name, f"--interactive={str(has_input).lower()}", "--workdir", str(workdir)]
+        command = [*line, *options, "trainer", *arguments]
+        return _wait(command, {**os.environ, **variables}, partial(_stop, client, name))
+
+
+def _stop(client: Any, name: str, number: int) -> None:
+    """Send a signal to a container, if there is one by now."""
+    import docker
+
+    with contextlib.suppress(docker.errors.APIError):
+        client.containers.get(name).kill(signal=signal.Signals(number).name)
+
+
+def _service(mounted: Sequence[mounts.Mount], engine: engine_traits.EngineTraits) -> dict[str, Any]:
+    """Return what a command adds to the service that trains."""
+    # The records of trained models are read-only, so that code run with a model cannot add to them.
+    records = {"type": "volume", "source": "state", "target": "/cache/state", "read_only": True}
+    return {
+        "volumes": [*compose_project.bind_mounts(mounted), records],
+        "environment": {TERMINAL: "1"} if sys.stdout.isatty() else {},
+        **engine.labels(outside=True),
+    }
+
+
+def _list_outputs(options: argparse.Namespace) -> list[Path]:
+    """Return the files or the folder that a command writes outside of runs/."""
+    output: Path | None = getattr(options, "output", None)
+    if options.command == "sample":
+        return [options.folder]
+    if options.command == "convert":
+        return [options.file.with_name(WEIGHTS_NAME)]
+    if options.command == "init":
+        return [output or name_job_file(options.data)]
+    if options.command == "reproduce":
+        return [options.runs]
+    if options.command == "export" and output:
+        return [output, output.with_suffix(".json")]
+    if options.command in ("report", "evaluate", "export") and not output:
+        return [options.run]
+    return [output] if output else []
 
 
 @dataclass
@@ -130,20 +185,18 @@ class _Needs:
 
     mounts: list[mounts.Mount]
     secrets: dict[str, bytes] = field(default_factory=dict)
-    limits: dict[str, str] = field(default_factory=dict)
-    """Of the first job, as variables; the usual ones if there is none."""
+    job: Job | None = None
+    """The first job, whose limits the container gets; the usual ones if there is none."""
     network: bool = False
 
+    def list_mounts(self) -> list[mounts.Mount]:
+        """Return what the container sees: the project at its own path with runs/ for writing, and what the command names."""
+        project = [mounts.Mount(PROJECT, PROJECT), mounts.Mount(RUNS, RUNS, writable=True)]
+        return [*project, *mounts.drop_nested_mounts(self.mounts)]
 
-def _needs(options: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
-    """What the command line needs; prints what is handed over.
 
-    Args:
-        options: the parsed command line.
-        info: what the engine says about itself.
-    """
-    from drivetrain.launch import container_limits, network, run_secrets
-
+def _needs(options: argparse.Namespace) -> _Needs:
+    """Return what the command line needs; print what is handed over."""
     needs = _Needs(
         [mount for path in _list_paths(options) for mount in mounts.list_path_mounts("the command line", path, PROJECT)]
     )
@@ -156,96 +209,45 @@ def _needs(options: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
             for line in lines:
                 say(line)
         if options.command in WITH_JOB:
-            needs.limits = needs.limits or container_limits.variables(info, job)
+            needs.job = needs.job or job
     if needs.network:
         say("network: on, the job needs a download")
     return needs
 
 
-def line(
-    arguments: Sequence[str],
-    workdir: Path,
-    user: tuple[str, str],
-    limits: Mapping[str, str],
-    readable: Sequence[mounts.Mount],
-    *,
-    network: bool,
-    written: Path | None = None,
-) -> list[str]:
-    """The engine's command line: hardened as in compose; the project and `written` are writable, `readable` is read-only."""
-    from drivetrain.launch import compose_project
-
-    places = [PROJECT, *([written] if written else [])]
-    binds = [
-        *(_bind(path, path) for path in places),
-        *(f"{_bind(mount.source, mount.target)},readonly" for mount in readable),
-    ]
-    volumes = [
-        f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
-    ]
-    # The records of trained models are read-only, so that code run with a model cannot add to them.
-    volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
-    mounted = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
-    terminal = ["--env", f"{TERMINAL}=1"] if sys.stdout.isatty() else []
-    return [
-        "docker",
-        "run",
-        "--rm",
-        "--pull",
-        "never",
-        *compose_project.compose_flags(limits),
-        *([] if network else ["--network", "none"]),
-        *mounted,
-        *terminal,
-        "--user",
-        ":".join(user),
-        "--workdir",
-        str(workdir),
-        image_name("cpu"),
-        *arguments,
-    ]
-
-
-def _bind(source: Path, target: Path) -> str:
-    """A mount option for the engine's command line, which is parsed as a row of CSV."""
-    cells = ("type=bind", f"source={source}", f"target={target}")
-    return ",".join('"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r') else cell for cell in cells)
-
-
-def _wait(command: Sequence[str]) -> int:
-    """Wait for the command to end; Ctrl-C reaches it from the terminal directly, and the command handles it.
+def _wait(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, stop: Callable[[int], None] = lambda number: None
+) -> int:
+    """Wait for the command to end, in a session of its own: compose would give up at a signal, and its container go on.
 
     Code of the job can print anything, so a terminal gets its text without escapes; a file gets its bytes.
+
+    Args:
+        stop: hands a signal on to what runs in the container.
     """
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    numbers = {*signals.STOP_SIGNALS, signal.SIGHUP} - signals.IGNORED_SIGNALS
+    before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in numbers}
     terminals = [stream if stream.isatty() else None for stream in (sys.stdout, sys.stderr)]
+    pipes = [subprocess.PIPE if terminal else None for terminal in terminals]
     try:
-        code = _show(command, *terminals) if any(terminals) else subprocess.run(command, check=False).returncode
+        with subprocess.Popen(
+            command, env=environ, stdout=pipes[0], stderr=pipes[1], start_new_session=True
+        ) as process:
+            threads = [
+                threading.Thread(target=_copy_clean, args=(pipe, terminal))
+                for pipe, terminal in zip((process.stdout, process.stderr), terminals, strict=True)
+                if pipe and terminal
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            code = process.wait()
         # The engine's client fails where `| head` has seen enough; ours ends well.
         return 0 if code and _has_no_reader(1) else code
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _show(command: Sequence[str], output: TextIO | None, errors: TextIO | None) -> int:
-    """Run a command, and print on terminals what it prints; returns its exit code.
-
-    Args:
-        output: the terminal that its output is for; None if it goes where ours goes.
-        errors: the same for its messages.
-    """
-    pipes = [subprocess.PIPE if terminal else None for terminal in (output, errors)]
-    with subprocess.Popen(command, stdout=pipes[0], stderr=pipes[1]) as process:
-        threads = [
-            threading.Thread(target=_copy_clean, args=(pipe, terminal))
-            for pipe, terminal in ((process.stdout, output), (process.stderr, errors))
-            if pipe and terminal
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _copy_clean(pipe: IO[bytes], terminal: TextIO) -> None:

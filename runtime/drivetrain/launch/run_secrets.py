@@ -128,7 +128,7 @@ def write_for_block(
     secrets = RunSecrets(values, parent / f"{_PREFIX}{os.getpid()}")
     try:
         if values:
-            parent.mkdir(parents=True, exist_ok=True)
+            make_engine_folder(info, environ)
             _sweep(parent)
             secrets.folder.mkdir(mode=0o700)
         for name, value in values.items():
@@ -153,6 +153,13 @@ def engine_folder(info: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
     if memory and Path(memory).is_dir() and not engine.desktop:
         return Path(memory)
     return home / ".cache" / "drivetrain"
+
+
+def make_engine_folder(info: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
+    """Create that folder if it is missing, and return it."""
+    folder = engine_folder(info, environ)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _sweep(parent: Path) -> None:
