@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import drivetrain
+from drivetrain import errors
 from drivetrain.cli import main
 from drivetrain.cli.arguments import make_parser
 from drivetrain.job_spec import load_job as job_spec
@@ -68,6 +71,27 @@ def test_a_documented_command_exists_with_its_options(page: str, line: str) -> N
         with pytest.raises(SystemExit) as caught:
             make_parser().parse_args([arguments[1], "--help"])
         assert caught.value.code == 0
+
+
+def test_every_name_of_the_library_can_be_imported_from_it() -> None:
+    """`except drivetrain.Stopped` was an AttributeError, which hid the stop."""
+    notebooks, scripts = (ROOT / "notebooks").glob("*.ipynb"), (ROOT / "jobs").rglob("*.py")
+    texts = {path: path.read_text(encoding="utf-8") for path in (*PAGES, *notebooks, *scripts)}
+    texts |= {
+        Path(member.__qualname__): inspect.getdoc(member) or ""
+        for name in drivetrain.__all__
+        for member in (getattr(drivetrain, name), *vars(getattr(drivetrain, name)).values())
+        if callable(member)
+    }
+    not_exported = {"Failure", "Replanned", "RestartSmaller", "PeerError", "Problem"}
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)} - not_exported
+    named: set[str] = set()
+    for path, text in texts.items():
+        names = set(re.findall(r"(?<![\w./-])drivetrain\.([A-Za-z]\w*)", text)) - {"ipynb", "sif"}
+        names |= classes & set(re.findall(r"(?:`|^ *)(\w+)(?:`|:)", text, re.MULTILINE))
+        assert names <= {*drivetrain.__all__, "__version__"}, (path, names)
+        named |= names
+    assert named >= {"Stopped", "UserCodeError", "NumericsError", "StopTraining"}
 
 
 def specs() -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Drivetrain: adapts a training job to the machine, and reports what was applied.
 
 From Python: `drivetrain.train`, `drivetrain.prepare`, `drivetrain.facts_here`, `drivetrain.plan_for`,
-`drivetrain.memory_for`, `drivetrain.Monitor`; each is loaded when it is first used.
+`drivetrain.memory_for`, `drivetrain.Monitor`, and the errors that they raise; each is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -14,36 +14,50 @@ if TYPE_CHECKING:
     from drivetrain.api import facts_here as facts_here
     from drivetrain.api import memory_for as memory_for
     from drivetrain.api import plan_for as plan_for
+    from drivetrain.errors import Busy as Busy
+    from drivetrain.errors import CheckpointError as CheckpointError
+    from drivetrain.errors import DataError as DataError
+    from drivetrain.errors import DeviceError as DeviceError
+    from drivetrain.errors import DrivetrainError as DrivetrainError
+    from drivetrain.errors import NumericsError as NumericsError
+    from drivetrain.errors import OutOfMemory as OutOfMemory
+    from drivetrain.errors import SpecError as SpecError
+    from drivetrain.errors import Stopped as Stopped
+    from drivetrain.errors import StorageError as StorageError
+    from drivetrain.errors import UserCodeError as UserCodeError
     from drivetrain.supervisor.embedded import train as train
     from drivetrain.supervisor.embedded_run import Result as Result
+    from drivetrain.supervisor.prepare import PreparedStep as PreparedStep
     from drivetrain.supervisor.prepare import prepare as prepare
     from drivetrain.tracking.monitor import Monitor as Monitor
     from drivetrain.training.user_parts import StopTraining as StopTraining
     from drivetrain.training.user_parts import TrainingInfo as TrainingInfo
 
 __version__ = VERSION
-__all__ = [
-    "Monitor",
-    "Result",
-    "StopTraining",
-    "TrainingInfo",
-    "facts_here",
-    "memory_for",
-    "plan_for",
-    "prepare",
-    "train",
-]
 _HOMES = {
-    "train": "supervisor.embedded",
-    "Result": "supervisor.embedded_run",
-    "facts_here": "api",
-    "plan_for": "api",
-    "memory_for": "api",
-    "prepare": "supervisor.prepare",
+    "Busy": "errors",
+    "CheckpointError": "errors",
+    "DataError": "errors",
+    "DeviceError": "errors",
+    "DrivetrainError": "errors",
     "Monitor": "tracking.monitor",
+    "NumericsError": "errors",
+    "OutOfMemory": "errors",
+    "PreparedStep": "supervisor.prepare",
+    "Result": "supervisor.embedded_run",
+    "SpecError": "errors",
     "StopTraining": "training.user_parts",
+    "Stopped": "errors",
+    "StorageError": "errors",
     "TrainingInfo": "training.user_parts",
+    "UserCodeError": "errors",
+    "facts_here": "api",
+    "memory_for": "api",
+    "plan_for": "api",
+    "prepare": "supervisor.prepare",
+    "train": "supervisor.embedded",
 }
+__all__ = list(_HOMES)
 
 
 def __dir__() -> list[str]:
