@@ -81,7 +81,8 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
         "state.json",
     }
     assert result.model is model
-    assert not model.training
+    assert model.training
+    model.eval()
     stored_weights = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
     assert all(torch.equal(value, stored_weights[name]) for name, value in model.state_dict().items())
     points, kinds = make_circle(40, seed=1).tensors

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,46 @@ def test_what_is_around_the_call_does_not_change_it(
     assert kinds == {torch.float32}
     assert done.metrics == train(Noted(), tmp_path).metrics
     assert (says if is_said else omits)(capsys.readouterr().out, "autocast-around-call-hold")
+
+
+def stop(info: Any) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail(info: Any) -> None:
+    raise KeyError("mine")
+
+
+ENDS: dict[str, tuple[dict[str, Any], type[BaseException] | None]] = {
+    "done": ({}, None),
+    "stopped": ({"on_step": stop}, drivetrain.Stopped),
+    "a callback fails": ({"on_epoch": fail}, drivetrain.UserCodeError),
+    "the data does not fit": ({"targets": "labels"}, drivetrain.SpecError),
+    "the loss does not fit": ({"loss": lambda outputs, targets: outputs[9, 9, 9]}, drivetrain.SpecError),
+}
+
+
+@pytest.mark.parametrize(("settings", "error"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("training", [True, False])
+def test_each_layer_has_its_mode_from_before(
+    tmp_path: Path, settings: dict[str, Any], error: type[BaseException] | None, training: bool
+) -> None:
+    """All were in evaluation mode, and a loop of one's own that followed trained without dropout."""
+    model = network().train(training)
+    model[0][1].train(not training)
+    before = [layer.training for layer in model.modules()]
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        train(model, tmp_path, quiet=True, **settings)
+    assert [layer.training for layer in model.modules()] == before
+
+
+@pytest.mark.parametrize("mode", ["training", "one layer", "evaluation"])
+def test_a_loop_of_ones_own_is_told_about_evaluation_mode(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = network().train(mode == "training")
+    model[0][1].train(mode != "evaluation")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with drivetrain.prepare(model, optimizer, loss=nn.functional.cross_entropy, quiet=True) as step:
+        for _ in range(2):
+            step(samples(32))
+    output = capsys.readouterr().out
+    assert output.count(get_message("evaluation-mode-first-step")) == (mode == "evaluation")

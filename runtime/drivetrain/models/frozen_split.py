@@ -99,8 +99,15 @@ def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """A block in evaluation mode, in which a probe changes no statistics; after it, all modules have the mode from before."""
+    with keeping_modes(model):
+        model.eval()
+        yield
+
+
+@contextlib.contextmanager
+def keeping_modes(model: nn.Module) -> Iterator[None]:
+    """A block after which all modules are in training or evaluation mode as before it."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
         yield
     finally:

@@ -33,6 +33,7 @@ from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
 from drivetrain.job.model import Freeze
 from drivetrain.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
 from drivetrain.models.build import Model
+from drivetrain.models.frozen_split import keeping_modes
 from drivetrain.plan import effective_plan, plan_table
 from drivetrain.plan import plan as plans
 from drivetrain.plan.effective_plan import PlanRequest
@@ -77,7 +78,7 @@ class Result:
     metrics: Mapping[str, float]
     """All metrics of the best evaluation."""
     model: nn.Module = field(repr=False)
-    """The network that was passed in, in evaluation mode, with the weights of the best evaluation."""
+    """The network that was passed in, with the weights of the best evaluation; its layers have their modes from before."""
     stopped: str
     """Why the training ended."""
 
@@ -122,14 +123,16 @@ class TrainCall:
 
 
 def run(call: TrainCall) -> Result:
-    """Train with signal handlers installed; afterwards the process is as before.
+    """Train with signal handlers installed; afterwards the process and the modes of the layers are as before.
 
     Raises:
         DrivetrainError: as `drivetrain.train`.
     """
+    modes = keeping_modes(call.model) if isinstance(call.model, nn.Module) else contextlib.nullcontext()
     with (
         host_process.restore_state(),
         host_process.install_handlers() as signals,
+        modes,
         contextlib.ExitStack() as afterwards,
     ):
         try:

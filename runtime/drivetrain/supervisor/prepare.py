@@ -222,7 +222,7 @@ class PreparedStep:
         self._run, self._objective = run, objective
         self._gradients = Accumulation(run.step.parameters, objective.batches_per_update)
         self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
-        self._is_open = True
+        self._is_open, self._has_stepped = True, False
         self.updates = 0
         """Number of updates that changed the weights."""
         self.skipped = 0
@@ -274,6 +274,11 @@ class PreparedStep:
                 "the step of drivetrain.prepare is called outside of its with block",
                 "calls inside of the block, in which threads and precision are set",
                 "write: with drivetrain.prepare(...) as step:",
+            )
+        is_first, self._has_stepped = not self._has_stepped, True
+        if is_first and not any(layer.training for layer in self._run.model.modules()):
+            say(
+                "model: is in evaluation mode: dropout does nothing, BatchNorm keeps its statistics; .train() before the loop"
             )
         device_batch = self._objective.user_batches.to_batch(batch).to(self.device)
         self._objective.current_batch = device_batch
