@@ -29,6 +29,7 @@ from drivetrain.data.images import npz_images
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError
 from drivetrain.models import saved_model
+from drivetrain.pretrained import families
 from drivetrain.pretrained import folder as pretrained_folder
 from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.training.checkpoints import checkpoint, run_state
@@ -64,7 +65,7 @@ class Watcher:
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if self.allowed is None:
             return
-        if event in RUNS:
+        if event in RUNS and args != ("libc.so.6",):  # it is loaded already, and libraries ask for it once more
             self.seen.append(f"{event} {args}"[:200])
         if event == "open" and args[2] & WRITES and not str(args[0]).startswith((str(self.allowed), "/dev/null")):
             self.seen.append(f"writes {args[0]}")
@@ -317,7 +318,15 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
     "a network of the hub in another": {"model_type": "dpt", "use_pretrained_backbone": True, "backbone": "a/b"},
     "attention from the hub": {"model_type": "vit", "attn_implementation": "a/b"},
     "attention from the hub by its other name": {"model_type": "vit", "_attn_implementation": "flash_attention_2|a/b"},
+    "a network of timm by default": {"model_type": "detr"},
+    "a network of timm in a folder": {"model_type": "detr", "backbone": "local-dir:/etc"},
 }
+NAMING_BACKBONES = (
+    *("dpt", "upernet", "maskformer", "mask2former", "oneformer", "omdet-turbo", "rt_detr", "zoedepth", "vitmatte"),
+    *("tvp", "depth_anything", "grounding-dino", "deformable_detr", "conditional_detr", "dab-detr", "d_fine", "rf_detr"),
+)
+"""Families whose configuration may name another network by `backbone` alone."""
+ELSEWHERE |= {f"another network in {family}": {"model_type": family, "backbone": "a/b"} for family in NAMING_BACKBONES}
 
 
 @pytest.mark.parametrize("case", ELSEWHERE)
@@ -333,6 +342,18 @@ def test_a_configuration_that_would_load_from_elsewhere(tmp_path: Path, watcher:
     write_json(folder / "config.json", ELSEWHERE[case])
     with watcher(tmp_path), pytest.raises(SpecError, check=saying("load-something-elsewhere")):
         pretrained_folder.find(tiny.job(), str(folder))
+
+
+@pytest.mark.parametrize("family", [*NAMING_BACKBONES, "bert"])
+def test_a_local_folder_asks_no_hub_even_for_an_unknown_entry(
+    tmp_path: Path, watcher: Watcher, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(families, "find_external_entry", lambda config: "")
+    write_json(tmp_path / "config.json", {"model_type": family, "backbone": "somebody/else"})
+    safetensors.torch.save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with watcher(tmp_path), pytest.raises(SpecError):
+        pretrained_folder.find(tiny.job(), str(tmp_path)).network()
 
 
 @pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/etc"])

@@ -54,8 +54,8 @@ _DROPOUT_KEYS = (
     "dropout",
 )
 
-_EXTERNAL_SETTINGS = ("use_pretrained_backbone", "use_timm_backbone", "use_kernels")
-"""Settings that make transformers load a network of timm, or weights or kernels of the hub."""
+_EXTERNAL_SETTINGS = ("backbone", "use_pretrained_backbone", "use_timm_backbone", "use_kernels")
+"""Settings that make transformers load another network by its name, one of timm, or weights or kernels of the hub."""
 
 
 def find_external_entry(config: object) -> str:

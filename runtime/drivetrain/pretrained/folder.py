@@ -185,32 +185,61 @@ def _check_files(weights: WeightsFolder) -> None:
 
 def _read_config(weights: WeightsFolder) -> Any:
     file = weights.folder / "config.json"
-    if entry := families.find_external_entry(read_json(file)):
+    external_entry, config = families.find_external_entry(read_json(file)), None
+    if not external_entry:
+        with quiet_transformers(weights.job) as transformers:
+            try:
+                config = transformers.AutoConfig.from_pretrained(
+                    weights.folder, local_files_only=True, trust_remote_code=False
+                )
+            except Exception as error:  # broken files raise errors of several libraries
+                weights.refuse(
+                    f"{file} cannot be used: {_first_line(error)}",
+                    "a network that is part of transformers",
+                    "use another folder",
+                )
+        # Some families have a network of timm unless the file names another one.
+        external_entry = families.find_external_entry(config.to_dict())
+    if external_entry:
         weights.refuse(
-            f"{file}: {entry} would load something from elsewhere",
+            f"{file}: {external_entry} would load something from elsewhere",
             "a network that is part of transformers, with its weights beside it",
             "use another folder",
         )
-    with quiet_transformers(weights.job) as transformers:
-        try:
-            return transformers.AutoConfig.from_pretrained(
-                weights.folder, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # broken files raise errors of several libraries
-            weights.refuse(
-                f"{file} cannot be used: {_first_line(error)}",
-                "a network that is part of transformers",
-                "use another folder",
-            )
+    return config
+
+
+@contextlib.contextmanager
+def closed_hub() -> Iterator[None]:
+    """Let no library connect to the hub inside this block, also for telemetry, whatever a configuration names."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        yield
+        return
+    # The library reads its environment variables only when it is imported, and a program may have imported it already.
+    settings = {"HF_HUB_OFFLINE": True, "HF_HUB_DISABLE_TELEMETRY": True}
+    settings_before = {name: getattr(constants, name) for name in settings}
+    vars(constants).update(settings)
+    try:
+        yield
+    finally:
+        vars(constants).update(settings_before)
 
 
 @contextlib.contextmanager
 def quiet_transformers(job: Job | None = None) -> Iterator[Any]:
-    """A block with the transformers library, without its progress bars, log and warnings.
+    """A block with the transformers library, without its progress bars, log and warnings, and without the hub.
 
     Raises:
         SpecError: if the library is not installed.
     """
+    with closed_hub():
+        yield from _import_quietly(job)
+
+
+def _import_quietly(job: Job | None) -> Iterator[Any]:
+    """Yield the transformers library while it is quiet."""
     try:
         import transformers
         from transformers.utils import logging

@@ -77,11 +77,14 @@ def build_untrained(config: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: if the library would load more than the configuration.
     """
-    if entry := families.find_external_entry(config):
-        raise ValueError(f"{entry} would load something from elsewhere")
     settings = {name: value for name, value in config.items() if name != "model_type"}
+    external_entry = families.find_external_entry(config)
     with quiet_transformers() as transformers:
-        built = transformers.AutoConfig.for_model(config["model_type"], **settings)
+        if not external_entry:
+            built = transformers.AutoConfig.for_model(config["model_type"], **settings)
+            external_entry = families.find_external_entry(built.to_dict())
+        if external_entry:
+            raise ValueError(f"{external_entry} would load something from elsewhere")
         return transformers.AutoModel.from_config(built, trust_remote_code=False)  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.images import ImageJob
 from drivetrain.job.model import ImageTimm
 from drivetrain.models import safetensors_file
+from drivetrain.pretrained.folder import closed_hub
 from drivetrain.pretrained.image_input import TimmFolder
 
 TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
@@ -29,7 +30,7 @@ TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
 def load_timm() -> Any:
     """Import timm; raises SpecError if it cannot be imported."""
     try:
-        with _importable_torchvision():
+        with closed_hub(), _importable_torchvision():
             import timm
     except Exception as error:  # a torchvision built for another torch version raises more than ImportError
         raise SpecError(
@@ -95,9 +96,10 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
     pretrained_config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     has_fixed_size = pretrained_config is not None and pretrained_config.fixed_input_size
     size = {"img_size": image_size} if has_fixed_size else {}
-    network: nn.Module = timm.create_model(
-        name, pretrained=False, num_classes=classes, in_chans=channels, drop_rate=dropout, **size
-    )
+    with closed_hub():
+        network: nn.Module = timm.create_model(
+            name, pretrained=False, num_classes=classes, in_chans=channels, drop_rate=dropout, **size
+        )
     return network
 
 
