@@ -323,7 +323,16 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }
 NAMING_BACKBONES = (
     *("dpt", "upernet", "maskformer", "mask2former", "oneformer", "omdet-turbo", "rt_detr", "zoedepth", "vitmatte"),
-    *("tvp", "depth_anything", "grounding-dino", "deformable_detr", "conditional_detr", "dab-detr", "d_fine", "rf_detr"),
+    *(
+        "tvp",
+        "depth_anything",
+        "grounding-dino",
+        "deformable_detr",
+        "conditional_detr",
+        "dab-detr",
+        "d_fine",
+        "rf_detr",
+    ),
 )
 """Families whose configuration may name another network by `backbone` alone."""
 ELSEWHERE |= {f"another network in {family}": {"model_type": family, "backbone": "a/b"} for family in NAMING_BACKBONES}

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
+from drivetrain.job.formatting import readable
 from drivetrain.pretrained import families, hub, hub_name
 from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
-from drivetrain.system.files import read_json
+from drivetrain.system.files import is_below, read_json
 from drivetrain.system.installation import INSTALL_TORCH
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def _check_files(weights: WeightsFolder) -> None:
     if "config.json" not in names:
         weights.refuse(f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
     if any(name in names for name in WEIGHTS):
+        _check_index(weights)
         return
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and name != "training_args.bin"]
     other_names = [name for name in names if name.endswith(".safetensors")]
@@ -181,6 +183,20 @@ def _check_files(weights: WeightsFolder) -> None:
             "rename the file",
         )
     weights.refuse(f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
+
+
+def _check_index(weights: WeightsFolder) -> None:
+    """Refuse an index that names weights outside of the folder."""
+    index_file = weights.folder / WEIGHTS[1]
+    content = read_json(index_file)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    for name in names.values() if isinstance(names, dict) else ():
+        if not is_below(weights.folder, name):
+            weights.refuse(
+                f"{index_file} names {readable(str(name))!r}, which is not below {weights.folder}",
+                "weights in the folder itself",
+                "use another folder",
+            )
 
 
 def _read_config(weights: WeightsFolder) -> Any:

@@ -22,6 +22,13 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
+def is_below(folder: Path, name: object) -> bool:
+    """Whether a name that a file gives leads to a place below a folder; links are not looked at."""
+    if not isinstance(name, str) or not name or "\0" in name or os.pardir in name.split(os.sep):
+        return False
+    return not os.path.isabs(name) or os.path.normpath(name).startswith(os.path.join(os.path.abspath(folder), ""))
+
+
 USER_RWX = 0o700
 """The mode of a folder that only its owner may enter: runs quote samples, and repeat paths and addresses."""
 

@@ -15,9 +15,11 @@ from drivetrain.data import load_data
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.load_data import load
 from drivetrain.data.text.split import TextSplit
-from drivetrain.errors import DataError
+from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.pretrained import folder as pretrained_folder
+from tests import tiny
 from tests.messages import saying, says
 
 FEATURES = {
@@ -74,6 +76,48 @@ def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path)
     )
     assert isinstance(new.split, TextSplit)
     assert new.split.targets[""].tolist() == [0, 1] * 10
+
+
+OUTSIDE = ("../private/p", "/PRIVATE/p", "../own/../private/p", "..", "p\0")
+"""Names that lead out of a folder, or nowhere; PRIVATE stands for the path of a folder beside it."""
+IMAGE_CELLS = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+IMAGES_SPEC = "name: x\ntask: image-classification\ndata: {train: %s%s}\n"
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize(
+    ("file", "write"),
+    [
+        ("state.json", lambda path, name: path.write_text(json.dumps({"_data_files": [{"filename": name}]}))),
+        ("dataset_dict.json", lambda path, name: path.write_text(json.dumps({"splits": [name]}))),
+        ("list.csv", lambda path, name: path.write_text(f"path,label\n{name},a\nx,b\n")),
+        ("list.jsonl", lambda path, name: path.write_text(json.dumps({"path": name, "label": "a"}))),
+        (
+            "list.parquet",
+            lambda path, name: parquet.write_table(
+                pyarrow.table({"path": pyarrow.array([{"path": name}], IMAGE_CELLS), "label": ["a"]}), path
+            ),
+        ),
+    ],
+)
+def test_names_in_a_folder_lead_nowhere_else(tmp_path: Path, file: str, write: Any, name: str) -> None:
+    """A stranger may have written the folder: whatever lies beside it is not read."""
+    own, private = tmp_path / "own", tmp_path / "private"
+    save_dataset(private)
+    (private / "train").rename(private / "p")
+    own.mkdir()
+    write(own / file, name.replace("/PRIVATE", str(private)))
+    is_saved = file.endswith(".json")
+    (tmp_path / "job.yaml").write_text(SPEC % ("own", "") if is_saved else IMAGES_SPEC % (f"own/{file}", ""))
+    with pytest.raises(DataError, check=saying("is-not-below-folder", own)):
+        load(job_spec.load(tmp_path / "job.yaml"))
+
+
+def test_an_index_of_weights_leads_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../outside.safetensors"}}')
+    with pytest.raises(SpecError, check=saying("is-not-below-folder", tmp_path)):
+        pretrained_folder.locate(tiny.job(), str(tmp_path))
 
 
 @pytest.mark.parametrize("inside", ["", "data"])

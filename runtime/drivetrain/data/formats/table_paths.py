@@ -16,6 +16,8 @@ from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_paths import is_leftover
 from drivetrain.errors import DataError
+from drivetrain.job.formatting import readable
+from drivetrain.system.files import is_below
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test": image_paths.TEST}
@@ -45,7 +47,7 @@ def find_splits(folder: Path, key: str) -> dict[str, str]:
         DataError: if it has no table, or several whose names say no split; names `key`.
     """
     try:
-        saved = _find_saved(folder)
+        saved = _find_saved(folder, key)
         tables = saved if saved is not None else _list_named(folder) or _list_named(folder, "data")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
@@ -103,18 +105,38 @@ def find_table(folder: Path, key: str) -> Path:
     return folder / by_split[""]
 
 
-def _find_saved(folder: Path) -> dict[str, str] | None:
+def _find_saved(folder: Path, key: str) -> dict[str, str] | None:
     """The splits of a folder that save_to_disk wrote; None if it did not."""
-    if (folder / "dataset_dict.json").is_file():
-        names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return {str(name): os.path.join(name, _find_first_file(folder / name)) for name in names}
-    return {"": _find_first_file(folder)} if (folder / "state.json").is_file() else None
+    splits_file = folder / "dataset_dict.json"
+    if splits_file.is_file():
+        names = json.loads(splits_file.read_text(encoding="utf-8"))["splits"]
+        check_named_files(splits_file, names, key)
+        return {name: os.path.join(name, _find_first_file(folder / name, key)) for name in names}
+    return {"": _find_first_file(folder, key)} if (folder / "state.json").is_file() else None
 
 
-def _find_first_file(folder: Path) -> str:
+def _find_first_file(folder: Path, key: str) -> str:
     """The first file of a split, which stands for all files of its table."""
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return str(sorted(row["filename"] for row in state["_data_files"])[0])
+    state_file = folder / "state.json"
+    names = [row["filename"] for row in json.loads(state_file.read_text(encoding="utf-8"))["_data_files"]]
+    check_named_files(state_file, names, key)
+    return str(sorted(names)[0])
+
+
+def check_named_files(file: Path, names: Iterable[object], key: str) -> None:
+    """Check that all names of files that a file of data gives are below its folder: a stranger may have written it.
+
+    Raises:
+        DataError: if a name leads out of the folder; names `key`.
+    """
+    folder = file.parent
+    for name in names:
+        if not is_below(folder, name):
+            raise DataError(
+                f"{key}: {file} names {readable(str(name))!r}, which is not below {folder}",
+                f"files in {folder} and its folders, by their names from there",
+                f"move them there and correct the names, or move {file.name} to a folder above all of them",
+            )
 
 
 def _list_named(folder: Path, inside: str = "") -> dict[str, str]:

@@ -7,6 +7,7 @@ table: an Arrow file is mapped, a Parquet file is read into memory, up to a shar
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -57,13 +58,7 @@ class ImageCells:
 
     def _list_image_files(self) -> list[str]:
         """The files of cells that have only a path."""
-        if _is_binary(self.column.type):
-            return []
-        content = compute.struct_field(self.column, "bytes")
-        if not content.null_count:
-            return []
-        missing = content.is_null().to_pylist()
-        return [self._join_path(str(self.column[row]["path"].as_py())) for row in self.rows if missing[row]]
+        return [self._join_path(name) for name in list_named_files(self.column, self.rows)]
 
 
 def find(path: Path, requested: str, key: str) -> str:
@@ -116,6 +111,16 @@ def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
     has_paths = not _is_binary(column.type) and any(field.name == "path" for field in column.type)
     names = compute.struct_field(column, "path").to_pylist() if has_paths else [None] * len(column)
     return [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
+
+
+def list_named_files(column: pyarrow.ChunkedArray, rows: Sequence[int]) -> list[str]:
+    """The paths of those cells of some rows that have a path and no bytes."""
+    if _is_binary(column.type) or "path" not in {field.name for field in column.type}:
+        return []
+    # The bytes of the cells stay where they are.
+    without_bytes = compute.is_null(compute.struct_field(column, "bytes")).take(list(rows))
+    paths = compute.struct_field(column, "path").take(list(rows))
+    return [name for name in paths.filter(without_bytes).to_pylist() if name]
 
 
 def _is_binary(kind: Any) -> bool:

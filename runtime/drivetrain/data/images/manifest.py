@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
 from drivetrain.data import labels, target_columns
-from drivetrain.data.formats import column_values, csv_dialect, table_file
+from drivetrain.data.formats import column_values, csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets
 from drivetrain.data.images.image_column import ImageCells
@@ -44,11 +44,16 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         empty = image_column.find_empty_cells(table[embedded_column])
         titles = image_column.titles(table[embedded_column], file)
         paths = ["" if is_empty else title for is_empty, title in zip(empty, titles, strict=True)]
+        named_files: Iterable[str] = image_column.list_named_files(table[embedded_column], range(len(table)))
     else:
         paths, changes = image_paths.find_paths(
             file.parent, _read_text(table, path_column, file, key), path_column, key
         )
         rows.notes += changes
+        named_files = filter(None, paths)
+    if form:
+        # Nothing is learned from a list without targets, which `predict` gets from its user.
+        table_paths.check_named_files(file, named_files, key)
     target_reasons, take_targets = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = _combine_reasons(paths, path_column, target_reasons)
     keep = [row for row, reason in enumerate(reasons) if not reason]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from drivetrain.data import labels
-from drivetrain.data.formats import column_values
+from drivetrain.data.formats import column_values, table_paths
 from drivetrain.data.images import class_folders, decode, image_paths, resize
 from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
@@ -208,6 +208,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     targets = [sample.columns[name] for name in guess.names]
     task, kind = _choose_kind(request, targets, sample)
     names = [path for path in _cell_texts(sample, column.name) if path]
+    table_paths.check_named_files(sample.path, names, KEY)
     label_facts, entries = _describe_targets(sample, guess, kind)
     draft = start_draft(
         ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
