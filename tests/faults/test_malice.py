@@ -28,7 +28,7 @@ import torch
 from drivetrain.data.images import npz_images
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError
-from drivetrain.models import saved_model
+from drivetrain.models import safetensors_file, saved_model
 from drivetrain.pretrained import families
 from drivetrain.pretrained import folder as pretrained_folder
 from drivetrain.system.files import hash_file, read_json, write_json
@@ -248,6 +248,27 @@ def test_weights_of_a_model_folder(tmp_path: Path, watcher: Watcher, case: str) 
         saved_model.load(folder)
     assert peak() - before < MOST
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("kind", ["model", "checkpoint", "pretrained"])
+def test_weights_with_a_hole_that_no_memory_holds(good_checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    size = 8 << 40
+    if kind == "checkpoint":
+        path = shutil.copytree(good_checkpoint, tmp_path / "checkpoint") / "model.safetensors"
+    else:
+        path = model_folder(tmp_path) / "model.safetensors"
+    header = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    path.write_bytes(tensors(header))
+    os.truncate(path, path.stat().st_size + size)
+    if kind == "checkpoint":
+        with pytest.raises(ValueError, match=r"8\.0 TiB"):
+            safetensors_file.read(path)
+    elif kind == "model":
+        with pytest.raises(CheckpointError, check=saying("takes-memory-are-free", "8.0 TiB")):
+            saved_model.load(path.parent)
+    else:
+        with pytest.raises(SpecError, check=saying("take-and-memory-limit-is", "8.0 TiB")):
+            pretrained_folder.locate(tiny.job(), str(path.parent))
 
 
 def model_folder(folder: Path) -> Path:

@@ -14,8 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from drivetrain.data.decoded_size import free_memory
 from drivetrain.errors import CheckpointError
 from drivetrain.system.fault_points import fault_point
+from drivetrain.system.units import format_bytes
 
 Tensors = Mapping[str, Tensor]
 MAX_HEADER_BYTES = 16 << 20
@@ -27,7 +29,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
     Raises:
         OSError: if the file cannot be opened.
-        ValueError: if it is not a safetensors file, or its header is too long.
+        ValueError: if it is not a safetensors file, its header is too long, or it does not fit into memory.
     """
     if not path.is_file():  # reading a pipe could block for ever
         raise ValueError("it is not there" if not path.exists() else "it is no file")
@@ -35,10 +37,16 @@ def read(path: Path) -> dict[str, Tensor]:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"its header has {length} bytes, more than {MAX_HEADER_BYTES}")
+    # A file with a hole takes little disk space and may be longer than the memory.
+    size, free = path.stat().st_size, free_memory()
     try:
-        return safetensors.torch.load_file(path)
+        if size <= free:
+            return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
+    except MemoryError:
+        pass
+    raise ValueError(f"it takes {format_bytes(size)}, and {format_bytes(free)} of memory are free")
 
 
 def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], action: str = "copy it again") -> Tensors:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain.errors import SpecError
+from drivetrain.hardware.cgroup import read_memory_limit
 from drivetrain.job import Job
 from drivetrain.job.formatting import readable
 from drivetrain.pretrained import families, hub, hub_name
@@ -23,6 +24,7 @@ from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import is_below, read_json
 from drivetrain.system.installation import INSTALL_TORCH
+from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -167,6 +169,13 @@ def _check_files(weights: WeightsFolder) -> None:
         weights.refuse(f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
     if any(name in names for name in WEIGHTS):
         _check_index(weights)
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        if size > (limit := read_memory_limit()):
+            weights.refuse(
+                f"the weights in {folder} take {format_bytes(size)}, and the memory limit is {format_bytes(limit)}",
+                "weights that fit into memory",
+                "raise limits.memory, or use a smaller network",
+            )
         return
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and name != "training_args.bin"]
     other_names = [name for name in names if name.endswith(".safetensors")]

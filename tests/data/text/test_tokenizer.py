@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +18,9 @@ from drivetrain.data.load_data import load
 from drivetrain.data.sample_data import text
 from drivetrain.data.text import job_tokenizer, tokenizer
 from drivetrain.data.text.encoded import Ragged
+from drivetrain.errors import DataError
 from tests import reports
-from tests.messages import says, says_only
+from tests.messages import saying, says, says_only
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
 
@@ -159,3 +161,16 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     notes = load(reports.job(tmp_path, labels="modo", data=", validation: held.csv")).notes
     # 5 and 4 tokens with the special ones, one of them unknown.
     assert says_only(notes, "validation-tokens-vocabulary", "11.11")
+
+
+def test_a_tokenizer_that_panics_is_refused_without_its_text(capfd: pytest.CaptureFixture[str]) -> None:
+    """An expression that needs exponential time for a text; what others write meanwhile is not lost."""
+    library = tokenizer.load_library()
+    inner = library.Tokenizer(library.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    inner.pre_tokenizer = library.pre_tokenizers.Split(library.Regex("(a+)+$"), "isolated")
+    with pytest.raises(DataError, check=saying("tokenizer-split-text-onig")):
+        tokenizer.Tokenizer(inner, 0).encode([pyarrow.chunked_array([["a" * 40 + "b"]])])
+    assert capfd.readouterr().err == ""
+    with tokenizer.refuse_panics():
+        os.write(2, b"kept")
+    assert capfd.readouterr().err == "kept"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,7 +60,8 @@ class Tokenizer:
         Raises:
             DataError: if there are several columns, and no special token that can separate them.
         """
-        text_template = find_template(self.inner, len(columns))
+        with refuse_panics():
+            text_template = find_template(self.inner, len(columns))
         if text_template is None:
             raise DataError(
                 f"data.text names {len(columns)} columns, and this tokenizer has no special token to put between them",
@@ -67,7 +71,9 @@ class Tokenizer:
 
         def tokenize(texts: pyarrow.ChunkedArray) -> Iterator[list[list[int]]]:
             for part in _iterate_column(texts):
-                yield [encoding.ids for encoding in self.inner.encode_batch_fast(part, add_special_tokens=False)]
+                with refuse_panics():
+                    encodings = self.inner.encode_batch_fast(part, add_special_tokens=False)
+                yield [encoding.ids for encoding in encodings]
 
         return Encoded(tuple(Ragged.from_chunks(tokenize(texts)) for texts in columns), text_template)
 
@@ -89,6 +95,40 @@ def from_json(data: dict[str, Any]) -> Tokenizer:
     inner = load_library().Tokenizer.from_str(data["json"])
     inner.no_truncation()
     return Tokenizer(inner, data["pad"])
+
+
+@contextlib.contextmanager
+def refuse_panics() -> Iterator[None]:
+    """Turn a panic of the tokenizers library in this block into an error without its text, such as for an expression of a
+    stranger's tokenizer that needs exponential time.
+
+    Raises:
+        DataError: if the library panics.
+    """
+    # The library writes to the file descriptor, behind Python's back, before it raises.
+    with tempfile.TemporaryFile() as written:
+        sys.stderr.flush()
+        saved_stderr = os.dup(2)
+        os.dup2(written.fileno(), 2)
+        reason = ""
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            reason = str(error).partition("\n")[0][:200]
+        finally:
+            os.dup2(saved_stderr, 2)
+            os.close(saved_stderr)
+            written.seek(0)
+            if not reason:
+                os.write(2, written.read())
+    if reason:
+        raise DataError(
+            f"the tokenizer cannot split a text: {reason}",
+            "a tokenizer whose expressions need little time for each of the texts",
+            "use another network, or remove the texts with long repetitions",
+        )
 
 
 def load_library() -> Any:
@@ -148,7 +188,8 @@ def load_pretrained(source: Pretrained) -> Tokenizer:
     path = source.folder / "tokenizer.json"
     possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
     try:
-        inner = load_library().Tokenizer.from_file(str(path)) if path.exists() else _convert(source)
+        with refuse_panics():
+            inner = load_library().Tokenizer.from_file(str(path)) if path.exists() else _convert(source)
     except Exception as error:  # the library raises plain Exceptions
         source.refuse(f"the tokenizer in {source.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
     inner.no_truncation()
