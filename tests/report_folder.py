@@ -12,8 +12,8 @@ from typing import Any
 from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor.run_folder import spec_text
 from tests.paths import ROOT
 
 MACHINES = ROOT / "tests" / "machines"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.supervisor.run_folder import spec_text
+from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.system.files import write_text
 from drivetrain.training import final_model, run
 from drivetrain.training.evaluation.validation import evaluate

@@ -97,6 +97,14 @@ def finish(job: Path, *options: str, expected: int = 0, **environment: str) -> s
     return text
 
 
+def make_default(run: Path, key: str) -> None:
+    """Change the record of a run to that of a version whose default is what the user wrote."""
+    path = run / "job" / "written.json"
+    places = json.loads(path.read_text())
+    del places[key]
+    path.write_text(json.dumps(places))
+
+
 def newest_run(job: Path) -> Path:
     """The newest run folder of the job."""
     return sorted((job.parent / "runs").iterdir())[-1]

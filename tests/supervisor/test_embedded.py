@@ -29,6 +29,7 @@ from drivetrain.models import saved_model
 from drivetrain.plan.plan import load
 from drivetrain.supervisor import embedded_run
 from drivetrain.tuning import assembly
+from tests.faults import small_job
 from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import InterruptingPoints, build_network, have_same_bits, make_circle, no_report
@@ -158,6 +159,16 @@ def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> No
     assert "+  epochs: 4" in raised.value.given
     assert says_only(raised.value.action, "undo-change-start-new")
     assert train(tmp_path, data=InterruptingPoints(), names=["a", "b"], epochs=1, new=True).folder.name == "library-002"
+
+
+def test_a_run_ends_with_the_defaults_that_it_began_with(tmp_path: Path) -> None:
+    """The program does not say clip_norm, whose default was 0.05 when the run began."""
+    settings: dict[str, Any] = {"names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
+    expected = train(tmp_path / "whole", data=InterruptingPoints(), clip_norm=0.05, **settings)
+    with pytest.raises(Stopped):
+        train(tmp_path / "parts", data=InterruptingPoints(stop_at=200), clip_norm=0.05, **settings)
+    small_job.make_default(tmp_path / "parts" / "library-001", "train.clip_norm")
+    assert have_same_bits(train(tmp_path / "parts", data=InterruptingPoints(), **settings), expected)
 
 
 def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None:

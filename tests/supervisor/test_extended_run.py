@@ -314,3 +314,21 @@ def test_options_that_belong_together(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "--restart-schedule without --extend" in capsys.readouterr().err
     assert main.main(["launch", "jobs/digits.yaml", "--extend", str(tmp_path / "digits-001")]) == 4
     assert says(capsys.readouterr().err, "there-is-no-such-folder")
+
+
+@pytest.mark.parametrize("resumes", [False, True], ids=["extended", "resumed"])
+def test_a_run_ends_with_the_defaults_that_it_began_with(tmp_path: Path, resumes: bool) -> None:
+    """The job file does not say clip_norm, whose default was 0.05 when the run began."""
+    old_default = ("--set", "train.clip_norm=0.05")
+    longer = ("--set", "train.epochs=4")
+    expected_job, job = small_job.write_job(tmp_path / "whole"), small_job.write_job(tmp_path / "parts")
+    small_job.finish(expected_job, *longer, *old_default)
+    if resumes:
+        small_job.finish(job, *longer, *old_default, expected=75, FAULT="update:20:term")
+    else:
+        small_job.finish(job, "--set", "train.epochs=2", *old_default)
+    small_job.make_default(first_run(job), "train.clip_norm")
+    small_job.finish(job, *longer, *(() if resumes else ("--extend", str(first_run(job)))))
+    run = small_job.newest_run(job)
+    assert "clip_norm: 0.05" in (run / "job.yaml").read_text()
+    assert small_job.differences(first_run(expected_job), run) == []

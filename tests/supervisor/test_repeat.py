@@ -19,11 +19,11 @@ from drivetrain.data import fingerprint
 from drivetrain.errors import CheckpointError
 from drivetrain.hardware import facts
 from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan as plans
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.repeat import RepeatRequest, _list_notes
-from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.files import hash_file
 from drivetrain.system.signals import KILLED_EXIT_CODE
@@ -208,6 +208,17 @@ def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, st
     assert start(job, *options) == 4
     assert start(job, *options, "--new") == 0
     assert started_runs[2:] == ["small-seed0-002", "small-seed1-002"]
+
+
+def test_all_seeds_have_the_defaults_of_the_earliest_run(tmp_path: Path, started_runs: list[str]) -> None:
+    job = small_job.write_job(tmp_path)
+    assert start(job, "--seeds", "2") == 0
+    first, third = (tmp_path / "runs" / f"small-seed{seed}-001" / "job.yaml" for seed in (0, 2))
+    first.write_text(first.read_text().replace("clip_norm: 1.0", "clip_norm: 0.7"))
+    assert start(job, "--seeds", "3") == 0
+    assert started_runs[2:] == ["small-seed2-001"]
+    assert "clip_norm: 0.7" in third.read_text()
+    assert "seed: 2" in third.read_text()
 
 
 def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from optuna.storages.journal import JournalFileBackend
 
 from drivetrain.cli import main
 from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
+from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.report import swept
-from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.sweep import study, sweep
 from drivetrain.system import child_process
 from drivetrain.system.signals import KILLED_EXIT_CODE
@@ -67,7 +68,7 @@ def trainer(break_after: Callable[[int, int], object] = lambda number, epoch: No
 
     def train(command: list[str], environment: dict[str, str], forward: object, **options: object) -> int:
         sets = [word for before, word in pairwise(command) if before == "--set"]
-        trial = load(Path(command[4]), sets)
+        trial = SpecSource(Path(command[4]), sets, copy=Path(environment[COPY_VARIABLE])).load()
         folder = Path(command[command.index("--runs") + 1]) / f"{trial.name}-001"
         folder.mkdir(exist_ok=True)
         (folder / "job.yaml").write_text(spec_text(trial))
@@ -147,6 +148,17 @@ def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch:
             file.write('{"op_code":4,"worker')
     assert run(job) == 0
     assert table(job, 2) == expected_table
+
+
+def test_later_trials_have_the_defaults_that_the_sweep_began_with(job: Path) -> None:
+    assert run(job, "--trials", "3") == 0
+    folder = job.parent / "runs" / "kinds-sweep-001"
+    spec = (folder / "sweep.yaml").read_text()
+    assert spec.count("clip_norm: 1.0") == 1
+    (folder / "sweep.yaml").write_text(spec.replace("clip_norm: 1.0", "clip_norm: 0.7"))
+    assert run(job, "--trials", "5") == 0
+    assert "clip_norm: 0.7" in (folder / "trial4-001" / "job.yaml").read_text()
+    assert "clip_norm: 0.7" in (folder / "sweep.yaml").read_text()
 
 
 def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ import drivetrain
 from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.supervisor import supervisor
-from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system import signals
 from drivetrain.tuning import batch_size, measuring_child

@@ -19,9 +19,9 @@ from drivetrain.hardware import facts
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
+from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.models.flop_counter import FlopCounter
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.system.files import write_json
 from drivetrain.tuning.elsewhere import machine_catalog, machine_estimate
 from drivetrain.tuning.elsewhere.machine_catalog import CATALOG, CatalogMachine, Rates, find_machines

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from drivetrain.errors import SpecError
 from drivetrain.job.track import Track
-from drivetrain.job_spec.spec_source import read_stored_spec
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.supervisor import named_run
 from drivetrain.system.console import say
 from drivetrain.tracking.run_tracker import open_tracker

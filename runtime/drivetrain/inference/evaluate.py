@@ -225,9 +225,9 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
         run: its folder.
         download: whether data that it names elsewhere is brought here.
     """
-    from drivetrain.job_spec import spec_source
+    from drivetrain.job_spec import spec_source, stored_spec
 
-    if spec_source.read_stored_spec(run).problem == MISSING:
+    if stored_spec.read_stored_spec(run).problem == MISSING:
         raise DataError(
             f"{run} has no job.yaml, so its validation data is unknown",
             "your own labeled data",

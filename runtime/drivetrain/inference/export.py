@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError, StorageError
 from drivetrain.inference import thread_limits
-from drivetrain.job_spec.spec_source import read_stored_spec
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import installation
 from drivetrain.system.console import say, say_aside
 from drivetrain.system.files import storage_error, write_json

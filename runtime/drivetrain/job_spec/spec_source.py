@@ -1,6 +1,6 @@
 """Describes where a spec comes from, so that a child process loads the same job even if the user's files change.
 
-Also reads the spec that a run has stored.
+Also loads the job of a run.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from drivetrain.data.custom import user_code
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomData, list_user_functions
 from drivetrain.job_spec.load_job import load, read_content
-from drivetrain.job_spec.yaml_file import parse
+from drivetrain.job_spec.stored_spec import COPY, WRITTEN_FILE, compare_stored_spec, load_stored_spec, locate_written
 from drivetrain.system.console import say
-from drivetrain.system.files import blame_storage
-from drivetrain.system.run_files import JOB_FILE, RunFiles, damaged_error, describe_unread
+from drivetrain.system.files import blame_storage, to_json
+from drivetrain.system.run_files import JOB_FILE
 from drivetrain.system.run_records import RunState
 
-COPY = "job"
-"""Name of the folder with copies of the files of a job, as they were when they were first read."""
 CODE = "code"
 """Name of the folder for the user's code in that folder."""
 COPY_VARIABLE = "DRIVETRAIN_JOB_COPY"
@@ -56,6 +52,8 @@ class SpecSource:
     def load(self) -> Job:
         """Read and check the spec, and download what it names on the Hugging Face hub, in stores and on the web.
 
+        A copy in a run folder keeps the defaults that the run began with.
+
         Raises:
             SpecError: with all problems.
             DataError: if a path in the spec does not exist.
@@ -71,7 +69,7 @@ class SpecSource:
         )
         if self.code is not None or self.copy is not None:
             user_code.open_code(job.folder, self.code, self.copy and self.copy / CODE)
-        return job
+        return compare_stored_spec(self.copy.parent, job).job if self.copy else job
 
     def read(self) -> SpecSource:
         """Read the job file, unless that was done; returns the source with its content.
@@ -100,7 +98,8 @@ class SpecSource:
             except OSError as error:
                 message = f"{part.file} or a file of its arguments cannot be read: {error}"
                 raise job.spec_error((*key, "file"), message, "files that exist", "restore it") from None
-        return {JOB_FILE: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
+        spec = {JOB_FILE: self.read().content or b"", WRITTEN_FILE: to_json(locate_written(job)).encode()}
+        return spec | {f"{CODE}/{name}": text for name, text in code.sources.items()}
 
     def copy_to(self, folder: Path, job: Job) -> SpecSource:
         """Copy the job's files into a folder, in place of older copies; returns the source that reads them there.
@@ -151,34 +150,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--source", default="{}")
-
-
-class StoredSpec(NamedTuple):
-    """A stored job file, as far as it can be read, and what is wrong with it; nothing if it is a YAML mapping."""
-
-    text: str
-    data: Mapping[str, Any]
-    problem: str = ""
-
-
-def read_stored_spec(run: Path, name: str = JOB_FILE) -> StoredSpec:
-    """Read the job file of a run folder."""
-    try:
-        text = RunFiles(run).read_text(name, errors="replace")
-    except OSError as error:
-        return StoredSpec("", {}, describe_unread(error))
-    try:
-        return StoredSpec(text, parse(text, name).data)
-    except SpecError as error:
-        return StoredSpec(text, {}, f"damaged: {str(error).splitlines()[0]}")
-
-
-def load_stored_spec(run: Path, name: str = JOB_FILE) -> Mapping[str, Any]:
-    """The content of the job file of a run; raises CheckpointError if it cannot be read."""
-    spec = read_stored_spec(run, name)
-    if spec.problem:
-        raise damaged_error(run / name, spec.problem)
-    return spec.data
 
 
 def load_stored_job(run: Path, locate: Callable[[Job], Job] | None) -> Job:

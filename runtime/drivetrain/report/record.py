@@ -18,7 +18,7 @@ from drivetrain import errors
 from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware, from_json
 from drivetrain.job import JOBS, lower_is_better
-from drivetrain.job_spec.spec_source import read_stored_spec
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.plan.plan import Plan, parse_plan
 from drivetrain.report.formatting import format_json
 from drivetrain.report.log_series import Series, collect_series

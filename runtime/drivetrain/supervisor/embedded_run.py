@@ -49,7 +49,7 @@ from drivetrain.supervisor import (
     run_lifecycle,
 )
 from drivetrain.supervisor.extended_run import ExtendRequest
-from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.supervisor.run_folder import RunFolder, find_continued, keep_defaults
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
 from drivetrain.system.run_files import MODEL, PLAN_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
@@ -152,7 +152,11 @@ def run(call: TrainCall) -> Result:
 def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     """Open the data, and check it with network and loss; returns the job, completed by facts about both, and the data."""
     job, model = call.job, call.model
-
+    extended = call.extend.run if call.extend else None
+    if continued := find_continued(call.runs, job.name, extended, new=call.new):
+        kept = keep_defaults(continued, job)
+        assert isinstance(kept, EmbeddedJob)
+        job, call = kept, replace(call, job=kept)
     refuse = functools.partial(embedded_parts.make_refusal(job.document.place(())), "")
     _check_model(model, refuse)
     terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None

@@ -19,11 +19,12 @@ from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecE
 from drivetrain.job import Job
 from drivetrain.job import extension as records
 from drivetrain.job.extension import Extension
+from drivetrain.job_spec.stored_spec import compare_stored_spec, store_spec
 from drivetrain.plan import effective_plan
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.supervisor import finished_run, run_folder
 from drivetrain.supervisor.finished_run import MAY_CHANGE_ON_EXTEND, FinishedRun
-from drivetrain.supervisor.run_folder import RunFolder, diff_stored_spec, load_stored_job, spec_text
+from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.system import run_files
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, storage_error, sync_file, sync_folder
@@ -123,7 +124,7 @@ def _start_extension(
         events = EventLog(temporary)
         for line in finished_run.describe_extension(finished, job, extension, path.name):
             events.add("extend", line, extension.step)
-        RunFiles(temporary).write_text(run_files.JOB_FILE, spec_text(job))
+        store_spec(temporary, job)
         # Only a complete copy gets the name of a run folder.
         temporary.rename(path)
         sync_folder(runs)
@@ -192,10 +193,13 @@ def suggest_extension(runs: Path, job: Job, command: str) -> str | None:
     if last_run is None or RunState.read(last_run).status != "done" or not (last_run / run_files.JOB_FILE).is_file():
         return None
     try:
-        last_job = None if diff_stored_spec(last_run, job, MAY_CHANGE_ON_EXTEND) else load_stored_job(last_run, job)
+        comparison = compare_stored_spec(last_run, job, MAY_CHANGE_ON_EXTEND)
     except (DrivetrainError, OSError):
         return None  # its spec cannot be read, so nothing is known about it
-    if last_job is None or (job.train.epochs, job.train.steps) == (last_job.train.epochs, last_job.train.steps):
+    job, last_job = comparison.job, comparison.stored_job
+    if comparison.lines or last_job is None:
+        return None
+    if (job.train.epochs, job.train.steps) == (last_job.train.epochs, last_job.train.steps):
         return None
     epochs = RunResult.read(last_run).epochs
     stopped_early = last_job.train.steps is None and epochs != last_job.train.epochs

@@ -13,8 +13,8 @@ from drivetrain.job import extension as records
 from drivetrain.job.extension import Extension
 from drivetrain.job.formatting import format_value
 from drivetrain.job.train import EarlyStopping
-from drivetrain.job_spec.spec_source import read_stored_spec
-from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME, diff_stored_spec, load_stored_job
+from drivetrain.job_spec.stored_spec import compare_stored_spec, read_stored_spec
+from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME
 from drivetrain.system.console import say
 from drivetrain.system.run_files import CHECKPOINTS, JOB_FILE, PROGRESS_FILE, STATE_FILE, RunFiles, list_checkpoints
 from drivetrain.system.run_records import RunState, read_integer, read_mapping
@@ -79,16 +79,15 @@ def load_finished_run(path: Path, job: Job) -> FinishedRun:
             "name a folder that `drivetrain train` created; model: {from: FOLDER} starts from a model alone",
         )
     _check_finished(path)
-    lines = diff_stored_spec(path, job, MAY_CHANGE_ON_EXTEND, path.name)
-    stored_job = None if lines else load_stored_job(path, job)
-    if stored_job is None:
+    comparison = compare_stored_spec(path, job, MAY_CHANGE_ON_EXTEND, path.name)
+    if comparison.lines or comparison.stored_job is None:
         raise CheckpointError(
-            f"{path} was trained with another job file:\n" + "\n".join(f"    {line}" for line in lines),
+            f"{path} was trained with another job file:\n" + "\n".join(f"    {line}" for line in comparison.lines),
             f"other values of {', '.join(MAY_CHANGE_ON_EXTEND)}",
             "undo the change, or train without --extend; model: {from: FOLDER} starts a new training from its model",
         )
     checkpoint = _find_last_checkpoint(path)
-    return FinishedRun(path, stored_job, checkpoint, RunFiles(checkpoint).read_object(STATE_FILE))
+    return FinishedRun(path, comparison.stored_job, checkpoint, RunFiles(checkpoint).read_object(STATE_FILE))
 
 
 def _check_finished(path: Path) -> None:

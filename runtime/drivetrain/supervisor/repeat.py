@@ -18,6 +18,7 @@ from drivetrain.inference import suspicious_labels
 from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import compare_stored_spec, store_spec
 from drivetrain.report import repeated
 from drivetrain.supervisor import baseline_run, run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
@@ -58,7 +59,15 @@ def repeat(request: RepeatRequest) -> int:
     job = source.load()
     variants = _list_variants(request, job)
     make_folder(request.runs)
+    for changes in variants.values():
+        # All runs have the defaults of the earliest one, whichever version began it.
+        one = replace(source, assignments=(*request.assignments, *changes)).load()
+        done = run_folder.find_finished(request.runs, one)
+        if begun := done or run_folder.find_continued(request.runs, one.name, None, new=request.new):
+            job = compare_stored_spec(begun, job).job
+            break
     with tempfile.TemporaryDirectory(prefix="repeat-") as scratch:
+        store_spec(Path(scratch), job)
         return _train_all(request, source.copy_to(Path(scratch), job), job, variants)
 
 

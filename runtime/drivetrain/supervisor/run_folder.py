@@ -5,24 +5,19 @@ A run is resumed or extended only if its stored spec agrees with the present one
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
 from drivetrain.job import Job, hub_address
-from drivetrain.job_spec.spec_source import load_stored_spec, read_stored_spec
-from drivetrain.job_spec.yaml_file import dump
+from drivetrain.job_spec.stored_spec import compare_stored_spec, read_stored_spec, store_spec
 from drivetrain.system import file_lock, run_files
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder
-from drivetrain.system.run_files import JOB_FILE, MISSING, RunFiles
+from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunState, read_mapping
 
 INCOMPLETE_NAME = re.compile(r"\.tmp-.+|\..+\.\d+")
@@ -64,16 +59,22 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
     unfinished = None if new else find_unfinished(runs, job.name)
     if unfinished:
         lock = lock_folder(unfinished)
-        has_checkpoints = (unfinished / run_files.CHECKPOINTS).exists()
-        if _is_untrained(unfinished) or (not has_checkpoints and diff_stored_spec(unfinished, job)):
+        if _begins_again(unfinished, job):
             return _restart_in_folder(unfinished, job, lock)
-        _check_same_spec(unfinished, job)
+        if lines := compare_stored_spec(unfinished, job, MAY_CHANGE_ON_RESUME).lines:
+            raise CheckpointError(
+                f"{unfinished} is unfinished and was started with another job file:\n"
+                + "\n".join(f"    {line}" for line in lines),
+                "the job file that the run was started with",
+                "undo the change, or start a new run with --new",
+            )
         _remove_incomplete(unfinished)
+        store_spec(unfinished, job)
         return RunFolder(unfinished, True, lock)
     path = next_path(runs, job.name, after)
     with blame_storage(path):
         path.mkdir(USER_RWX)
-        RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
+        store_spec(path, job)
     return RunFolder(path, False, lock_folder(path))
 
 
@@ -93,7 +94,7 @@ def find_finished(runs: Path, job: Job) -> Path | None:
     last = next(reversed(list_numbered(runs, job.name)), None)
     if last is None or RunState.read(last).status != "done" or not (last / run_files.JOB_FILE).is_file():
         return None
-    return None if diff_stored_spec(last, job) else last
+    return None if compare_stored_spec(last, job, MAY_CHANGE_ON_RESUME).lines else last
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
@@ -131,7 +132,7 @@ def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
     with blame_storage(path):
         remove_files(map(path.joinpath, run_files.FILES_BEFORE_TRAINING))
         _remove_incomplete(path)
-        RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
+        store_spec(path, job)
     return RunFolder(path, False, lock)
 
 
@@ -144,23 +145,19 @@ def remove_files(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
+def _begins_again(path: Path, job: Job) -> bool:
+    """Whether a run begins again in its folder: it trained nothing, or has no checkpoint and the spec was changed."""
+    has_checkpoints = (path / run_files.CHECKPOINTS).exists()
+    return _is_untrained(path) or (
+        not has_checkpoints and bool(compare_stored_spec(path, job, MAY_CHANGE_ON_RESUME).lines)
+    )
+
+
 def _is_untrained(path: Path) -> bool:
     """Whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
     exit_code = RunState.read(path).exit_code
     has_trained = any((path / name).exists() for name in (run_files.CHECKPOINTS, run_files.METRICS_FILE))
     return exit_code in (SpecError.exit_code, DataError.exit_code) and not has_trained
-
-
-def _check_same_spec(path: Path, job: Job) -> None:
-    """Raise CheckpointError if the unfinished run was started with another spec."""
-    lines = diff_stored_spec(path, job)
-    if lines:
-        raise CheckpointError(
-            f"{path} is unfinished and was started with another job file:\n"
-            + "\n".join(f"    {line}" for line in lines),
-            "the job file that the run was started with",
-            "undo the change, or start a new run with --new",
-        )
 
 
 def _remove_incomplete(path: Path) -> None:
@@ -200,22 +197,32 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
     lock = lock_folder(path)
     with blame_storage(path):
         remove_files(leftover for leftover in path.iterdir() if leftover.name != run_files.LOCK_FILE)
-        RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
+        store_spec(path, job)
     return RunFolder(path, False, lock)
 
 
-def keep_revisions(runs: Path, job: Job, extended: Path | None, *, new: bool) -> list[str]:
-    """List `key.path=value` for data at the commits of the run that a command resumes or extends, and print them.
+def find_continued(runs: Path, name: str, extended: Path | None, *, new: bool) -> Path | None:
+    """The run that a command continues: the unfinished one of a name, unless `new` ignores it, or the one it extends."""
+    unfinished = None if new or not runs.is_dir() else find_unfinished(runs, name)
+    return unfinished or extended
+
+
+def keep_defaults(run: Path, job: Job) -> Job:
+    """Give the keys that the user does not write the values that the run which a command continues began with.
+
+    Raises:
+        CheckpointError: if its stored spec cannot be read.
+    """
+    return job if _begins_again(run, job) else compare_stored_spec(run, job).job
+
+
+def keep_revisions(run: Path, job: Job) -> list[str]:
+    """List `key.path=value` for data at the commits of the run that a command continues, and print them.
 
     Args:
-        runs: parent of the run folders.
         job: the present spec, at the present commits.
-        extended: the run that is extended, if one is.
-        new: whether an unfinished run is left alone.
     """
-    unfinished = None if new or not runs.is_dir() else find_unfinished(runs, job.name)
-    run = unfinished or extended
-    assignments = list(_assign_commits(run, job)) if run else []
+    assignments = list(_assign_commits(run, job))
     if assignments:
         say(f"data: {run} continues with the commit that it began with: {', '.join(assignments)}")
     return assignments
@@ -252,76 +259,3 @@ MAY_CHANGE_ON_RESUME = (
 )
 """Spec keys that may change on a resume: they affect neither which weights are kept nor the training, but for its
 rounding."""
-
-
-def spec_text(job: Job) -> str:
-    """The job's spec, with defaults filled in, as YAML."""
-    return dump(job.dump())
-
-
-def diff_stored_spec(
-    folder: Path,
-    job: Job,
-    may_change: Collection[str] = MAY_CHANGE_ON_RESUME,
-    label: str = "the unfinished run",
-    file_name: str = JOB_FILE,
-) -> list[str]:
-    """Compare a run's stored spec with the present one; returns the lines of a unified diff, none if they agree.
-
-    A missing file is written, since a run can be killed before it has stored its spec.
-
-    Args:
-        job: the present spec.
-        may_change: spec keys that are not compared.
-        label: what the diff calls the stored spec.
-        file_name: the file in the folder that stores the spec.
-
-    Raises:
-        CheckpointError: if the stored spec cannot be read.
-    """
-    if read_stored_spec(folder, file_name).problem == MISSING:
-        RunFiles(folder).write_text(file_name, spec_text(job))
-        return []
-    stored_spec = _select_fixed(_fill_defaults(load_stored_spec(folder, file_name), job), may_change)
-    present_spec = _select_fixed(job.dump(), may_change)
-    _forgive_older_default(stored_spec, present_spec)
-    # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
-    # user's function and the order of label columns are neither.
-    stored_lines, present_lines = dump(stored_spec).splitlines(), dump(present_spec).splitlines()
-    return list(difflib.unified_diff(stored_lines, present_lines, label, "this spec", lineterm="", n=1))
-
-
-def _forgive_older_default(stored_spec: dict[str, object], present_spec: Mapping[str, object]) -> None:
-    """Replace `deterministic: true`, which earlier versions stored for a job file that sets nothing, by `auto`."""
-    stored, present = stored_spec.get("train"), present_spec.get("train")
-    if isinstance(stored, dict) and isinstance(present, Mapping) and present.get("deterministic") == "auto":
-        stored["deterministic"] = "auto" if stored.get("deterministic") is True else stored.get("deterministic")
-
-
-def load_stored_job(path: Path, job: Job) -> Job | None:
-    """Load the spec of a run; None if it is of another task than `job`, or this version cannot read it.
-
-    Raises:
-        CheckpointError: if it cannot be read.
-    """
-    try:
-        return type(job).model_validate(load_stored_spec(path))
-    except ValidationError:
-        return None
-
-
-def _fill_defaults(stored: Mapping[str, Any], job: Job) -> Mapping[str, object]:
-    """A stored spec with the defaults of keys that were added since."""
-    try:
-        return type(job).model_validate(stored).dump()
-    except ValidationError:
-        return stored
-
-
-def _select_fixed(spec: Mapping[str, object], may_change: Collection[str], prefix: str = "") -> dict[str, object]:
-    """The part of a spec that must not change; `prefix` is the keys above, with a dot."""
-    return {
-        key: _select_fixed(value, may_change, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        for key, value in spec.items()
-        if f"{prefix}{key}" not in may_change
-    }

@@ -117,8 +117,10 @@ class _Supervisor:
         """Open the run folder, measure what the job leaves open, and train; returns the exit code."""
         request = self.request
         extended = request.extend.run if request.extend else None
-        if fixed := run_folder.keep_revisions(request.runs, self.job, extended, new=request.new):
-            self._load_again(assignments=[*request.source.assignments, *fixed])
+        if continued := run_folder.find_continued(request.runs, self.job.name, extended, new=request.new):
+            if fixed := run_folder.keep_revisions(continued, self.job):
+                self._load_again(assignments=[*request.source.assignments, *fixed])
+            self.job = run_folder.keep_defaults(continued, self.job)
         self.job.check_environment(os.environ)
         for line in self.job.document.replaced:
             say(line)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from drivetrain.job_spec.spec_source import read_stored_spec
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import run_files
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunResult, RunState, read_mapping, read_objects

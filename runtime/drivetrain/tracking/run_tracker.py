@@ -22,7 +22,7 @@ from pathlib import Path
 
 from drivetrain.errors import Busy, StorageError
 from drivetrain.job.track import MLFLOW, Track
-from drivetrain.job_spec.spec_source import read_stored_spec
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import child_process, file_lock, signals
 from drivetrain.system.console import guard_output, say
 from drivetrain.system.files import blame_storage

@@ -18,17 +18,18 @@ from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec.load_job import load
-from drivetrain.job_spec.spec_source import SpecSource, read_stored_spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import compare_stored_spec, read_stored_spec, store_spec
 from drivetrain.job_spec.yaml_file import dump, put_value
 from drivetrain.report import swept
 from drivetrain.report.swept import State, SweepResult, Trial
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.supervisor import run_folder, same_conditions
-from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
+from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME
 from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, write_text
-from drivetrain.system.run_files import DATA_FILE, SWEEP_FILE, RunFiles, refuse_links
+from drivetrain.system.run_files import DATA_FILE, SWEEP_FILE, refuse_links
 from drivetrain.system.run_records import RunResult, read_integer, read_mapping
 from drivetrain.tuning import run_length
 
@@ -47,6 +48,8 @@ class SweepFolder:
 
     path: Path
     study: Study
+    job: Job
+    """The job, with the defaults that the sweep began with."""
 
 
 @contextlib.contextmanager
@@ -64,17 +67,17 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     if last and not new:
         refuse_links(last)
         with _hold_lock(last):
-            if study := _open_same_sweep(last, job, metric, plain):
-                yield SweepFolder(last, study)
+            if same_sweep := _open_same_sweep(last, job, metric, plain):
+                yield same_sweep
                 return
     path = run_folder.next_path(runs, name)
     make_folder(path, USER_RWX)
     with _hold_lock(path):
-        RunFiles(path).write_text(SWEEP_FILE, spec_text(job))
+        store_spec(path, job, SWEEP_FILE)
         study = Study(path, job, metric)
         study.setting("plain", plain)
         study.setting("processes", same_conditions.count_processes(job, path))
-        yield SweepFolder(path, study)
+        yield SweepFolder(path, study, job)
 
 
 @contextlib.contextmanager
@@ -86,15 +89,15 @@ def _hold_lock(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
-    """The study of a sweep that this command goes on with; None if it is finished and was another one.
+def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> SweepFolder | None:
+    """Open a sweep that this command continues; None if it is finished and was another one.
 
     Raises:
         CheckpointError: if it is unfinished and was another one.
     """
     # There is no file if it was killed before it was written.
     trial_count = read_integer(read_mapping(read_stored_spec(path, SWEEP_FILE).data, "sweep"), "trials") or 0
-    lines = diff_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SWEEP_FILE)
+    job, lines, _ = compare_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SWEEP_FILE)
     study = Study(path, job, metric)
     before = study.setting("plain", plain)
     if before != plain:
@@ -106,8 +109,8 @@ def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | 
     if file := _find_changed_file(path, study, job):
         lines.append(f"{file} has other content, or is not there any more")
     if not lines:
-        RunFiles(path).write_text(SWEEP_FILE, spec_text(job))
-        return study
+        store_spec(path, job, SWEEP_FILE)
+        return SweepFolder(path, study, job)
     if len(study.finished()) < trial_count:
         raise CheckpointError(
             f"{path} is unfinished, and this has changed since it started:\n"

@@ -20,6 +20,7 @@ from drivetrain.job import Job
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
+from drivetrain.job_spec.stored_spec import store_spec
 from drivetrain.plan import plan_table
 from drivetrain.report import swept
 from drivetrain.report.record import describe_exit
@@ -81,7 +82,10 @@ def sweep(request: SweepRequest) -> int:
         folders.open_sweep(request.runs, job, metric, plain=request.plain, new=request.new) as sweep_folder,
         tempfile.TemporaryDirectory(prefix="sweep-") as scratch,
     ):
-        return _Sweep(request, source.copy_to(Path(scratch), job), job, sweep_folder, metric).run()
+        # Trials that follow get the defaults that the sweep began with from the copy.
+        store_spec(Path(scratch), sweep_folder.job)
+        copy = source.copy_to(Path(scratch), sweep_folder.job)
+        return _Sweep(request, copy, sweep_folder.job, sweep_folder, metric).run()
 
 
 class _Sweep:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import optimizations
-from drivetrain.job_spec.spec_source import read_stored_spec
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import run_files
 from drivetrain.system.printable import printable
 from drivetrain.system.run_files import JsonLinesTail, RunFiles

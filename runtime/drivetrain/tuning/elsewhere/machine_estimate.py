@@ -16,7 +16,8 @@ from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.hardware import gpu_selection
 from drivetrain.hardware.facts import Hardware, from_json, from_json_as
 from drivetrain.job import Job
-from drivetrain.job_spec.spec_source import SpecSource, read_stored_spec
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan
 from drivetrain.system import run_files
