@@ -3,7 +3,8 @@
 table    the numbers; categories one column each for trees, one column a category for linear models
 series   mean, deviation, extremes, first and last value, slope and mean step of each channel
 images   the pixels of the picture, scaled down to 16 x 16
-texts    how often each token and each pair of neighbours occurs, weighted by rarity (TF-IDF)
+texts    how often each token and each pair of neighbours occurs, weighted by rarity (TF-IDF); letters and runs of up to five
+         of them where words are long or unknown, so that a tokenizer that cannot read a text does not blind both models
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Dataset, Preprocessing, Split
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.text.encoded import Ragged
+from drivetrain.data.text.split import TextSplit
 
 SAMPLES_PER_CHUNK = 256
 """Samples that are read together: decoded pictures of a whole data set need not fit into memory."""
@@ -29,6 +32,14 @@ PICTURE_SIDE = 16
 """Pixels; a linear model gains nothing from more of them, and takes longer."""
 HASHED_COLUMNS = 2**18
 """Columns for tokens and pairs; with the 20,000 to 100,000 that occur in small data few collide."""
+LONG_WORDS = 20
+"""Letters of a word, on average, from which letters say more than words: no spaces (DNA, formulas, Chinese)."""
+MAX_UNKNOWN_SHARE = 0.01
+"""Largest share of unknown tokens of the training texts with which tokens are read."""
+MAX_LETTERS = 5000
+"""Letters of a text that are read, from its start."""
+LETTER_RUN = 5
+"""Letters of the longest runs that are counted."""
 LEAST_TEXTS = 2
 """Training texts in which a token or pair must occur."""
 MAX_TREE_CATEGORIES = 255
@@ -66,7 +77,7 @@ def choose_features(dataset: Dataset) -> Features | None:
     if kind == "table":
         return TableFeatures(dataset.preprocessing)
     if kind == "texts":
-        return TextFeatures()
+        return TextFeatures(dataset.facts.get("unknown_words", {}).get("share", 0.0))
     if kind == "series":
         return SeriesFeatures(dataset.prepare)
     return ImageFeatures(dataset.prepare) if kind == "images" else None
@@ -158,21 +169,30 @@ def _shrink(pictures: Tensor) -> Tensor:
 
 
 class TextFeatures(Features):
-    """Tokens and pairs of neighbours, weighted by TF-IDF."""
+    """Tokens and pairs of neighbours, or runs of letters, weighted by TF-IDF.
+
+    Args:
+        unknown_share: share of unknown tokens of the training texts.
+    """
 
     looseness = 30.0
     has_unit_rows = True
     suits_trees = False
 
-    def __init__(self) -> None:
+    def __init__(self, unknown_share: float = 0.0) -> None:
         self._weighting = TfidfTransformer(sublinear_tf=True)
         self._columns = np.arange(HASHED_COLUMNS)
+        self._unknown_share = unknown_share
+        self._reads_letters = False
 
     def fit(self, split: Split, ids: Ids) -> None:
         """Count in how many training texts each token and pair occurs; what occurs in one alone says nothing of others."""
+        # Streamed texts are stored as tokens alone.
+        if isinstance(split, TextSplit):
+            self._reads_letters = self._unknown_share > MAX_UNKNOWN_SHARE or _measure_words(split, ids) > LONG_WORDS
         texts = np.zeros(HASHED_COLUMNS, np.int64)
         for part in _chunks(ids):
-            texts += np.bincount(_count_pairs(split, part).indices, minlength=HASHED_COLUMNS)
+            texts += np.bincount(self._count(split, part).indices, minlength=HASHED_COLUMNS)
         self._columns = np.flatnonzero(texts >= LEAST_TEXTS)
         if not len(self._columns):  # which scikit-learn refuses
             self._columns = np.arange(1)
@@ -184,27 +204,47 @@ class TextFeatures(Features):
 
     def _count_all(self, split: Split, ids: Ids) -> Any:
         """The counts in the columns that are used, without ever keeping the others, which are more."""
-        return sparse.vstack([_count_pairs(split, part)[:, self._columns] for part in _chunks(ids)], format="csr")
+        return sparse.vstack([self._count(split, part)[:, self._columns] for part in _chunks(ids)], format="csr")
+
+    def _count(self, split: Split, ids: Ids) -> Any:
+        """Count the tokens and pairs, or the runs of letters, of each text."""
+        if self._reads_letters:
+            assert isinstance(split, TextSplit)
+            return _count_runs(*_read_letters(split, ids).pad(np.arange(len(ids)), 0), LETTER_RUN)
+        tokens, *_, mask = (x.numpy() for x in split.gather(ids))
+        return _count_runs(tokens, mask, 2)
 
 
-def _count_pairs(split: Split, ids: Ids) -> Any:
-    """How often each token and pair occurs in each text."""
-    tokens, *_, mask = (x.numpy() for x in split.gather(ids))
+def _read_letters(split: TextSplit, ids: Ids) -> Ragged:
+    """Read the letters of some texts, as they are written, as numbers."""
+    columns = (column.take(split.rows[ids]).to_pylist() for column in split.source.texts)
+    texts = [" ".join(cells)[:MAX_LETTERS] for cells in zip(*columns, strict=True)]
+    return Ragged.from_chunks([[[ord(letter) for letter in text] for text in texts]])
+
+
+def _measure_words(split: TextSplit, ids: Ids) -> float:
+    """Return the mean number of letters of a word, where words stand between blanks, of some of the texts."""
+    letters = _read_letters(split, ids[:SAMPLES_PER_CHUNK]).flat
+    blanks = int((letters <= ord(" ")).sum())
+    return (len(letters) - blanks) / (blanks + min(len(ids), SAMPLES_PER_CHUNK))
+
+
+def _count_runs(tokens: npt.NDArray[np.int64], mask: npt.NDArray[np.int64], longest: int) -> Any:
+    """Count how often each token, and each run of up to `longest` neighbouring ones, occurs in each text."""
     real = mask.astype(bool)
-    pairs = tokens[:, :-1].astype(np.uint64) * np.uint64(0x9E3779B1) + tokens[:, 1:].astype(np.uint64)
-    # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
-    pair_columns = (pairs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
-    both = real[:, :-1] & real[:, 1:]
-    single_rows, single_places = np.nonzero(real)
-    pair_rows, pair_places = np.nonzero(both)
-    rows = np.concatenate([single_rows, pair_rows])
-    columns = np.concatenate(
-        [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
-    ).astype(np.int64)
+    runs = tokens.astype(np.uint64)
+    rows, columns = np.nonzero(real)[0], tokens[real] % HASHED_COLUMNS
+    for length in range(2, longest + 1):
+        runs = runs[:, :-1] * np.uint64(0x9E3779B1) + tokens[:, length - 1 :].astype(np.uint64)
+        # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
+        run_columns = (runs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
+        real = real[:, :-1] & mask[:, length - 1 :].astype(bool)
+        rows = np.concatenate([rows, np.nonzero(real)[0]])
+        columns = np.concatenate([columns, run_columns[real].astype(np.int64)])
     ones = np.ones(len(rows), np.float32)
     # Stochastic gradient descent refuses indices of 64 bits.
     indices = rows.astype(np.int32), columns.astype(np.int32)
-    counts = sparse.csr_array((ones, indices), shape=(len(ids), HASHED_COLUMNS))
+    counts = sparse.csr_array((ones, indices), shape=(len(mask), HASHED_COLUMNS))
     counts.sum_duplicates()
     return counts
 

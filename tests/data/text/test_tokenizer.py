@@ -14,12 +14,10 @@ import pyarrow
 import pytest
 
 from drivetrain.data import stateless_random
-from drivetrain.data.load_data import load
 from drivetrain.data.sample_data import text
 from drivetrain.data.text import job_tokenizer, tokenizer
 from drivetrain.data.text.encoded import Ragged
 from drivetrain.errors import DataError
-from tests import reports
 from tests.messages import saying, says, says_only
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
@@ -153,14 +151,6 @@ def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None
         counts = Counter(row[column_index] for row in report_rows).values()
         assert len(counts) == classes
         assert max(counts) > 2 * min(counts)
-
-
-def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
-    reports.write_table(tmp_path / "reports.csv", [[f"la bomba {i}", "ab"[i % 2]] for i in range(40)])
-    reports.write_table(tmp_path / "held.csv", [["la ж bomba", "a"], ["la bomba", "b"]])
-    notes = load(reports.job(tmp_path, labels="modo", data=", validation: held.csv")).notes
-    # 5 and 4 tokens with the special ones, one of them unknown.
-    assert says_only(notes, "validation-tokens-vocabulary", "11.11")
 
 
 def test_a_tokenizer_that_panics_is_refused_without_its_text(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.text import length_buckets, tokenizer
 from drivetrain.data.text.encoded import Encoded, Lengths, Ragged
 from drivetrain.data.text.tokenizer import Tokenizer
+from drivetrain.errors import DataError
+from drivetrain.job.model import EarlierRun
 from drivetrain.job.text import PART_TOKENS, TextEncoder, TextJob, TextPretrained, Truncation
 from drivetrain.pretrained import earlier_run, families
 from drivetrain.pretrained import folder as pretrained
@@ -142,6 +144,17 @@ def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRe
         f"{POOLING_NAMES[pooling_used]}{reason}"
     )
     return pooling, note
+
+
+def unknown_words_error(job: TextJob, finding: str) -> DataError:
+    """Return the error for training texts that the tokenizer cannot read; `finding` is the note on it."""
+    if isinstance(job.model, TextPretrained | EarlierRun):
+        possible = "a network whose tokenizer has words for these texts"
+        action = "use another network, or `model: encoder`, which learns its vocabulary from the texts"
+    else:
+        possible = "a vocabulary that has most letters of these texts: a quarter of its size is for letters"
+        action = "raise model.vocabulary of the encoder"
+    return DataError(f"data.text: {finding}", possible, action)
 
 
 def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:

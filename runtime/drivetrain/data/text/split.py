@@ -17,7 +17,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import check_bad_samples
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.text import corpus
+from drivetrain.data.text import corpus, unknown_words
 from drivetrain.data.text.corpus import Corpus
 from drivetrain.data.text.encoded import Encoded, Ragged, pad_inputs
 from drivetrain.data.text.job_tokenizer import TextEncoding
@@ -98,11 +98,6 @@ class TextSplit(TextPart):
         self.source.texts = tuple(map(change, self.source.texts))
         self.targets = {name: change(values) for name, values in self.targets.items()}
 
-    def note_unknown(self, unknown_token: int | None) -> list[str]:
-        """A note on the share of tokens that stand for text outside of the vocabulary, if there are any."""
-        share = float((self.tokens.flat == unknown_token).mean()) if unknown_token is not None else 0.0
-        return [f"{share:.2%} of the validation tokens are not in the vocabulary"] if share > 0 else []
-
 
 def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
     """The split of a part whose texts are `encoded`, truncated to the largest length."""
@@ -125,11 +120,20 @@ class TextParts:
         """The text columns that decide vocabulary and lengths: all training texts."""
         return self.train.texts
 
+    def title_sample(self, index: int) -> str:
+        """Return row and first words of a text of the sample."""
+        return self.train.title(index)
+
     def build_splits(
         self, encoding: TextEncoding, encoded: Encoded, preprocessing: Mapping[str, Any]
     ) -> tuple[TextSplit, TextSplit]:
         """The tokenized texts for training, which are `encoded`, and for validation."""
-        validation = encoding.tokenizer.encode(self.validation.texts)
+        texts = self.validation.texts
+        validation = encoding.tokenizer.encode(texts)
+        unknown = unknown_words.measure(encoding.tokenizer, validation)
+        self.notes += unknown_words.describe(
+            unknown, encoding.tokenizer, texts, "validation texts", self.validation.title
+        )
         return build_split(self.train, encoded, encoding), build_split(self.validation, validation, encoding)
 
     def complete(self, dataset: Dataset) -> Dataset:

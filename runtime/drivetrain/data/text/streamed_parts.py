@@ -127,6 +127,10 @@ class StreamedParts(ShardParts[_Source]):
         columns: list[pyarrow.ChunkedArray] = concat_tables(tables).columns
         return columns
 
+    def title_sample(self, index: int) -> str:
+        """Return shard and number of a text of the sample."""
+        return self.train.index.title(int(self.sample_rows[index]))
+
     def build_splits(
         self, encoding: TextEncoding, encoded: Encoded, preprocessing: Mapping[str, Any]
     ) -> tuple[StreamedTexts, StreamedTexts]:

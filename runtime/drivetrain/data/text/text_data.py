@@ -10,10 +10,10 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.source import Source
-from drivetrain.data.text import corpus, job_tokenizer
+from drivetrain.data.text import corpus, job_tokenizer, unknown_words
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.job_tokenizer import TextEncoding
-from drivetrain.data.text.split import TextParts, TextSplit
+from drivetrain.data.text.split import TextParts
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
 from drivetrain.system.console import Detail
@@ -37,7 +37,12 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
     else:
         files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
         parts = text_split.read(job, files, recorded)
-    encoding, encoded, encoding_notes = job_tokenizer.choose(job, parts.read_sample(), recorded)
+    texts = parts.read_sample()
+    encoding, encoded, encoding_notes = job_tokenizer.choose(job, texts, recorded)
+    unknown = unknown_words.measure(encoding.tokenizer, encoded)
+    encoding_notes += unknown_words.describe(unknown, encoding.tokenizer, texts, "training texts", parts.title_sample)
+    if unknown.share > unknown_words.MAX_SHARE:
+        raise job_tokenizer.unknown_words_error(job, encoding_notes[-1])
     preprocessing = job_tokenizer.build_preprocessing(job, parts.heads, encoding) | parts.stored
     train, validation = parts.build_splits(encoding, encoded, preprocessing)
     padding = job_tokenizer.padding(train.lengths, encoding.longest, job.train.batch, job.train.seed)
@@ -49,12 +54,10 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
             preprocessing,
             mixable=False,
             notes=[f"{len(train):,} training and {len(validation):,} validation texts"],
-            facts={"padding": asdict(padding)},
+            facts={"padding": asdict(padding), "unknown_words": {"share": unknown.share}},
         )
     )
     dataset.notes += encoding_notes
-    if isinstance(validation, TextSplit):
-        dataset.notes += validation.note_unknown(encoding.tokenizer.unknown_token)
     if not job.checkpoint.best and len(job.data.labels) > 1:
         dataset.notes.append(f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight")
     dataset.notes.append(Detail(padding.note()))
@@ -74,6 +77,8 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
     notes += text_split.count_missing(part.classes)
     encoded = encoding.tokenizer.encode(part.texts)
     notes += job_tokenizer.note_truncated(encoded.lengths, encoding.longest, encoding.side)
+    unknown = unknown_words.measure(encoding.tokenizer, encoded)
+    notes += unknown_words.describe(unknown, encoding.tokenizer, part.texts, "texts", part.title)
     split = text_split.build_split(part, encoded, encoding)
     # Row numbers say nothing about which of several files a row is from.
     return NewSamples(split, keep_unchanged, notes, rows.rows if len(sources) == 1 else None)

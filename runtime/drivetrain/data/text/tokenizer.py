@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,10 @@ VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "s
 """Vocabulary files of older tokenizer formats."""
 RULE = "NFC, lower case, accents kept"
 """How texts are normalized before a vocabulary is learned from them, in words for the user."""
+LONGEST_WORD = 100
+"""Letters after which a long word, such as a DNA sequence, is split for a vocabulary of ours. WordPiece reads a longer word as
+one unknown token, and the time to read a word grows with the cube of its length.
+"""
 _PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -48,11 +54,22 @@ class Tokenizer:
         """Number of token ids: one more than the largest."""
         return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
 
-    @property
+    @cached_property
     def unknown_token(self) -> int | None:
         """Id of the token for text outside of the vocabulary; None if the vocabulary covers every text."""
-        name = getattr(self.inner.model, "unk_token", None)
+        model = self.inner.model
+        if type(model).__name__ == "Unigram":
+            # The library shows this number only in the stored form of the model.
+            number: int | None = json.loads(model.__getstate__())["unk_id"]
+            return number
+        name = getattr(model, "unk_token", None)
         return self.inner.token_to_id(name) if name else None
+
+    def find_unknown_words(self, text: str) -> list[str]:
+        """Return the words of a text for which the tokenizer has no token."""
+        encoding = self.inner.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [text[start:end] for token, (start, end) in pairs if token == self.unknown_token]
 
     def encode(self, columns: Texts) -> Encoded:
         """The tokens of each text of each column.
@@ -225,7 +242,9 @@ def _build_wordpiece(tokenizers: Any, token_ids: dict[str, int] | None = None) -
     text_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(token_ids or {}, unk_token=_UNKNOWN))
     lower = tokenizers.normalizers.BertNormalizer(strip_accents=False, lowercase=True)
     text_tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), lower])
-    text_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    pieces = tokenizers.pre_tokenizers.Split(tokenizers.Regex(f".{{1,{LONGEST_WORD}}}"), "isolated")
+    words = tokenizers.pre_tokenizers.BertPreTokenizer()
+    text_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, pieces])
     if token_ids:
         ends = [(_CLASS, token_ids[_CLASS]), (_SEPARATOR, token_ids[_SEPARATOR])]
         text_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
