@@ -141,7 +141,12 @@ REFUSED = {
     "dates as text": (
         "a.csv",
         ["z,y", *[f"{1 + i % 28}.02.2024,{'ab'[i % 2]}" for i in range(60)]],
-        "has dates as text",
+        "is a date (text such as 1.02.2024)",
+    ),
+    "times of day": (
+        "a.csv",
+        ["z,y", *[f"{i % 24}:{i % 60:02},{'ab'[i % 2]}" for i in range(60)]],
+        "{z: [hour, minute]}",
     ),
     "dates": ("a.csv", ["z,y", *[f"2024-02-{1 + i % 28:02},{'ab'[i % 2]}" for i in range(60)]], "is a date ("),
     "identifiers": (

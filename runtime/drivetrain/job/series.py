@@ -90,7 +90,8 @@ class SeriesData(TableFileData):
 
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
     date_format: DateFormat | None = Field(
-        None, description="form of times that are text and not written as 2024-05-31 08:30:00, such as %d/%m/%Y %H:%M"
+        None,
+        description="form of the times, where the cells do not show it: as in strptime, or seconds, milliseconds (since 1970), excel",
     )
     features: OneOrMore | None = Field(
         None, description="columns that the network sees; all others that are numbers if absent"

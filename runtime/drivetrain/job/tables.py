@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -51,12 +50,8 @@ class TableData(TableFileData):
         " time of day as a fraction",
     )
     date_format: DateFormat | None = Field(
-        None, description="form of dates that are not written as 2024-05-31, such as %d.%m.%Y or %m/%d/%Y %H:%M"
-    )
-    first_year: Annotated[int, Field(ge=1600, le=2100)] | None = Field(
         None,
-        description="first of the hundred years that two digits (%y) stand for: with 1930, 40 is 1940; needed if dates of this "
-        "century would be later than this year",
+        description="form of dates, where the cells do not show it: as in strptime, or seconds, milliseconds (since 1970), excel",
     )
 
 
@@ -172,14 +167,6 @@ class TableJob(Job):
 
     def _check_dates(self) -> Iterator[Problem]:
         data = self.data
-        two_digits = re.search("%[yDxcg]", (data.date_format or "").replace("%%", ""))
-        if data.first_year is not None and not two_digits:
-            yield self.problem(
-                ("data", "first_year"),
-                f"is {data.first_year}, and data.date_format has no year of two digits",
-                "for dates such as 31.05.24, whose form has %y",
-                "remove it, or correct data.date_format",
-            )
         if data.date_format and not data.dates:
             yield self.problem(
                 ("data", "date_format"), "is given without data.dates", "both", "add dates, or remove it"

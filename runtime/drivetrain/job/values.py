@@ -23,6 +23,7 @@ from drivetrain.storage import remote_address
 from drivetrain.system.spelling import clean_text
 from drivetrain.system.units import SIZE_PATTERN, parse_bytes
 
+_DATE_FORMAT = re.compile(".*%[A-Za-z].*|(?:milli|micro|nano)?seconds|excel")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The number of digits is limited, so that every match is finite; one of them is not 0.
 _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
@@ -173,6 +174,15 @@ def check_gpus(value: Any) -> object:
     raise PydanticCustomError("gpus", "auto, all, none, or the numbers of some GPUs such as [0, 1]")
 
 
+def check_date_format(text: str) -> None:
+    """Check the form of times."""
+    if not _DATE_FORMAT.fullmatch(text):
+        raise PydanticCustomError(
+            "date_format",
+            "a form as in strptime such as %d.%m.%Y, or seconds, milliseconds, microseconds, nanoseconds, excel",
+        )
+
+
 def check_run_name(text: str) -> None:
     """Check a name that becomes part of folder names."""
     if not _NAME.fullmatch(text):
@@ -316,7 +326,7 @@ Duration = Annotated[str, _CheckedText(parse_duration, _DURATION.pattern)]
 Interval = Annotated[str, _CheckedText(parse_interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
 Fold = Annotated[str, _CheckedText(parse_fold, _FOLD.pattern)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-DateFormat = Annotated[str, Field(min_length=2, pattern="%")]
+DateFormat = Annotated[str, _CheckedText(check_date_format, _DATE_FORMAT.pattern)]
 BadShare = Annotated[float, Field(ge=0, lt=1), BeforeValidator(check_share)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

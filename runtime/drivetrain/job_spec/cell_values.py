@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
-from drivetrain.data.formats import csv_dialect
+from drivetrain.data.formats import csv_dialect, times
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS, UNITS
 from drivetrain.data.tables import text_column
 from drivetrain.job.formatting import printable
 
-_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d|.{12,}?)(Z|[+-]\d\d(:?\d\d)?)?", re.ASCII)
 _SIGN = "[-+\u2212\ufe63\uff0d]"
 _UNIT = (
     rf"\s*[%€$£]|\s*°\S{{0,4}}|\s+[^\d\s.,;:()'\"+\-][^,;:()]{{0,15}}|(?-i:{'|'.join(map(re.escape, sorted(UNITS)))})"
@@ -42,7 +40,7 @@ class FeatureCells:
         if cell in MISSING_NUMBERS:
             return
         self.filled += 1
-        if is_number(cell) and not text_column.is_date_text(cell):
+        if is_number(cell) and not times.is_written_time(cell):
             self.numbers += 1
         else:
             self.texts.setdefault(cell, row)
@@ -61,29 +59,9 @@ class FeatureCells:
             )
         if self.numbers:
             return
-        if all(map(is_iso_time, self.texts)):
+        if all(times.is_time(text, times.ISO) for text in self.texts):
             raise text_column.date_column_error(name, str(path), next(iter(self.texts)))
         text_column.check_distinct(list(self.texts), self.filled, name, str(path))
-
-
-def is_date(cell: str, form: str | None) -> bool:
-    """Whether a cell is empty or a date."""
-    if form is None:
-        return cell in MISSING_NUMBERS or is_iso_time(cell)
-    try:
-        datetime.strptime(cell, form)
-    except ValueError:
-        return cell == ""
-    return True
-
-
-def is_iso_time(cell: str) -> bool:
-    """Whether a cell is a time as 2024-05-31 08:30:00, with a time zone or without."""
-    clock = _CLOCK.fullmatch(cell)
-    try:
-        return clock is not None and datetime.fromisoformat(clock[1]).year > 0
-    except ValueError:
-        return False
 
 
 def is_number(cell: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from drivetrain.data.formats import csv_dialect, csv_layout
+from drivetrain.data.formats import csv_dialect, csv_layout, times
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.images import image_paths
@@ -27,7 +27,7 @@ from drivetrain.job.images import ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
-from drivetrain.job_spec.cell_values import FeatureCells, is_date, is_infinite, is_number, read_value
+from drivetrain.job_spec.cell_values import FeatureCells, is_infinite, is_number, read_value
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import spelling
 
@@ -54,7 +54,7 @@ class _ExpectedCells:
     times: list[str] = field(default_factory=list)
     """Columns of dates or numbers."""
     form: str | None = None
-    """Format of the dates, as in strptime; None if they are written as 2024-05-31."""
+    """The form of the dates that the job declares; None to recognize it."""
     features: Callable[[str], bool] | None = None
     """Whether a column is a feature of which the cells decide the kind; None in a file that decides nothing."""
 
@@ -70,6 +70,8 @@ class _Columns:
     """Up to two different values of each column that must vary."""
     labels: Mapping[str, Counter[str]]
     """The number of rows of each class, by column."""
+    dates: Mapping[str, dict[str, int]]
+    """The row of each different cell of columns of dates without a declared form."""
 
     @classmethod
     def of(cls, names: Sequence[str], expected: _ExpectedCells) -> _Columns:
@@ -80,6 +82,7 @@ class _Columns:
             {name: FeatureCells() for name in names if expected.features and expected.features(name)},
             {name: set() for name in expected.varying if name in places},
             {name: Counter() for name in expected.classes if name in places},
+            {name: {} for name in expected.dates if name in places and expected.form is None},
         )
 
     def add(self, cells: Sequence[str], row: int) -> None:
@@ -92,6 +95,11 @@ class _Columns:
         for name, labels in self.labels.items():
             if label := spelling.clean_category(cells[self.places[name]]).strip():
                 labels[label] += 1
+        for name, first_rows in self.dates.items():
+            if (cell := cells[self.places[name]].strip()) not in MISSING_NUMBERS and len(
+                first_rows
+            ) < times.MAX_COMPARED_CELLS:
+                first_rows.setdefault(cell, row)
 
 
 def check(job: Job) -> list[str]:
@@ -218,6 +226,8 @@ def _check_file(
     _check_lengths(wrong_lengths, path, key, len(layout.names))
     for name, kind in columns.features.items():
         kind.check(name, path)
+    for name, first_rows in columns.dates.items():
+        _check_form(first_rows, f'{key}: column "{name}" of {path}', path)
     _check_varying(columns.numbers, count, path, key, classes_of)
     must_have_labels = isinstance(job, TextJob) and not key.endswith("data.test")
     _check_labels(columns.labels, count, path, key, classes_of, must_have_labels=must_have_labels)
@@ -225,6 +235,15 @@ def _check_file(
     bad_rows = [BadSample(f"{path.name} {csv_dialect.name_row(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
     assert isinstance(job.data, TableFileData)
     return count, [*notes, *check_bad_samples(bad_rows, count, job.data.bad_samples, key)]
+
+
+def _check_form(first_rows: Mapping[str, int], column: str, path: Path) -> None:
+    """Check that the cells of a column of dates have one form; raises DataError if not."""
+    found = times.find_form(list(first_rows), declared=True)
+    if first_rows and found != times.ISO and not any(times.is_time(cell, times.ISO) for cell in first_rows):
+        cell = next((cell for cell in first_rows if not times.is_time(cell, None)), next(iter(first_rows)))
+        place = f"{csv_dialect.name_row(path, first_rows[cell])} has `{printable(cell, 40)}`"
+        times.check_form(found, column, place)
 
 
 def _check_varying(
@@ -313,7 +332,8 @@ def _find_reasons(cells: list[str], places: Mapping[str, int], expected: _Expect
             yield f"{name} is `{printable(cell, 40)}`, not 0 or 1"
     for name in (*expected.dates, *expected.times):
         cell = read_cell(name)
-        if not is_date(cell, expected.form) and not (name in expected.times and is_number(cell)):
+        is_empty = expected.form is None and cell in MISSING_NUMBERS
+        if not is_empty and not times.is_time(cell, expected.form) and not (name in expected.times and is_number(cell)):
             yield f"{name} is `{printable(cell, 40)}`, no {'date' if name in expected.dates else 'time'}"
 
 

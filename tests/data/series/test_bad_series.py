@@ -48,9 +48,13 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
         ),
         (
             CLASSES,
-            {"t": ["31/05/2024"] * 100},
+            {"t": ["end of May"] * 100},
             {},
-            ['time column "t"', "is text: row 1 (line 2) has `31/05/2024`", "2024-05-31 08:30:00"],
+            [
+                'column "t"',
+                "is string, and has no known form of times: row 1 (line 2) has `end of May`",
+                "2024-05-31 08:30",
+            ],
         ),
         (
             CLASSES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -278,8 +278,22 @@ def test_times_in_a_form_of_their_own(tmp_path: Path, form: str) -> None:
     assert data.preprocessing == plain.preprocessing | {"date_format": form}
     new = load_data.load_new([path], data.preprocessing, data.heads, labelled=True)
     assert len(new.split) == 31
-    with pytest.raises(DataError, match=r"set data.date_format, such as"):
-        series.load(job(path))
+    assert series.load(job(path)).preprocessing == data.preprocessing
+
+
+@pytest.mark.parametrize("ticks", [1, 1000])
+def test_seconds_since_1970_are_times(tmp_path: Path, ticks: int) -> None:
+    """A gap is then measured in seconds, and a new file may have the times in another form."""
+    seconds = 1_700_000_000 + np.arange(100) * 60
+    seconds[50:] += 3600
+    data = series.load(job(write_rows(tmp_path, one_series() | {"t": seconds * ticks}), max_gap=60))
+    assert 50 not in {end - 7 + 3 for end in list_window_ends(data.train)}
+    texts = [datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S") for second in seconds.tolist()]
+    new = load_data.load_new(
+        [write_rows(tmp_path, one_series() | {"t": texts}, "new.csv")], data.preprocessing, data.heads, labelled=True
+    )
+    same = load_data.load_new([tmp_path / "a.csv"], data.preprocessing, data.heads, labelled=True)
+    assert len(new.split) == len(same.split)
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])

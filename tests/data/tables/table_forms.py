@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,10 @@ CSVS = [
         "dates with a form",
         make_csv_writer(when=lambda cell: cell.strftime("%d.%m.%Y %H:%M")),
         {"date_format": "%d.%m.%Y %H:%M"},
+    ),
+    *(
+        Form(f"times as {form}", make_csv_writer(when=partial(lambda form, cell: cell.strftime(form), form)))
+        for form in ("%d/%m/%Y %H:%M", "%b %d %Y %H:%M", "%Y/%m/%d %I:%M %p", "%Y%m%d%H%M%S")
     ),
     Form(
         "years of two digits",

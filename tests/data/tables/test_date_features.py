@@ -51,6 +51,9 @@ def values(data: Dataset, new: Path) -> list[float]:
         ("{d:02}.{m:02}.{y}", ', date_format: "%d.%m.%Y"', "29.02.2024"),
         ("{m:02}/{d:02}/{y}", ', date_format: "%m/%d/%Y"', "02/29/2024"),
         ("{d:02}.{m:02}.{y}", ', date_format: "%d.%m.%Y"', "2024-02-29"),
+        ("{d:02}.{m:02}.{y}", "", "2024-02-29"),
+        ("{y}{m:02}{d:02}", "", "02/29/2024"),
+        ("{y}-{m:02}-{d:02}", "", "20240229"),
     ],
 )
 def test_the_numbers_of_a_date(tmp_path: Path, form: str, options: str, new: str) -> None:
@@ -83,10 +86,16 @@ def test_a_named_feature(tmp_path: Path) -> None:
     [
         (rows("{y}-{m:02}-{d:02}"), "bad_samples: 0", r"data.dates: \{since: \[year, month, weekday\]\}"),
         (
-            rows("{d:02}.{m:02}.{y}"),
+            rows("{m:02}/{m:02}/{y}"),
             "dates: {since: [month]}",
-            "row 1 .line 2. has `01.01.2020`\n.*\n.*set data.date_format, such as",
+            'row 1 .line 2. has `01/01/2020`\n.*\n.*set data.date_format: "%d/%m/%Y" if the day comes first, "%m/%d/%Y" if',
         ),
+        (
+            rows("{y}Q{d}"),
+            "dates: {since: [month]}",
+            "is string, and has no known form of times: row 1 .line 2. has `2020Q1`",
+        ),
+        (rows("{m:02}:{d:02}"), "dates: {since: [hour, month]}", "without a date, and no month"),
         (
             rows("{d:02}.{m:02}.{y}"),
             'dates: {since: [month]}, date_format: "%m.%d.%Y"',
@@ -102,7 +111,11 @@ def test_a_named_feature(tmp_path: Path) -> None:
             'bad_samples: 0, dates: {since: [day]}, date_format: "%d.%m.%Y"',
             "row 61 .line 62.: since is `07.02.24`, no date",
         ),
-        (rows("{d}"), "dates: {since: [month]}", 'column "since" of .* is int64: row 1 .line 2. has `1`'),
+        (
+            rows("{d}"),
+            "dates: {since: [month]}",
+            'column "since" of .* is int64, and has no known form of times: row 1 .line 2. has `1`',
+        ),
     ],
 )
 def test_what_is_no_date(tmp_path: Path, text: str, options: str, message: str) -> None:

@@ -235,7 +235,11 @@ REFUSED = {
         make_csv_writer(when=lambda cell: f"{cell}Z" if cell.day % 2 else str(cell)),
         "cannot be used",
     ),
-    "days first": (".csv", make_csv_writer(when=lambda cell: f"{cell:%d/%m/%Y}"), "dates as"),
+    "days or months first": (
+        ".csv",
+        make_csv_writer(when=lambda cell: f"{min(cell.day, 12)}/{cell:%m/%Y}"),
+        "%d/%m/%Y or",
+    ),
     "fractions as classes": (
         ".parquet",
         write_changed(lambda c: c | {"y": [0.5 * (v == "no") for v in c["y"]]}, make_parquet_writer()),

@@ -1,9 +1,9 @@
-"""Instants are the same in every form; the zone, and the century of two digits, belong to the model."""
+"""Instants are the same in every form, and the zone belongs to the model."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,7 +16,7 @@ from pyarrow import parquet
 from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
 from tests.messages import saying, says_only
 
@@ -156,61 +156,3 @@ def test_a_zone_that_the_machine_does_not_know(tmp_path: Path) -> None:
     path = store(tmp_path / "a.parquet", INSTANTS, pyarrow.timestamp("us", "Mars/Olympus"))
     with pytest.raises(DataError, check=saying("time-zone-machine-know", "Mars/Olympus")):
         dataset(path)
-
-
-def test_a_model_that_was_stored_without_zones_reads_as_it_did(tmp_path: Path) -> None:
-    files = write_forms(tmp_path)
-    data = dataset(files["CSV, Z"])
-    del data.preprocessing["zones"]
-    assert len(inputs(data, NAIVE["csv"](tmp_path))[0]) == len(INSTANTS)
-
-
-BORN = [date(1940 + n % 66, 1 + n % 12, 1 + n % 28) for n in range(300)]
-SHORT = ', date_format: "%d/%m/%y"'
-
-
-def years(data: Dataset) -> dict[str, Any]:
-    return dict(next(c for c in data.preprocessing["numeric"] if c["name"] == "when.year"))
-
-
-def test_years_of_two_digits_that_can_be_of_two_centuries_are_refused(tmp_path: Path) -> None:
-    path = store(tmp_path / "a.csv", [day.strftime("%d/%m/%y") for day in BORN[3:]])
-    with pytest.raises(DataError) as error:
-        dataset(path, SHORT)
-    assert "row 1 (line 2) has `04/04/43`, which is 1943 or 2043" in str(error.value)
-    assert "set data.first_year: 1940 if it is 1943, or data.first_year: 1969 if it is 2043" in str(error.value)
-
-
-@pytest.mark.parametrize("form", ["%d/%m/%y", "%m/%d/%y %H:%M", "%y-%m-%d"])
-def test_with_the_first_year_two_digits_are_what_four_are(tmp_path: Path, form: str) -> None:
-    long = dataset(store(tmp_path / "a.csv", [day.strftime("%Y-%m-%d") for day in BORN]))
-    short = dataset(
-        store(tmp_path / "b.csv", [day.strftime(form) for day in BORN]), f', date_format: "{form}", first_year: 1940'
-    )
-    assert short.preprocessing["numeric"] == long.preprocessing["numeric"]
-    assert short.preprocessing["first_year"] == 1940
-    assert inputs(short, tmp_path / "b.csv") == inputs(long, tmp_path / "a.csv") == inputs(short, tmp_path / "a.csv")
-
-
-def test_years_of_two_digits_that_are_over_are_clear(tmp_path: Path) -> None:
-    days = [date(1995 + n % 20, 1 + n % 12, 1 + n % 28) for n in range(300)]
-    short = dataset(store(tmp_path / "b.csv", [day.strftime("%d/%m/%y") for day in days]), SHORT)
-    assert years(short) == years(dataset(store(tmp_path / "a.csv", [day.strftime("%Y-%m-%d") for day in days])))
-    assert short.preprocessing["first_year"] == 1969
-    # New dates follow the model, also those that come later.
-    assert inputs(short, store(tmp_path / "c.csv", ["01/02/40"])) == inputs(
-        short, store(tmp_path / "d.csv", ["2040-02-01"])
-    )
-
-
-def test_a_leap_day_that_the_other_century_does_not_have(tmp_path: Path) -> None:
-    days = ["29/02/00", *(day.strftime("%d/%m/%y") for day in BORN)]
-    data = dataset(store(tmp_path / "a.csv", days), f"{SHORT}, first_year: 1900, bad_samples: 0.1")
-    assert any("row 1 (line 2): when is `29/02/00`, no date" in note for note in data.notes)
-
-
-@pytest.mark.parametrize("form", ["%d.%m.%Y", "%d%%y.%m.%Y"])
-def test_a_first_year_without_two_digits_does_nothing_and_is_refused(tmp_path: Path, form: str) -> None:
-    path = store(tmp_path / "a.csv", ["01.02.2020"])
-    with pytest.raises(SpecError, check=saying("is-and-has-no-year-of", "data.first_year", 1940, "data.date_format")):
-        dataset(path, f', date_format: "{form}", first_year: 1940')

@@ -24,11 +24,6 @@ LARGEST = float(np.finfo(np.float32).max)
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
 TRUTH = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """Truth values as the reader of CSV files takes them, which reads a column as text if one cell is something else."""
-_TIME_FORM = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
-TIMES_SHARE = 0.5
-"""Share of times among the filled cells from which on a text column is read as times."""
-_TRIED_CELLS = 100
-"""Number of different cells by which the type of times is chosen."""
 
 
 def kind(column: pyarrow.ChunkedArray) -> str:
@@ -191,54 +186,3 @@ def check_kind(column: pyarrow.ChunkedArray, name: str, option: str, source: str
 
 def _to_numpy(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
-
-
-def read_times(column: pyarrow.ChunkedArray) -> tuple[Any, Mask] | None:
-    """Read a text column as timestamps; None if most cells are no times.
-
-    A few cells such as 0000-00-00 make the reader of a file take all cells for text. They and empty cells become null.
-
-    Returns:
-        The timestamps, and a mask of the filled cells that are no time.
-    """
-    from pyarrow import array, compute, timestamp
-
-    cells = texts(column)
-    time_like = compute.unique(cells.filter(compute.match_substring_regex(cells, _TIME_FORM)))
-    types = [timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
-    tried_cells = time_like.slice(0, _TRIED_CELLS)
-    time_type = max(types, key=lambda candidate: sum(map(len, _parse_times(tried_cells, candidate))))
-    time_texts = array([text for part in _parse_times(time_like, time_type) for text in part.to_pylist()], cells.type)
-    is_time = compute.is_in(cells, time_texts)
-    is_no_time = compute.and_(cells.is_valid(), compute.invert(is_time))
-    filled_count = len(cells) - cells.null_count
-    if not filled_count or (compute.sum(is_time).as_py() or 0) < TIMES_SHARE * filled_count:
-        return None
-    return compute.if_else(is_time, cells, None).cast(time_type), np.asarray(_to_numpy(is_no_time), np.bool_)
-
-
-def find_first_no_time(column: pyarrow.ChunkedArray) -> int:
-    """The row of the first cell without the form of a time; 0 if there is none."""
-    from pyarrow import compute
-
-    cells = texts(column)
-    time_like = compute.fill_null(compute.match_substring_regex(cells, _TIME_FORM), True)
-    return int((~time_like.to_numpy(zero_copy_only=False)).argmax())
-
-
-def _parse_times(cells: pyarrow.Array, time_type: pyarrow.DataType) -> list[pyarrow.Array]:
-    """The cells that are times of a type, in parts: a part with a cell that is none is halved until it has none."""
-    from pyarrow import ArrowInvalid
-
-    parts = [cells] if len(cells) else []
-    time_parts = []
-    while parts:
-        part = parts.pop()
-        try:
-            part.cast(time_type)
-        except ArrowInvalid:
-            half = len(part) // 2
-            parts += [part.slice(0, half), part.slice(half)] if half else []
-        else:
-            time_parts.append(part)
-    return time_parts

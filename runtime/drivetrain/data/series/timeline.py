@@ -80,6 +80,8 @@ def read_timeline(source: Source, layout: WindowLayout, groups: str | None = Non
     """
     table = _read_table(source, layout, groups)
     series_order, notes = timestamps.read_order(table, source, layout.time, layout.group, layout.date_format)
+    if source.key == "data.train":
+        layout = replace(layout, date_format=series_order.form)
     table = table.take(series_order.rows)
     row_groups = number_groups(column_values.texts(table[groups]).to_pylist()) if groups else None
     layout, feature_notes = _choose_features(table, source, layout, groups)

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data.formats import column_values
+from drivetrain.data.formats import column_values, times
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
-
-# The forms of times, for messages.
-POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,8 @@ class SeriesOrder:
     """The series of each row, from 0."""
     rows: Ids
     """Index of each row in the file, from 0."""
+    form: str | None = None
+    """The form of the times in the file, as in `times.Times`."""
 
     def __len__(self) -> int:
         return len(self.times)
@@ -58,12 +56,12 @@ def read_order(
 ) -> tuple[SeriesOrder, list[str]]:
     """Sort the rows that have a time and, with a column `group`, a series; returns their order, and notes.
 
-    `form` is that of times that are text, as in strptime; None for 2024-05-31 08:30:00.
+    `form` is that of the times, as in `times.read`; None to recognize it.
 
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
     """
-    times, has_time, per_second, is_wrong = _read_times(table[time], time, source, form)
+    ticks, has_time, per_second, found = _read_times(table[time], time, source, form)
     series, has_series = (
         _number_series(table[group], group, source) if group else (np.zeros(len(table), np.int64), has_time)
     )
@@ -72,7 +70,7 @@ def read_order(
         source.describe_bad_row(
             row,
             f"{time} is {column_values.format_cell(table[time], row)}, no time"
-            if name == time and is_wrong[row]
+            if name == time and found.is_wrong[row]
             else f"{name} is empty",
         )
         for name, is_missing in missing
@@ -81,51 +79,36 @@ def read_order(
     notes = source.check_bad(unusable, len(table))
     rows = np.flatnonzero(has_time & has_series).astype(np.int64)
     if not len(rows):
-        raise DataError(f"{source.key}: no row of {source.path} has a time", POSSIBLE, "fix the file")
-    order = rows[np.lexsort((times[rows], series[rows]))]
+        raise DataError(f"{source.key}: no row of {source.path} has a time", times.POSSIBLE, "fix the file")
+    if found.form and found.form != form:
+        notes.append(f"{source.path.name}: {time} is read in the form {found.form}")
+    order = rows[np.lexsort((ticks[rows], series[rows]))]
     if (np.diff(rows) < 0).any() or (order != rows).any():
         notes.append(f"{source.path.name}: rows were sorted by {f'{group} and ' if group else ''}{time}")
-    series_order = SeriesOrder(times[order], per_second, series[order], order)
+    series_order = SeriesOrder(ticks[order], per_second, series[order], order, found.form)
     _check_duplicates(series_order, time, group, source)
     return series_order, notes
 
 
 def _read_times(
     column: pyarrow.ChunkedArray, name: str, source: Source, form: str | None
-) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, column_values.Mask]:
-    """Read times: the times, a mask of rows that have one, ticks per second, and a mask of cells that are no time."""
+) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, times.Times]:
+    """Read times: ticks or numbers, a mask of rows that have one, ticks per second, and what was read as times."""
     from pyarrow import compute, int64, timestamp, types
 
-    is_wrong = np.zeros(len(column), np.bool_)
-    if column_values.kind(column) == "text" and form:
-        column, is_wrong = DateFeatures(form=form).read_times(column, name, source)
-    elif column_values.kind(column) == "text" and (iso_times := column_values.read_times(column)):
-        column, is_wrong = iso_times
-    has_time = compute.is_valid(column).to_numpy(zero_copy_only=False)
-    if types.is_date(column.type) or types.is_timestamp(column.type):
-        unit = "ns" if getattr(column.type, "unit", "") == "ns" else "us"
-        ticks = compute.fill_null(compute.cast(compute.cast(column, timestamp(unit)), int64()), 0)
-        return ticks.to_numpy(zero_copy_only=False), has_time, 1e9 if unit == "ns" else 1e6, is_wrong
-    if column_values.kind(column) != "number" or types.is_boolean(column.type):
-        raise _no_time_error(column, name, source)
-    if types.is_integer(column.type):
-        return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), has_time, 1.0, is_wrong
-    values, _ = column_values.numbers(column)
-    return np.nan_to_num(values), has_time & np.isfinite(values), 1.0, is_wrong
-
-
-def _no_time_error(column: pyarrow.ChunkedArray, name: str, source: Source) -> DataError:
-    """The error for a column whose cells are no times."""
-    description = str(column.type)
-    if column_values.kind(column) == "text":
-        row = column_values.find_first_no_time(column)
-        description = f"text: {source.name_row(row)} has {column_values.format_cell(column, row)}"
-    return DataError(
-        f'{source.key}: time column "{name}" of {source.path} is {description}',
-        POSSIBLE,
-        "write the times in one of these forms, year, month, day in this order; or set data.date_format, such as "
-        '"%d/%m/%Y %H:%M" for 31/05/2024 08:30',
-    )
+    is_number = column_values.kind(column) == "number" and not types.is_boolean(column.type)
+    if is_number and form is None and times.recognize(column) is None:
+        values, _ = column_values.numbers(column)
+        has_time = np.isfinite(values)
+        found = times.Times(None, np.zeros(len(column), np.bool_))
+        if types.is_integer(column.type):
+            return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), has_time, 1.0, found
+        return np.nan_to_num(values), has_time, 1.0, found
+    found = times.read(column, name, source, form, later=source.key != "data.train")
+    unit = found.values.type.unit if found.values.type.unit == "ns" else "us"
+    ticks = compute.fill_null(compute.cast(compute.cast(found.values, timestamp(unit)), int64()), 0)
+    has_time = compute.is_valid(found.values).to_numpy(zero_copy_only=False)
+    return ticks.to_numpy(zero_copy_only=False), has_time, 1e9 if unit == "ns" else 1e6, found
 
 
 def _number_series(

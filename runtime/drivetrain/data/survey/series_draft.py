@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data.formats import column_values
+from drivetrain.data.formats import column_values, times
 from drivetrain.data.notes import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
@@ -17,7 +17,6 @@ from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.array_draft import network
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
-from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
@@ -176,15 +175,13 @@ def _read_order(sample: TableSample, time: str, group: str | None, form: str | N
 def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     """Date columns, and numeric columns named like a time, with the form of dates that are text; typical names first."""
     candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
-    typical_names = [c.name for c in candidates if c.name.strip().casefold() in table_sample.TIME_NAMES]
+    # Where day and month cannot be told apart, the user has to say which is which.
+    forms = {c.name: c.form for c in candidates if " or " not in c.form}
+    typical_names = [name for name in forms if name.strip().casefold() in table_sample.TIME_NAMES]
     typical_names.sort(key=lambda name: table_sample.TIME_NAMES.index(name.strip().casefold()))
-    yield from ((name, None) for name in typical_names)
-    yield from ((c.name, None) for c in candidates if c.refused == DATE and c.name not in typical_names)
-    for column in sample.columns.values():
-        texts = column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
-        # Where day and month cannot be told apart, the user has to say which is which.
-        if (form := text_column.guess_date_format(texts)) and " or " not in form:
-            yield column.name, form
+    other_names = [c.name for c in candidates if c.refused == DATE and c.name in forms and c.name not in typical_names]
+    for name in (*typical_names, *other_names):
+        yield name, None if forms[name] in ("", times.ISO) else forms[name]
 
 
 def _find_groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from drivetrain.data.formats import times
 from drivetrain.data.notes import list_names
 from drivetrain.data.survey import series_draft, settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
@@ -180,7 +181,10 @@ def _note_unused(
         yield f"the texts in {name} are not used; to train on them: --task text-classification"
     if name := next((name for name, reason in ignored.items() if reason == DATE), ""):
         # A part whose column is there already would be refused.
-        parts = [part for part in ("year", "month", "weekday") if f"{name}.{part}" not in sample.columns]
+        usual_parts = (
+            ("hour", "minute") if times.has_clock_alone(sample.columns[name].form) else ("year", "month", "weekday")
+        )
+        parts = [part for part in usual_parts if f"{name}.{part}" not in sample.columns]
         if parts:
             yield f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [{', '.join(parts)}]}}"
     has_dates = request.task is None and any(c.refused == DATE for c in columns)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data.formats import column_values, table_file
+from drivetrain.data.formats import column_values, table_file, times
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
 from drivetrain.data.survey.settings import KEY, SurveyRequest
@@ -66,6 +66,8 @@ class ColumnProfile:
     """Why a table job does not accept the column as it is; empty if it does."""
     numeric: bool = False
     """Whether it is text to be read as numbers."""
+    form: str = ""
+    """The form of a column of times, as from `times.find_form`."""
 
     @property
     def classes(self) -> bool:
@@ -150,10 +152,11 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     """The profile of a column of the rows that were read; `complete` if these are all rows of the file."""
     column = table[name]
     kind = column_values.kind(column)
-    if kind not in ("number", "text"):
-        refused = {"time": DATE, "nothing": "empty"}.get(kind, kind)
-        filled = len(column) - column.null_count
-        return ColumnProfile(name, kind, len(column), filled, complete, refused=refused)
+    form = _recognize_times(column, name) or ""
+    if form or kind not in ("number", "text"):
+        refused = DATE if form else {"time": DATE, "nothing": "empty"}.get(kind, kind)
+        filled, kind = len(column) - column.null_count, kind if kind == "number" else "time" if form else kind
+        return ColumnProfile(name, kind, len(column), filled, complete, refused=refused, form=form)
     texts = column_values.texts(column)
     different = column_values.different(texts)
     is_integer = kind == "number" and all(
@@ -167,6 +170,15 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     return ColumnProfile(
         name, kind, len(column), filled, complete, len(different), median_words, counts, refused, numeric
     )
+
+
+def _recognize_times(column: pyarrow.ChunkedArray, name: str) -> str | None:
+    """The form of a column of times; None for others. A count of seconds has the name of a time, or comes in its order."""
+    is_named = re.split(r"[\W_]+", name.casefold())[-1] in TIME_NAMES
+    form = times.recognize(column, declared="dat" in name.casefold() or "fecha" in name.casefold())
+    if form in times.COUNTS and not (is_named or times.are_in_order(column_values.numbers(column)[0])):
+        return None
+    return form
 
 
 def _usable_cells(column: pyarrow.ChunkedArray) -> column_values.Mask:
@@ -222,7 +234,7 @@ GROUP_NAMES = (
     *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
     *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
 )
-TIME_NAMES = ("time", "timestamp", "datetime", "date", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum")
+TIME_NAMES = ("time", "timestamp", "datetime", "date", "when", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum")
 _ID_NAME = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
 
 

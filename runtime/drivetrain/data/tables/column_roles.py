@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data.formats import column_values, csv_dialect, number_marks
+from drivetrain.data.formats import column_values, csv_dialect, number_marks, times
 from drivetrain.data.notes import list_names
 from drivetrain.data.tables import text_column
 from drivetrain.data.tables.date_features import DateFeatures
@@ -155,7 +155,7 @@ def _check_not_text(column: pyarrow.ChunkedArray, name: str, source: str) -> Non
     from pyarrow import types
 
     if column_values.kind(column) == "time":
-        raise text_column.date_column_error(name, source, str(column.type))
+        raise text_column.date_column_error(name, source, str(column.type), times.recognize(column))
     column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
         values, _ = column_values.numbers(column)

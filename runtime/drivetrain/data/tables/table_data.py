@@ -241,7 +241,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     files = files or csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
     # A job that starts from a run on other data keeps the columns of that run, which its network expects.
     earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
-    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
+    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format)
     source = Source.of_job(job, "train", files)
     train_rows = read_training_rows(job, source, dates, earlier)
     target = train_rows.target

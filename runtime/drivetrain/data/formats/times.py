@@ -1,0 +1,372 @@
+"""Recognizes the form of times in the cells of a column, and reads them, for `init`, `validate`, tables and series.
+
+A form is what strptime takes, or the name of a count such as `seconds`; text as 2024-05-31 08:30:00 has none. numpy and pyarrow are
+imported in the functions, since `drivetrain validate` recognizes forms and must start fast.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow
+
+    from drivetrain.data.formats.column_values import Mask
+    from drivetrain.data.source import Source
+
+ISO = "iso"
+"""What `find_form` returns for 2024-05-31 08:30:00, which is read without a form."""
+COUNTS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+"""Forms of numbers that count from 1970 on, in UTC, each with its ticks per second."""
+EXCEL = "excel"
+"""The form of days since 1899-12-30, as spreadsheets store them."""
+POSSIBLE = "times as 2024-05-31, 2024-05-31 08:30:00, 31.05.2024, May 31 2024, 20240531, 08:30, or seconds since 1970"
+ADVICE = (
+    'set data.date_format to the form of the cells, such as "%d.%m.%Y %H:%M", seconds, milliseconds or excel; else write them as '
+    "2024-05-31"
+)
+TIMES_SHARE = 0.5
+"""Share of times among the filled cells from which on a column is read as times."""
+FORM_SHARE = 0.9
+"""A column has a form if at least this share of its distinct cells have it."""
+MIN_STEPS = 10
+"""Fewest changes of the time between successive rows that show an order."""
+MAX_COMPARED_CELLS = 1000
+"""Number of different cells by which the form of a column is recognized."""
+_ISO_TEXT = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+_ISO = re.compile(_ISO_TEXT, re.ASCII)
+_CLOCK = re.compile(
+    r"(^|[T :]|, )(?:[01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?(\.\d{1,9})?( ?[AP]M)?( ?)(Z|UTC|GMT|[+-]\d\d:?\d\d)?$",
+    re.I | re.A,
+)
+_COMPACT = re.compile(
+    r"(?:1[5-9]|2[01])\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?P<clock>(?:[01]\d|2[0-3])[0-5]\d(?:[0-5]\d)?)?",
+    re.A,
+)
+_MONTH = re.compile(
+    r"\b(?:jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sep(tember)?|oct(ober)?|nov(ember)?|dec(ember)?)\b",
+    re.I,
+)
+_WEEKDAY = re.compile(r"\b(?:mon|tues?|wed(nes)?|thu(rs)?|fri|sat(ur)?|sun)(day)?\b", re.I)
+_RANGES = {"%m": 12, "%d": 31}
+_FIRST_COUNT, _LAST_COUNT = 157_766_400, 4_102_444_800  # 1975 and 2100, in seconds
+_FIRST_DAY, _LAST_DAY = 18_264, 73_051  # 1950 and 2100, in days of spreadsheets
+_EXCEL_EPOCH = 25_569  # 1970-01-01
+_MOST_DAYS = 100_000  # before and after 1970
+_CLOCK_DAYS = 25_567  # from 1900-01-01, the day that strptime puts a time without a date on, to 1970-01-01
+_DAY_MICROSECONDS = 86_400_000_000
+
+
+def find_form(texts: Sequence[str], *, declared: bool = False) -> str | None:
+    """Recognize the form of distinct cells: ISO, a count, or a form as in strptime; None if they are no times.
+
+    If days and months cannot be told apart, both forms, joined by ` or `. Years and days of Excel look like other numbers, so
+    they are recognized only where the user has declared that the cells are times.
+    """
+    cells = [text.strip() for text in texts[:MAX_COMPARED_CELLS]]
+    if len(cells) < 2 and not declared:
+        return None
+    least = FORM_SHARE * len(cells)
+    if sum(map(_is_number, cells)) >= least > 0:
+        return _find_number_form(cells, least, declared)
+    if cells and sum(_ISO.match(cell) is not None for cell in cells) >= least:
+        return ISO
+    found = [form for cell in cells if (form := _find_cell_form(cell))]
+    counts = Counter(form for form, _ in found).most_common(1)
+    if not counts or counts[0][1] < least:
+        return None
+    form = counts[0][0]
+    pairs = [pair for other, pair in found if other == form and pair]
+    if not pairs:
+        return form
+    day_first = any(first > 12 for first, _ in pairs) or form.startswith("{0}.")
+    month_first = any(second > 12 for _, second in pairs)
+    forms = [form.format(*order) for order in (("%d", "%m"), ("%m", "%d"))]
+    if day_first and month_first:
+        return None
+    return forms[0] if day_first else forms[1] if month_first else " or ".join(forms)
+
+
+def has_clock_alone(form: str | None) -> bool:
+    """Whether cells of a form are times of a day without a date."""
+    return bool(form) and re.search("%[YyDFxcmbBdjGs]", str(form).replace("%%", "")) is None and "%" in str(form)
+
+
+def is_written_time(cell: str) -> bool:
+    """Whether a cell that is no plain number shows that it is a time, such as 13.09.2025."""
+    return not _is_number(cell) and (_ISO.match(cell) is not None or _find_cell_form(cell) is not None)
+
+
+def is_time(cell: str, form: str | None) -> bool:
+    """Whether a cell is empty or a time: of this form, of the usual one without a form, or of the form that it shows itself."""
+    if not cell:
+        return True
+    if _ISO.match(cell):
+        try:
+            return datetime.fromisoformat(re.sub(r"\.\d+", "", cell)).year > 0
+        except ValueError:
+            return False
+    if form is None:
+        return _is_number(cell) or _find_cell_form(cell) is not None
+    if "%" not in form:
+        return form != ISO and _is_number(cell)
+    if "%z" in form:
+        cell = re.sub(r"(Z|UTC|GMT)$", "+0000", cell)
+    for tried in (form, form.replace("%b", "%B"), form.replace("%B", "%b")):
+        try:
+            return datetime.strptime(cell, tried).year >= 1000
+        except ValueError:
+            continue
+    return False
+
+
+def check_form(found: str | None, column: str, place: str) -> str:
+    """Return the form that was found in a declared column of times.
+
+    `column` names the column with key and file, `place` one of its cells with its row.
+
+    Raises:
+        DataError: if there is none, or the cells can have two.
+    """
+    first, _, second = (found or "").partition(" or ")
+    if second:
+        raise DataError(
+            f"{column} has times that are {first} or {second}: {place}",
+            "a form that says which number is the day, in data.date_format",
+            f'set data.date_format: "{first}" if the day comes first, "{second}" if the month does',
+        )
+    if found in (None, ISO):
+        raise DataError(f"{column} has no known form of times: {place}", POSSIBLE, ADVICE)
+    return first
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _find_number_form(cells: Sequence[str], least: float, declared: bool) -> str | None:
+    compact = [match for cell in cells if (match := _COMPACT.fullmatch(cell))]
+    if len(compact) >= least:
+        clock = len(compact[0]["clock"] or "")
+        return "%Y%m%d" + "%H%M%S"[:clock]
+    values = [float(cell) for cell in cells if _is_number(cell)]
+    ranges = {name: (_FIRST_COUNT * ticks, _LAST_COUNT * ticks) for name, ticks in COUNTS.items()}
+    if declared:
+        ranges |= {EXCEL: (_FIRST_DAY, _LAST_DAY), "%Y": (1500, 2200)}
+    return next((name for name, (low, high) in ranges.items() if sum(low <= v < high for v in values) >= least), None)
+
+
+def _find_cell_form(cell: str) -> tuple[str, tuple[int, int] | None] | None:
+    """The form of one cell, and the two numbers that may be day and month, whose places in the form are {0} and {1}."""
+    clock, form = _CLOCK.search(cell), ""
+    if clock:
+        gap, second, fraction, half, space, zone = clock.groups()
+        form = f"{gap}{'%I' if half else '%H'}:%M{':%S' if second else ''}{'.%f' if fraction else ''}"
+        form += f"{half[:-2]}%p" if half else ""
+        form += f"{space}%z" if zone else ""
+        cell = cell[: clock.start()]
+        if not cell:
+            return form, None
+    cell = _WEEKDAY.sub(lambda match: "%a" if len(match[0]) == 3 else "%A", cell)
+    named = _MONTH.sub(lambda match: "%b" if len(match[0]) == 3 else "%B", cell)
+    numbers = re.findall(r"\d+", named)
+    year = {4: "%Y", 2: "%y"}
+    pair = None
+    if named != cell:
+        kinds = [year.get(len(numbers[-1]), "")] if numbers else []
+        kinds = ["%d", *kinds] if len(numbers) == 2 else kinds
+    elif len(numbers) in (2, 3) and len(numbers[0]) == 4:
+        kinds = ["%Y", "%m", "%d"][: len(numbers)]
+    elif len(numbers) == 3 and len(numbers[2]) in year:
+        pair = int(numbers[0]), int(numbers[1])
+        kinds = ["{0}", "{1}", year[len(numbers[2])]]
+        # One is the day, and the other, up to 12, the month.
+        if not (1 <= min(pair) <= 12 and max(pair) <= 31):
+            return None
+    else:
+        return None
+    if len(kinds) != len(numbers) or not all(kinds):
+        return None
+    if any(
+        kind in _RANGES and not 1 <= int(number) <= _RANGES[kind] for number, kind in zip(numbers, kinds, strict=True)
+    ):
+        return None
+    rest = iter(kinds)
+    date_form = re.sub(r"\d+", lambda _: next(rest), named)
+    separators = re.sub(r"%[A-Za-z]|\{\d\}", "", date_form)
+    is_date = re.fullmatch(
+        r"[-/. ,]*" if named != cell else r"[-/]" if len(numbers) == 2 else r"([-/. ])\1", separators
+    )
+    return (date_form + form, pair) if is_date else None
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of a column."""
+
+    values: Any
+    """pyarrow timestamps, null where a cell is empty or no time."""
+    is_wrong: Mask
+    """A mask of the filled cells that are no time."""
+    form: str | None = None
+    """The form of the cells; None if they are in ISO format, or stored as times."""
+
+
+def read(
+    column: pyarrow.ChunkedArray, name: str, source: Source, form: str | None = None, *, later: bool = False
+) -> Times:
+    """Read a column of times: by its type, in ISO format, by `form`, or by the form that the cells show.
+
+    A `later` file of a model may have another form than `form`.
+
+    Raises:
+        DataError: if most cells are no times, or the form is not clear.
+    """
+    import numpy as np
+    from pyarrow import compute, timestamp, types
+
+    from drivetrain.data.formats import column_values
+
+    kind = column_values.kind(column)
+    if types.is_date(column.type) or types.is_timestamp(column.type) or kind == "nothing":
+        stored = column if types.is_timestamp(column.type) else compute.cast(column, timestamp("us"))
+        return Times(stored, np.zeros(len(column), np.bool_))
+    description = f'{source.key}: column "{name}" of {source.path}'
+    if types.is_boolean(column.type) or not (kind in ("text", "number") or types.is_time(column.type)):
+        raise DataError(f"{description} is {column.type}", POSSIBLE, "name a column of times")
+    texts = column_values.texts(column)
+    found = None if form and not later else find_form(_list_cells(texts), declared=True)
+    for tried in dict.fromkeys([form, ISO if kind == "text" and (later or not form) else None, found]):
+        if tried and " or " not in tried:
+            times, is_wrong = _parse(texts, tried, name, source)
+            if is_wrong.sum() <= TIMES_SHARE * (len(texts) - texts.null_count):
+                return Times(times, is_wrong, None if tried == ISO else tried)
+    cells = texts.to_pylist()
+    is_wrong = np.array([cell is not None and not is_time(cell, form) for cell in cells])
+    row = int((is_wrong if is_wrong.any() else texts.is_valid().to_numpy(zero_copy_only=False)).argmax())
+    place = f"{source.name_row(row)} has {column_values.format_cell(column, row)}"
+    if not form:
+        form = check_form(found, f"{description} is {column.type}, and", place)
+    raise DataError(
+        f'{source.key}: {int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {form}: {place}',
+        "one form for all times, in data.date_format",
+        "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
+    )
+
+
+def recognize(column: pyarrow.ChunkedArray, *, declared: bool = False) -> str | None:
+    """Recognize a column of times by its type or cells: the result of `find_form`, ISO for stored times; None for others."""
+    from pyarrow import types
+
+    from drivetrain.data.formats import column_values
+
+    kind = column_values.kind(column)
+    if kind == "time" and not types.is_time(column.type):
+        return ISO
+    if types.is_boolean(column.type) or not (kind in ("text", "number") or types.is_time(column.type)):
+        return None
+    return find_form(_list_cells(column_values.texts(column)), declared=declared)
+
+
+def are_in_order(ticks: npt.NDArray[Any]) -> bool:
+    """Whether nearly all different times of successive rows (N,) rise, or nearly all fall: also within each series of several."""
+    import numpy as np
+
+    present = ticks[np.isfinite(ticks)]
+    steps = np.diff(present)
+    steps = steps[steps != 0]
+    return len(steps) >= MIN_STEPS and bool(max((steps > 0).mean(), (steps < 0).mean()) >= FORM_SHARE)
+
+
+def _list_cells(texts: pyarrow.ChunkedArray) -> list[str]:
+    """The first distinct cells, without empty ones."""
+    from drivetrain.data.formats import column_values
+
+    return column_values.different(texts)[:MAX_COMPARED_CELLS]
+
+
+def _parse(texts: pyarrow.ChunkedArray, form: str, name: str, source: Source) -> tuple[Any, Mask]:
+    """Read texts by their form: timestamps, null where there is no time, and a mask of the filled cells that are none."""
+    import numpy as np
+    from pyarrow import array, compute, scalar, timestamp
+
+    from drivetrain.data.formats import column_values
+
+    if form == EXCEL or form in COUNTS:
+        values, is_wrong = column_values.numbers(texts)
+        days = values - _EXCEL_EPOCH if form == EXCEL else values / (86_400 * COUNTS[form])
+        is_wrong |= np.abs(days) > _MOST_DAYS
+        is_empty = is_wrong | np.isnan(values)
+        # Days of spreadsheets are rounded fractions: an hour must not become 59 minutes.
+        exact = np.rint(days * 86_400) * 1e6 if form == EXCEL else values * (1e6 / COUNTS[form])
+        ticks = np.where(is_empty, 0, np.rint(exact)).astype(np.int64)
+        return array(ticks, timestamp("us", None if form == EXCEL else "UTC"), mask=is_empty), is_wrong
+    cells, directives = texts, form
+    if form == ISO:
+        # Dates alone and times without seconds are completed, so that one column can have all of them.
+        cells = compute.if_else(compute.match_substring_regex(texts, _ISO_TEXT), texts, None)
+        cells = compute.replace_substring_regex(cells, r"^(.{10})$", r"\1 00:00")
+        cells = compute.replace_substring_regex(cells, r"^(.{10})[T ](\d\d:\d\d)([^:.]*|[+-]\d\d:\d\d)$", r"\1 \2:00\3")
+        cells = compute.replace_substring_regex(cells, r"^(.{10})T", r"\1 ")
+        zoned = compute.sum(compute.match_substring_regex(cells, r"(Z|[+-]\d\d(:?\d\d)?)$")).as_py() or 0
+        directives = "%Y-%m-%d %H:%M:%S.%f" + ("%z" if 0 < len(cells) - cells.null_count <= 2 * zoned else "")
+    unit, fractions = "us", None
+    if "%f" in directives:
+        # pyarrow's strptime knows no fractions of seconds.
+        digits = compute.fill_null(compute.struct_field(compute.extract_regex(cells, r"\.(?P<f>\d{1,9})"), "f"), "")
+        unit = "ns" if (compute.max(compute.utf8_length(digits)).as_py() or 0) > 6 else "us"
+        nanoseconds = compute.cast(compute.utf8_rpad(digits, 9, "0"), "int64")
+        fractions = compute.cast(nanoseconds, "duration[ns]").cast(f"duration[{unit}]", safe=False)
+        cells = compute.replace_substring_regex(cells, r"\.\d{1,9}", "", max_replacements=1)
+    if "%z" in directives:
+        cells = compute.replace_substring_regex(cells, "(Z|UTC|GMT)$", "+0000")
+        cells = compute.replace_substring_regex(cells, r"([+-]\d\d):?(\d\d)?$", r"\1\2")
+        cells = compute.replace_substring_regex(cells, r"([+-]\d\d)$", r"\100")
+    times = compute.strptime(cells, directives.replace(".%f", ""), unit, error_is_null=True)
+    times = times if fractions is None else compute.add(times, fractions)
+    if has_clock_alone(form):
+        times = compute.add(times, scalar(_CLOCK_DAYS * _DAY_MICROSECONDS, "duration[us]"))
+    # A day beyond the end of a month becomes one of the first three of the next; only these texts are parsed again.
+    doubtful = compute.or_(compute.less(compute.year(times), 1000), compute.less_equal(compute.day(times), 3))
+    doubtful_texts = compute.unique(texts.filter(compute.fill_null(doubtful, False))).to_pylist()
+    impossible = [text for text in doubtful_texts if not is_time(text, form)]
+    is_time_text = compute.and_(times.is_valid(), compute.invert(compute.is_in(texts, array(impossible, texts.type))))
+    is_wrong = compute.and_(texts.is_valid(), compute.invert(is_time_text)).to_numpy(zero_copy_only=False)
+    if re.search("%[yDxcg]", form.replace("%%", "")):
+        _check_not_future(texts, times, name, source)
+    return compute.if_else(is_time_text, times, None), np.asarray(is_wrong, np.bool_)
+
+
+def _check_not_future(texts: pyarrow.ChunkedArray, times: Any, name: str, source: Source) -> None:
+    """Check that no date with a year of two digits is later than this year, since 40 may be 1940.
+
+    Raises:
+        DataError: if one is.
+    """
+    from pyarrow import compute
+
+    from drivetrain.data.formats import column_values
+
+    years = compute.year(times)
+    is_future = compute.fill_null(compute.greater(years, date.today().year), False).to_numpy(zero_copy_only=False)
+    if is_future.any():
+        row = int(is_future.argmax())
+        year = years[row].as_py()
+        raise DataError(
+            f'{source.key}: {int(is_future.sum()):,} dates of column "{name}" of {source.path} have two digits for the year and can be of two '
+            f"centuries: {source.name_row(row)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
+            "years of four digits",
+            "write the years with four digits",
+        )
