@@ -16,7 +16,7 @@ from drivetrain.data import copies, stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import image_files, npz_images, pixel_scale, source
+from drivetrain.data.images import image_files, mirroring, npz_images, pixel_scale, source
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_paths import EXTENSIONS, is_leftover
@@ -75,6 +75,9 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
             notes=[f"{len(train):,} training and {len(validation):,} validation images, {head.outputs_text}"],
         )
     )
+    are_numbers = form.kind == "numbers"
+    names = form.columns if are_numbers else head.classes
+    dataset.notes += mirroring.note_changes(job.data.augment, names, are_numbers=are_numbers)
     dataset.notes += [*first_notes, *validation_notes, *last_notes]
     return dataset
 

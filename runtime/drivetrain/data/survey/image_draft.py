@@ -12,7 +12,7 @@ import numpy as np
 
 from drivetrain.data import labels
 from drivetrain.data.formats import column_values, table_paths
-from drivetrain.data.images import class_folders, decode, image_paths, resize
+from drivetrain.data.images import class_folders, decode, image_paths, mirroring, resize
 from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
 from drivetrain.data.survey import settings, table_sample
@@ -83,7 +83,7 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     counts = count_classes(root, listing.labels)
     image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
     validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
-    draft = start_draft(image_survey, settings.describe_classes(counts), "one folder for each class")
+    draft = start_draft(image_survey, settings.describe_classes(counts), list(counts), "one folder for each class")
     draft.found += listing.notes
     draft.choices += [*choices, *refusals]
     train = request.path_entry("train", root, f"{len(listing.names):,} images, a folder for each class")
@@ -160,8 +160,18 @@ def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str
     return reason if unknown else ""
 
 
-def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: str, task: str = TASK) -> Draft:
-    """Start a draft for images: facts on them, an image size, a network and first settings; `reason` is that of the task."""
+def start_draft(
+    image_survey: ImageSurvey, label_facts: Sequence[str], label_names: Sequence[str], reason: str, task: str = TASK
+) -> Draft:
+    """Start a draft for images: facts on them, an image size, a network and first settings.
+
+    Args:
+        image_survey: the images.
+        label_facts: facts on what is predicted.
+        label_names: names of the classes or labels.
+        reason: the reason for the task.
+        task: the task.
+    """
     sides, total = np.array(image_survey.sides), len(image_survey.names)
     middle = float(np.median(sides))
     fitting, _ = resize.choose_size("auto", sides, exact=False)
@@ -183,8 +193,10 @@ def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: s
         fit = "pad" if 2 * image_survey.oblong > len(sides) else "crop"
         draft.data.append(Entry("fit", fit, f"{part}: crop takes the center; pad and squash keep all of it"))
     if not image_survey.grey and size >= 32 and task == TASK:
-        reason = "mirrored photos keep their class; remove flip for text, digits, or left and right"
-        draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
+        value, reason = "{flip: true, crop_padding: 4}", "mirrored photos keep their class; remove flip for text"
+        if mirrored := mirroring.find_mirrored(label_names):
+            value, reason = "{crop_padding: 4}", f"without flip: a mirrored image may be of another class: {mirrored}"
+        draft.data.append(Entry("augment", value, reason))
     network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
     draft.model = Entry("model", network, "a small network for a first result; try resnet18 with many images")
     draft.train = settings.training(total, 36_000, (5, 30), 32, "images", "3e-3")
@@ -213,6 +225,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     draft = start_draft(
         ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
         label_facts,
+        guess.names if kind == "labels" else sorted(set(_cell_texts(sample, guess.names[0]))),
         f"column {column.name} holds paths of images",
         task,
     )
