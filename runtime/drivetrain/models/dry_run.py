@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.map_dataset import ArraySplit, describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import Refuse
-from drivetrain.data.dataset import Batch, Dataset, Head, Split
+from drivetrain.data.dataset import Batch, Dataset, Head, Split, Targets
 from drivetrain.data.loader.batches import fetch, fetch_in_order
 from drivetrain.models.buffers import Buffers
 from drivetrain.models.frozen_split import evaluating
@@ -43,7 +43,13 @@ def find_wrapper(module: nn.Module) -> str | None:
     return next(wrappers, None)
 
 
-def check_network(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
+def check_network(
+    module: nn.Module,
+    dataset: Dataset,
+    name: str,
+    refuse: Refuse,
+    check_metrics: Callable[[Any, Targets], None] | None = None,
+) -> None:
     """Pass samples of both splits through the network and through the user's loss, if there is one.
 
     Args:
@@ -51,6 +57,7 @@ def check_network(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse
         dataset: provides the samples.
         name: name of the network, for error messages.
         refuse: makes the error.
+        check_metrics: gets the outputs and targets of a batch.
 
     Raises:
         SpecError: if network, data and loss do not fit together.
@@ -66,6 +73,8 @@ def check_network(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse
             if dataset.loss:
                 dataset.loss.check_call(output.float(), batch.targets[head.name])
                 dataset.loss.divide(output.float(), _gather_trial_targets(dataset, head))
+        if check_metrics:
+            check_metrics(outputs, batch.targets)
     _check_same_shapes(before, _list_shapes(module), name, refuse)
     check_storable(module, name, refuse)
 
@@ -79,7 +88,7 @@ def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
     count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
     ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
     if isinstance(split, ArraySplit):  # values that the loss may leave out are the largest, the smallest, or NaN
-        flat = split.targets[head.name].flatten(1)
+        flat = split.targets[head.name].reshape(len(split), -1)
         ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
     return next(fetch(split, [np.unique(ids)])).targets[head.name]
 

@@ -19,10 +19,11 @@ from torch.utils.data import TensorDataset
 
 from drivetrain.data.custom import custom_data as custom
 from drivetrain.data.custom import data_sources
+from drivetrain.data.custom.broadcasts import SAME_SHAPE
 from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import CustomTerms
-from drivetrain.data.dataset import Dataset
+from drivetrain.data.dataset import Dataset, Targets
 from drivetrain.data.load_data import check_loss
 from drivetrain.data.notes import format_note
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError, Stopped, UserCodeError
@@ -169,7 +170,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     dataset = _open_data(call, terms)
     check_loss(job, dataset)
     buffers.unshare(model)
-    dry_run.check_network(model, dataset, "the model", refuse)
+    dry_run.check_network(model, dataset, "the model", refuse, functools.partial(_check_metrics, call, dataset))
     # The result is not needed yet: this raises if a pattern matches no parameter.
     lr_groups.make_groups(job, model, Model(model, "python", {}, Freeze()).list_trained())
     if call.parts.optimizer and (unoptimized := embedded_parts.list_unoptimized(call.parts.optimizer.optimizer, model)):
@@ -178,7 +179,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
         )
     for note in dataset.notes:
         say(format_note(note))
-    if terms and (loss_note := terms.note()):
+    for loss_note in terms.notes() if terms else ():
         say(format_note(loss_note, "loss"))
     data = job.data.model_copy(
         update={
@@ -191,6 +192,13 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     )
     network = EmbeddedModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
     return job.model_copy(update={"data": data, "model": network}), dataset
+
+
+def _check_metrics(call: TrainCall, dataset: Dataset, outputs: Any, targets: Targets) -> None:
+    """Refuse a metric that combines every sample with every other by mistake."""
+    if broadcast := call.parts.metrics.find_broadcast(outputs, targets, dataset.heads):
+        refuse = embedded_parts.make_refusal(call.job.document.place(()))
+        raise refuse("metrics", f"update() of {broadcast[0]} {broadcast[1]}", *SAME_SHAPE)
 
 
 def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> None:

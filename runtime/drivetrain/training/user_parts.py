@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import warnings
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.data.custom import broadcasts
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Head
 from drivetrain.errors import UserCodeError
@@ -56,6 +58,26 @@ class UserMetrics:
                 if hasattr(metric, "to"):
                     metric.to(predicted.device)
                 metric.update(predicted, target)
+
+    def find_broadcast(
+        self, outputs: Tensor, targets: Mapping[str, Tensor], heads: Mapping[str, Head]
+    ) -> tuple[str, str] | None:
+        """The first metric that combines every sample with every other, and a description; None if there is none.
+
+        Copies of the metrics get samples as in `add`. An error is raised by the evaluation, not here.
+        """
+        for name, metric in self.metrics.items():
+            trial = UserMetrics()
+
+            def add_rows(rows: Tensor, row_targets: Tensor, trial: UserMetrics = trial) -> None:
+                trial.begin()
+                trial.add(rows, {"": row_targets}, heads)
+
+            with contextlib.suppress(Exception):
+                trial.metrics[name] = copy.deepcopy(metric)
+                if broadcast := broadcasts.find_broadcast(add_rows, outputs.detach(), targets[""]):
+                    return name, broadcast
+        return None
 
     def compute(self) -> dict[str, float]:
         """The value of each metric, as `validation/NAME`.

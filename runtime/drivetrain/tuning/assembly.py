@@ -91,8 +91,8 @@ def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | No
         say(format_note(text, "model"))
     for note in network.notes:
         say(format_note(note, "model"))
-    if dataset.loss and (text := dataset.loss.note()):
-        say(format_note(text, "loss"))
+    for note in dataset.loss.notes() if dataset.loss else ():
+        say(format_note(note, "loss"))
     if network.code is not None:
         user_code.record_digests(folder, network.code)
     with timer.phase("model"):

@@ -293,13 +293,13 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "a loss that raises": (
         terms("lambda outputs, targets: outputs - targets.nothing"),
         MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py, called with outputs (2, 2) float32 and targets (2,) int64, "
+        "train.loss.file: the loss of loss() in my_loss.py, called with outputs (12, 2) float32 and targets (12,) int64, "
         "raised AttributeError: 'Tensor' object has no attribute 'nothing'\n    my_loss.py:3: in <lambda>: return",
     ),
     "a loss by output": (
         terms("lambda outputs, targets: outputs * 2"),
         MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py gives shape (2, 2) for 2 samples",
+        "train.loss.file: the loss of loss() in my_loss.py gives shape (12, 2) for 12 samples",
     ),
     "a loss as a number": (
         terms("lambda outputs, targets: 3.0"),

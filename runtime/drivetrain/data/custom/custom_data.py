@@ -107,6 +107,8 @@ def build_dataset(
         for part, label, collate in zip(parts, labels, collates, strict=True)
     )
     head = determine_head(job, train, validation, targets, names)
+    if loss and len(head.columns) == 1:
+        loss.set_data_shape(train.first_targets())
     sample = as_float32(train.gather(np.arange(1)), np.arange(1), None)
     inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in sample]
     stored = {"kind": "own", "inputs": inputs, "targets": head.kind, "reader": reader}

@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,7 +86,11 @@ def list_user_lines(error: BaseException) -> list[str]:
 
     If there is none, those of the program that called the runtime: neither of this package nor of an installed one.
     """
-    frames = traceback.extract_tb(error.__traceback__)
+    return list_user_frames(traceback.extract_tb(error.__traceback__))
+
+
+def list_user_frames(frames: Sequence[traceback.FrameSummary]) -> list[str]:
+    """The lines of these frames that are the user's, as `list_user_lines` writes them."""
     user_frames = [(short, frame) for frame in frames if (short := find_short_name(frame.filename))]
     user_frames = user_frames or [
         (Path(frame.filename).name, frame)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drivetrain.data.custom import code_files, user_code
+from drivetrain.data.custom.broadcasts import SAME_SHAPE, find_broadcast, tile_rows
 from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import onto
@@ -219,10 +220,16 @@ class CustomTerms:
         self.division = Division(self.torch_mean.weights if self.torch_mean else None)
         """How the loss of a batch is combined from those of its parts; before the trial, the mean is assumed."""
         self.is_tried = self.torch_mean is not None
+        self.target_shapes: Sequence[tuple[int, ...]] = ((),)
+        """Shapes in which the function may get the targets, first the one of the data, () if it is fixed; one after a trial."""
+        self.target_shape: tuple[int, ...] = ()
+        """The shape in which the function gets the targets, such as (-1,); () for the shape that they have."""
+        self.shape_note = ""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):
             self.function.to(outputs.device)  # moves its buffers, such as class weights
+        targets = self._shape_targets(targets)
         if self.torch_mean:
             return self.torch_mean.terms(outputs, targets)
         value, count = self._compute(self.function, outputs, targets), self.division.count
@@ -236,15 +243,25 @@ class CustomTerms:
         """The weights of samples in the loss of their batch: one for each, shape (N,), or one for all."""
         if self.division.count is None:
             return torch.ones(len(targets), device=targets.device)
-        return sum_counts(self.division.count, targets).to(targets.device)
+        return sum_counts(self.division.count, self._shape_targets(targets)).to(targets.device)
 
-    def note(self) -> str:
-        """A note on how batches are split; empty if there is nothing unusual."""
+    def set_data_shape(self, raw_targets: Tensor) -> None:
+        """Let the function get single numbers in the shape that they have in the data, (N,) or (N, 1), if it takes it."""
+        shapes = ((-1,), (-1, 1))
+        self.target_shapes = shapes if raw_targets.ndim == 1 else shapes[::-1]
+        self.target_shape = self.target_shapes[0]
+
+    def _shape_targets(self, targets: Tensor) -> Tensor:
+        return targets.reshape(self.target_shape) if self.target_shape else targets
+
+    def notes(self) -> list[str]:
+        """Notes on how batches are split and on the shape of the targets, if there is anything unusual."""
+        notes = [self.shape_note] if self.shape_note else []
         if self.division.obstacle:
-            return f"{self.division.obstacle}, so one process computes every batch as a whole; {SPLITTABLE}"
-        if self.division.summed:
-            return f"{self.name} is a sum: validation/loss is that over all validation samples"
-        return ""
+            notes.append(f"{self.division.obstacle}, so one process computes every batch as a whole; {SPLITTABLE}")
+        elif self.division.summed:
+            notes.append(f"{self.name} is a sum: validation/loss is that over all validation samples")
+        return notes
 
     def _compute(self, function: Any, outputs: Tensor, targets: Tensor) -> Tensor:
         """Call the loss and check the shape and the gradient of its result."""
@@ -266,10 +283,43 @@ class CustomTerms:
         return value
 
     def check_call(self, outputs: Tensor, targets: Tensor) -> None:
-        """Call the loss once as a check; raises SpecError if it raises, or its result cannot be a loss."""
-        call = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
+        """Call the loss as a check, and find the shape of the targets with which it keeps the samples apart.
+
+        Raises:
+            SpecError: if it raises, its result cannot be a loss, or it combines every sample with every other.
+        """
+        rows, row_targets = next(tile_rows(outputs, self._shape_targets(targets)))
+        call = f"{self.name}, called with outputs {_shape(rows)} and targets {_shape(row_targets)}, raised"
         with blame_user_code(self.refuse, call):
-            self(outputs, targets)
+            self._choose_shape(outputs, targets)
+
+    def _choose_shape(self, outputs: Tensor, targets: Tensor) -> None:
+        broadcasts: list[str] = []
+        errors: list[Exception] = []
+        trial = copy.copy(self)
+        data_shape = self.target_shapes[0]
+        for shape in self.target_shapes:
+            self.target_shape = trial.target_shape = shape
+            trial.function = copy.deepcopy(self.function)  # it may change its own state
+            try:
+                broadcast = find_broadcast(trial, outputs, targets)
+            except Exception as error:  # the user's code may raise anything
+                errors.append(error)
+                continue
+            if not broadcast:
+                self.target_shapes = (shape,)
+                if shape is not data_shape:
+                    names = {(-1,): "(N,)", (-1, 1): "(N, 1)"}
+                    self.shape_note = (
+                        f"{self.name} gets targets of shape {names[shape]}: with {names[data_shape]} it raises, or combines "
+                        "every sample with every other"
+                    )
+                return
+            broadcasts.append(broadcast)
+        self.target_shape = data_shape
+        if not broadcasts:
+            raise errors[0]
+        raise self.refuse(f"{self.name} {broadcasts[0]}", *SAME_SHAPE)
 
     def divide(self, outputs: Tensor, targets: Tensor) -> None:
         """Find out, unless it is known, how the loss of a batch is combined from those of its parts.
@@ -279,11 +329,13 @@ class CustomTerms:
         Raises:
             SpecError: if `weight_of` is not what the loss divides by.
         """
+        if len(self.target_shapes) > 1:
+            self.check_call(outputs[:2].detach(), targets[:2])
         if self.is_tried:
             return
         self.is_tried = True
         count = max(MIN_TRIAL_SAMPLES, min(len(targets), MAX_TRIAL_NUMBERS // max(1, outputs[0].numel())))
-        targets = targets.cpu()[torch.arange(count) * max(1, len(targets) // count) % len(targets)]
+        targets = self._shape_targets(targets.cpu())[torch.arange(count) * max(1, len(targets) // count) % len(targets)]
         division = None
         # On the CPU, since invented outputs may be invalid, and an invalid index makes a GPU unusable.
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):

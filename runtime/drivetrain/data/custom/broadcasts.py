@@ -1,0 +1,123 @@
+"""Finds operations in which outputs of shape (N, 1) meet targets of shape (N,): torch pairs every sample with every other."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from drivetrain.data.custom.user_errors import list_user_frames
+
+TRIAL_ROWS = 12
+"""Smallest number of rows in a trial: losses of pairs, triplets and groups of four run with it and its multiples."""
+_EXPANDING: frozenset[Any] = frozenset(
+    [torch.broadcast_tensors, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss]
+)
+"""Functions that expand their arguments before an operation sees them."""
+_COMPARISONS: frozenset[Any] = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+"""Operations whose pairs are intended: `labels[:, None] == labels`."""
+SAME_SHAPE = (
+    "outputs and targets of the same shape in every operation, such as (N, 1) and (N, 1)",
+    "write targets.reshape(outputs.shape), or outputs.squeeze(-1), there; if all pairs are meant, write both dimensions, as in "
+    "a[:, None] - b[None, :]",
+)
+"""The second and third part of the error for such an operation."""
+Look = Callable[[Iterable[object]], None]
+
+
+class _WatchFunctions(TorchFunctionMode):
+    """Shows the arguments of the functions that expand them."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self.look = look
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _EXPANDING:
+            self.look((*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+
+class _WatchOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows the arguments of the operations that work element by element."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # A mode that torch.compile skips imports the compiler, which takes seconds.
+        return False
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.look = look
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.pointwise in func.tags and func.overloadpacket not in _COMPARISONS:
+            self.look(args)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def watch_broadcasts(rows: int) -> Iterator[list[str]]:
+    """List the broadcasts between samples inside the block; no other dimension should have the size `rows`."""
+    found: list[str] = []
+    depth = len(traceback.extract_stack()) - 2  # without this function and the one that enters the block
+
+    def look(arguments: Iterable[object]) -> None:
+        shapes = [tuple(argument.shape) for argument in arguments if isinstance(argument, Tensor)]
+        for longer, shorter in itertools.permutations(shapes, 2):
+            if _pairs_samples(longer, shorter, rows):
+                lines = list_user_frames(traceback.extract_stack()[depth:])[-1:]
+                texts = [_format_shape(shape, rows) for shape in (longer, shorter)]
+                found.append("\n".join([f"combines {texts[0]} with {texts[1]}, every sample with every other", *lines]))
+                return
+
+    # The function modes see what torch warns about, too.
+    with warnings.catch_warnings(), _WatchFunctions(look), _WatchOperations(look):
+        warnings.simplefilter("ignore")
+        yield found
+
+
+def _pairs_samples(longer: Sequence[int], shorter: Sequence[int], rows: int) -> bool:
+    """Whether the samples of a tensor meet a dimension of size 1 of another one, whose samples are in front of it."""
+    added = len(longer) - len(shorter)
+    return added > 0 and len(shorter) > 0 and longer[0] == shorter[0] == rows and longer[added] == 1
+
+
+def _format_shape(shape: Sequence[int], rows: int) -> str:
+    sizes = ["N" if size == rows else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def tile_rows(outputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the rows of an example repeated, in two numbers of rows that no other dimension has."""
+    sizes = {*outputs.shape[1:], *targets.shape[1:]}
+    counts = (count for count in itertools.count(TRIAL_ROWS, TRIAL_ROWS) if count not in sizes)
+    for count in itertools.islice(counts, 2):
+        rows = torch.arange(count) % len(outputs)
+        yield outputs[rows], targets[rows]
+
+
+def find_broadcast(call: Callable[[Tensor, Tensor], object], outputs: Tensor, targets: Tensor) -> str:
+    """Describe a broadcast between samples in a function of (outputs, targets), with the user's line; empty without one.
+
+    Raises:
+        Exception: whatever the function raises for the first number of rows.
+    """
+    # A constant of the function may have as many elements as there are rows, but not twice.
+    descriptions = []
+    for rows in tile_rows(outputs, targets):
+        with watch_broadcasts(len(rows[0])) as found:
+            call(*rows)
+        if not found:
+            return ""
+        descriptions.append(found[0])
+    return descriptions[0]
