@@ -14,7 +14,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.launch import compose_project, container, mounts, network
 from tests import own_job
-from tests.messages import ends_with, says, says_only
+from tests.messages import ends_with, saying, says, says_only
 from tests.paths import ROOT
 
 IMAGES = "name: a\ntask: image-classification\ndata: {train: photos}\n"
@@ -237,6 +237,52 @@ def test_a_link_inside_a_data_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cats").symlink_to(tmp_path / "secret")
     message = read_refusal(path)
     assert says(message, "link-mounted-container", "data.train", f"{tmp_path}/photos/cats", f"{tmp_path}/secret")
+
+
+@pytest.mark.parametrize("root", [mounts.WORKSPACE, None])
+@pytest.mark.parametrize(
+    ("link", "target", "outside", "inside"),
+    [
+        ("cats/1.png", "FAR/1.png", False, False),
+        ("cats/deep/2.png", "FAR/1.png", False, False),
+        ("cats", "FAR", False, False),
+        ("cats/1.png", "../../../../far/1.png", False, False),
+        ("cats/1.png", "../store/1.png", True, True),
+        ("cats/1.png", "HERE/store/1.png", True, None),
+        ("cats/1.png", "../lost.png", True, True),
+        (".cache/1.png", "FAR/1.png", True, True),
+    ],
+)
+def test_links_in_class_folders(
+    project: Path,
+    tmp_path: Path,
+    link: str,
+    target: str,
+    outside: bool,
+    inside: bool | None,
+    root: Path | None,
+) -> None:
+    """Each is followed as the container does it, for data outside of the project and inside of it, whose path may differ.
+
+    The container trained on fewer samples than the laptop, without a word.
+    """
+    for folder, is_visible in ((tmp_path / "own", outside), (project / "jobs", inside)):
+        photos = folder / "photos"
+        (photos / "store").mkdir(parents=True)
+        (tmp_path / "far").mkdir(exist_ok=True)
+        (photos / link).parent.mkdir(parents=True, exist_ok=True)
+        (photos / link).symlink_to(target.replace("FAR", str(tmp_path / "far")).replace("HERE", str(photos)))
+        if is_visible is None:
+            is_visible = root is None
+        origin = "data.train"
+        if is_visible:
+            list(mounts.list_path_mounts(origin, photos, root or project))
+        else:
+            with pytest.raises(
+                SpecError, check=saying("link-mounted-container", origin, photos / link, (photos / link).resolve())
+            ):
+                list(mounts.list_path_mounts(origin, photos, root or project))
+        list(mounts.list_path_mounts(origin, folder, root or project, is_code=True))
 
 
 def test_a_path_that_means_something_else_inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

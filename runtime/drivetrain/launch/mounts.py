@@ -1,7 +1,7 @@
 """The mounts of a container beside the project: files and folders that a spec or a command line names.
 
 Each is mounted separately and read-only. A folder with more than data (a home, system folders, keys) is refused.
-So is a folder with symlinks that lead out of it, because the container could not follow them.
+So is a folder with symlinks, also in inner folders, that the container could not follow.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import pwd
+import shlex
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,8 +63,8 @@ MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of tables of images, whose paths are relative to the folder of the table."""
 CODE_KEY = "file"
 """The last part of the key of a file with the user's code."""
-MAX_CHECKED_ENTRIES = 10_000
-"""Number of entries of a folder that are checked for symlinks at most."""
+MAX_CHECKED_LINKS = 10_000
+"""Number of symlinks of a folder that are checked at most."""
 _POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
 
 _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -88,7 +89,7 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
     Raises:
         SpecError: if one of them may not be mounted, or its path means something else in the container.
     """
-    named_paths = [("the spec", Path(os.path.abspath(path)))]
+    named_paths = [("the spec", Path(os.path.abspath(path)), False)]
     for key, text in list_files(job):
         origin, target = job.locate_key(key), Path(os.path.abspath(job.resolve(text)))
         if key[-1] == CODE_KEY:
@@ -100,9 +101,11 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
             if is_table and not target.is_relative_to(PROJECT):
                 # The container must find the images, whose paths start from the folder of the table.
                 origin, target = f"{origin}: {text} names files in its folder", target.parent
-        named_paths.append((origin, target))
+        named_paths.append((origin, target, key[-1] == CODE_KEY))
     return drop_nested_mounts(
-        mount for origin, folder in named_paths for mount in list_path_mounts(origin, folder, root)
+        mount
+        for origin, folder, is_code in named_paths
+        for mount in list_path_mounts(origin, folder, root, is_code=is_code)
     )
 
 
@@ -139,16 +142,17 @@ def check_one_line(texts: Mapping[str, object]) -> None:
             )
 
 
-def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
+def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE, *, is_code: bool = False) -> Iterator[Mount]:
     """Yield the mount for an absolute path; nothing if it is inside the project.
 
     Args:
         origin: where the path is named, for the error message.
         path: the path, with its symlinks unresolved.
         root: the project's path in the container.
+        is_code: whether it is the folder of the user's code, which may hold environments with links of their own.
 
     Raises:
-        SpecError: if it may not be mounted.
+        SpecError: if it may not be mounted, or has links that would be broken in the container.
     """
     full_path = _include_blobs(path)
     target, real = _path_in_container(full_path, root), full_path.resolve()
@@ -164,7 +168,7 @@ def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterato
                 "use a smaller folder, or copy what the job needs into a separate folder",
             )
         yield Mount(real, target)
-    _refuse_outward_links(origin, real)
+    _refuse_broken_links(origin, real, target, root, deep=not is_code)
 
 
 def find_obstacle(path: Path) -> str | None:
@@ -304,18 +308,35 @@ def _path_in_container(path: Path, root: Path) -> Path | None:
     return None  # a cycle of symlinks; opening it reports that
 
 
-def _refuse_outward_links(origin: str, folder: Path) -> None:
-    """Refuse a folder with symlinks that lead out of it, which would be broken in the container."""
-    try:
-        with os.scandir(folder) as entries:
-            links = [entry.path for entry in itertools.islice(entries, MAX_CHECKED_ENTRIES) if entry.is_symlink()]
-    except OSError:
-        return
-    for link in links:
-        real = Path(link).resolve()
-        if not real.is_relative_to(folder) and not real.is_relative_to(PROJECT):
+def _refuse_broken_links(origin: str, folder: Path, target: Path | None, root: Path, *, deep: bool) -> None:
+    """Refuse a folder with symlinks that would be broken in the container, where training would miss these files.
+
+    Args:
+        folder: without symlinks.
+        target: its path in the container; None if it lies in the project.
+        root: the project's path in the container.
+        deep: whether folders in it are looked at.
+    """
+    for link in itertools.islice(_iterate_links(folder, deep=deep), MAX_CHECKED_LINKS):
+        real = link.resolve()
+        if target is None:
+            is_visible = not link.is_relative_to(PROJECT) or _path_in_container(link, root) is None
+        else:
+            address = Path(os.readlink(link))
+            is_visible = real.is_relative_to(folder) and (not address.is_absolute() or address.is_relative_to(target))
+            is_visible |= root == PROJECT and real.is_relative_to(PROJECT)
+        if not is_visible:
             raise SpecError(
                 f"{origin}: {link} is a link to {real}, which is not mounted in the container",
                 _POSSIBLE,
-                "write the link's target into the job file, or copy the file",
+                f"write the link's target into the job file, or copy the files: cp -rL {shlex.quote(str(folder))} FOLDER",
             )
+
+
+def _iterate_links(folder: Path, *, deep: bool) -> Iterator[Path]:
+    """Yield the symlinks in a folder, and in the folders in it if `deep`; hidden folders and links are skipped there."""
+    for path, folders, files in os.walk(folder):
+        is_inner = path != str(folder)
+        names = [name for name in (*folders, *files) if not (is_inner and name.startswith("."))]
+        yield from (link for name in names if (link := Path(path, name)).is_symlink())
+        folders[:] = [name for name in folders if deep and not name.startswith(".")]

@@ -17,7 +17,7 @@ from PIL import Image
 
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
-from tests.messages import says, says_only
+from tests.messages import saying, says, says_only
 from tests.pictures import SIDE, job, make_image, write_good_images, write_truncated_jpeg
 
 torch.set_num_threads(1)
@@ -71,8 +71,6 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
         make_header_writer(10000, 10000),
         "image file is truncated|broken PNG file|broken data stream",
     ),
-    "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
-    "link to itself": ("x.png", lambda path: path.symlink_to("x.png"), "too many levels of symbolic links"),
     "pipe": ("x.png", os.mkfifo, "not a file"),
 }
 
@@ -105,6 +103,23 @@ def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case
     (line,) = [note for note in data.notes if note.startswith(f"left out: {path}: ")]
     assert any(part in line for part in reason.split("|"))
     assert data.train.gather(np.arange(len(data.train)))[0].shape == (len(data.train), 1 + 2, SIDE, SIDE)
+
+
+@pytest.mark.parametrize("target", ["nowhere.png", "/nowhere/x.png", "x.png"])
+@pytest.mark.parametrize("name", ["a/x.png", "a/deep/x.png", "c", "a/more"])
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_a_broken_link_is_no_bad_sample(tmp_path: Path, kind: str, name: str, target: str) -> None:
+    """A container that does not see what links lead to must not train on fewer samples than its host does."""
+    images = write_good_images(tmp_path / "images")
+    files = [path.relative_to(tmp_path) for path in sorted(images.rglob("*.png"))]
+    (images / name).parent.mkdir(exist_ok=True)
+    (images / name).symlink_to(target.replace("x.png", Path(name).name))
+    rows = [f"{path},{path.parent.name}" for path in [*files, Path("images", name)]]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    source = images if kind == "folder" else tmp_path / "list.csv"
+    with pytest.raises(DataError, check=saying("links-what-does-exist", "data.train", 1, images / name)) as error:
+        load(job(source, bad_samples=0.5))
+    assert error.value.exit_code == 3
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def read(folder: Path, key: str) -> FolderListing:
         listing.labels += [label] * len(names)
         if not names:
             empty_folders.append(label)
+    image_paths.check_links(skipped.links, key)
     loose_images = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
     _check_not_nested(folder, classes, listing.names, key)
     if not listing.names:
@@ -70,7 +71,7 @@ def read(folder: Path, key: str) -> FolderListing:
 
 @dataclass
 class _SkippedFiles:
-    """Files and folders that were skipped inside class folders, for notes."""
+    """Files and folders that were skipped inside class folders, for notes, and links."""
 
     kinds: dict[str, int] = field(default_factory=dict)
     """The number of files, by extension."""
@@ -78,6 +79,8 @@ class _SkippedFiles:
     """The number of folders, by name."""
     loops: list[str] = field(default_factory=list)
     """Links to a folder above."""
+    links: list[str] = field(default_factory=list)
+    """Paths of all links, also of files that were not skipped."""
 
     def notes(self, folder: Path) -> Iterator[str]:
         if self.kinds:
@@ -128,6 +131,7 @@ def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.Dir
             "a folder that this user may read",
             "give this user read permission",
         ) from None
+    skipped.links += [entry.path for entry in visible if entry.is_symlink()]
     leftovers = [entry.name for entry in visible if is_leftover(entry.name) and _is_folder(entry)]
     for name in leftovers:
         skipped.leftovers[name] = skipped.leftovers.get(name, 0) + 1
@@ -135,7 +139,7 @@ def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.Dir
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a folder. A broken link is not; it counts as an image, and is reported when it is opened."""
+    """Whether the entry is a folder. A broken link is not."""
     try:
         return entry.is_dir()
     except OSError:

@@ -86,9 +86,10 @@ class Files:
 
     def title(self, row: int) -> str:
         """The path of an image, without bytes that are not UTF-8."""
-        return readable(self._path(row))
+        return readable(self.path(row))
 
-    def _path(self, row: int) -> str:
+    def path(self, row: int) -> str:
+        """The path of an image; of one in a table, its title."""
         return os.path.join(self.root, self.names[row])
 
     def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Files:
@@ -101,7 +102,7 @@ class Files:
         Raises:
             DataError: if a file has changed or disappeared since it was checked.
         """
-        sources = (self.cells.source(row) if self.cells else self._path(row) for row in rows.tolist())
+        sources = (self.cells.source(row) if self.cells else self.path(row) for row in rows.tolist())
         return decode_all(
             sources, map(self.title, rows.tolist()), (self.size, self.channels, self.resize), _changed_error
         )
@@ -110,7 +111,7 @@ class Files:
         """Values that change if one of the images changes, for the key of a cache."""
         if self.cells:
             return self.cells.stamps()
-        return [(path, stamp(path)) for path in map(os.path.abspath, map(self._path, range(len(self))))]
+        return [(path, stamp(path)) for path in map(os.path.abspath, map(self.path, range(len(self))))]
 
 
 def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:

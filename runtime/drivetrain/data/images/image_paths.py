@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
+from drivetrain.job.formatting import readable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
 OTHER_PICTURES = (
@@ -36,12 +37,36 @@ _LEFTOVER_NAMES = {
     # Python
     *("__pycache__", "ipynb_checkpoints"),
 }
+_SHOWN_LINKS = 3
+"""Number of broken links that a message names."""
 _CHECKED_DISK = re.compile(r"found\.\d{3}")
 
 
 def is_leftover(name: str) -> bool:
     """Return whether a folder of this name was left by a program, not made for pictures."""
     return name.casefold() in _LEFTOVER_NAMES or _CHECKED_DISK.fullmatch(name.casefold()) is not None
+
+
+def is_broken_link(path: str) -> bool:
+    """Return whether a path is a symlink whose target does not exist here, which may be because a container lacks it."""
+    return os.path.islink(path) and not os.path.exists(path)
+
+
+def check_links(paths: Iterable[str], key: str) -> None:
+    """Refuse broken symlinks: with some samples missing, a container would train on others than the host.
+
+    Raises:
+        DataError: with the first ones and their targets; names `key`.
+    """
+    broken = [f"{path} -> {os.readlink(path)}" for path in paths if is_broken_link(path)]
+    if broken:
+        shown = [readable(link) for link in broken[:_SHOWN_LINKS]]
+        raise DataError(
+            f"{key}: {len(broken):,} of the files and folders are links to what does not exist here: {', '.join(shown)}",
+            "links to what exists; in a container, only to what it mounts: below the named folder or the project, by "
+            "relative links",
+            "fetch what they lead to, remove them, or copy the folder with the files in place of links: cp -rL",
+        )
 
 
 TRAIN, VALIDATION, TEST = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval"))

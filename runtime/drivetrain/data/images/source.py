@@ -16,7 +16,7 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, npz_images, resize
+from drivetrain.data.images import class_folders, image_files, image_paths, npz_images, resize
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
@@ -101,6 +101,8 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
     elif suffix in table_file.SUFFIXES:
         rows = read_manifest(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
+        # Links in class folders were checked when these were listed.
+        image_paths.check_links((images.path(row) for row in broken), key)
     else:
         table_paths.check_is_table(path, key)
         raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
