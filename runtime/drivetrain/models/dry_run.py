@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import prune
 
 from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.map_dataset import ArraySplit, describe
@@ -106,12 +107,17 @@ def _check_trainable(module: nn.Module, name: str, refuse: Refuse) -> None:
             "parameters that need a gradient",
             "assign layers to self in __init__, and leave requires_grad of some of them on",
         )
+    check_dense_gradients(module, name, refuse)
+
+
+def check_dense_gradients(module: nn.Module, name: str, refuse: Refuse) -> None:
+    """Refuse layers with sparse gradients."""
     for where, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
             raise refuse(
                 f"{name}: {where} has sparse=True, and so sparse gradients",
                 "dense gradients, whose norm is measured and which all processes and optimizers can share",
-                f"leave out sparse=True where {where} is made",
+                f"leave out sparse=True where {where} is made; drivetrain.prepare takes sparse gradients",
             )
 
 
@@ -239,6 +245,12 @@ def _check_attributes(path: str, layer: nn.Module, name: str, refuse: Refuse) ->
                 f"{name}: {attribute} is kept by torch.nn.utils.{function}, which torch can neither copy nor load",
                 "the parametrization of the same name",
                 f"use torch.nn.utils.parametrizations.{function}",
+            )
+        if any(isinstance(hook, prune.BasePruningMethod) for hook in layer._forward_pre_hooks.values()):
+            raise refuse(
+                f"{name}: {attribute} is computed by torch.nn.utils.prune, and torch cannot copy it",
+                "weights that are parameters; or torch.nn.utils.parametrize, with the mask in a parametrization",
+                f"prune.remove(model.get_submodule({path!r}), {key!r}) ends the pruning; drivetrain.prepare continues it",
             )
         raise refuse(
             f"{name}: {attribute} is a tensor of the last forward pass, whose graph cannot be copied",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.job.embedded import EmbeddedJob
+from drivetrain.models import dry_run
 from drivetrain.training.user_parts import (
     Callbacks,
     UserMetrics,
@@ -135,10 +135,13 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
         if not isinstance(optimizer, Optimizer):
             raise refuse("optimizer", f"returned {describe(optimizer)}", POSSIBLE_OPTIMIZERS, "return an optimizer")
     _check_parameters(optimizer, model, refuse)
+    if stored:
+        dry_run.check_dense_gradients(model, "the model", partial(refuse, ""))
     # Finds out what the state consists of by a step of a copy, so code of the user may raise here.
     call = f"is {_describe_type(optimizer)}, whose step() raised"
+    checked = UserOptimizer(optimizer, model)
     with blame_user_code(partial(refuse, "optimizer"), call, POSSIBLE_OPTIMIZERS):
-        obstacle = find_unstorable_state(optimizer, model)
+        obstacle = find_unstorable_state(checked)
     if obstacle and stored:
         raise refuse(
             "optimizer",
@@ -146,7 +149,7 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
             "an optimizer whose state is tensors and numbers",
             'choose another one, as optimizer={"name": "adamw"}; or `drivetrain.prepare`, which writes no checkpoint',
         )
-    return UserOptimizer(optimizer, model)
+    return checked
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -> None:
@@ -219,7 +222,7 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
     if not isinstance(argument, LRScheduler):
         # Called with a copy: building a scheduler changes the rates of its optimizer.
         with blame_user_code(partial(refuse, "schedule"), "raised", POSSIBLE_SCHEDULES):
-            scheduler = schedule.build(optimizer.build(copy.deepcopy(optimizer.model)))
+            scheduler = schedule.build(optimizer.copy())
     if isinstance(scheduler, ReduceLROnPlateau):
         raise refuse(
             "schedule",

@@ -133,6 +133,12 @@ class UserOptimizer:
             optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
 
+    def copy(self) -> Optimizer:
+        """A copy over copies of its parameters; the network stays out of it, since not every network can be copied."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        copies = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in parameters}
+        return copy.deepcopy(self.optimizer, copies)
+
 
 class UserSchedule:
     """A scheduler of a Python program, or a function that makes one for an optimizer.
@@ -156,16 +162,19 @@ class UserSchedule:
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
 
 
-def find_unstorable_state(optimizer: Optimizer, model: nn.Module) -> str | None:
+def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
     """Why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
 
     Raises:
         Exception: whatever the optimizer's step raises.
     """
-    trial_optimizer = UserOptimizer(optimizer, model).build(copy.deepcopy(model))
-    for group in trial_optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+    trial_optimizer = optimizer.copy()
+    layers = optimizer.model.modules()
+    sparse = {id(x.weight) for x in layers if isinstance(x, nn.Embedding | nn.EmbeddingBag) and x.sparse}
+    for group, own_group in zip(trial_optimizer.param_groups, optimizer.optimizer.param_groups, strict=True):
+        for parameter, own in zip(group["params"], own_group["params"], strict=True):
+            layout = torch.sparse_coo if id(own) in sparse else parameter.layout
+            parameter.grad = torch.zeros_like(parameter, layout=layout)
     trial_optimizer.step()
     for entry in trial_optimizer.state.values():
         for name, value in entry.items():

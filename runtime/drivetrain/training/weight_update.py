@@ -52,7 +52,9 @@ def clip_gradients(
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not divided:
-        total_norm: Tensor = nn.utils.get_total_norm(gradients)
+        # A sparse gradient may have a row several times; its sum counts.
+        rows = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+        total_norm: Tensor = nn.utils.get_total_norm(rows)
         if max_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
         return total_norm
