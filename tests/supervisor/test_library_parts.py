@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
 from drivetrain.supervisor import embedded_run
+from drivetrain.training.user_parts import UserSchedule
 from tests.messages import ends_with, saying, says
 from tests.supervisor.circle_training import build_network, have_same_bits, make_circle, no_report
 
@@ -290,6 +291,55 @@ def test_a_mistake_and_its_message(settings: dict[str, Any], message: str, tmp_p
         train(tmp_path, **settings)
     assert message in str(raised.value)
     assert "  do:       " in str(raised.value)
+
+
+def one_cycle(steps: int) -> Any:
+    return lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+
+
+ENDING: dict[str, Any] = {
+    "one cycle": one_cycle(7),
+    "by epochs": lambda o: lr_scheduler.OneCycleLR(o, 0.1, epochs=1, steps_per_epoch=7),
+    "in a sequence": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), one_cycle(4)(o)], [3]),
+    "in a chain": lambda o: lr_scheduler.ChainedScheduler([one_cycle(7)(o), lr_scheduler.StepLR(o, 1)]),
+    "a table": lambda o: lr_scheduler.LambdaLR(o, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3].__getitem__),
+    "none": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2, mode="triangular2"),
+    "a cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 2),
+}
+
+
+@pytest.mark.parametrize("as_object", [False, True], ids=["function", "object"])
+@pytest.mark.parametrize("kind", ENDING)
+def test_the_end_of_a_scheduler_is_found_without_a_step_of_its_own(kind: str, as_object: bool) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
+    scheduling = ENDING[kind](optimizer) if as_object else ENDING[kind]
+    before = dict(optimizer.param_groups[0])
+    end = UserSchedule(scheduling, "step").find_end(optimizer, 20)
+    assert (end and end[0]) == (None if kind in ("none", "a cosine") else 7)
+    assert UserSchedule(scheduling, "step").find_end(optimizer, 7) is None
+    assert optimizer.param_groups[0] == before
+
+
+@pytest.mark.parametrize(
+    ("every", "total", "length", "numbers"),
+    [
+        ("step", 6, {"epochs": 2}, ("6 steps", "8")),
+        ("epoch", 2, {"epochs": 4}, ("2 epochs", "4")),
+        ("step", 2, {"epochs": 4, "steps": 5}, ("2 steps", "5")),
+    ],
+)
+def test_a_scheduler_that_ends_early_is_refused_and_one_that_fits_trains(
+    every: str, total: int, length: dict[str, int], numbers: tuple[str, str], tmp_path: Path
+) -> None:
+    def sgd_with_momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    settings: dict[str, Any] = {"optimizer": sgd_with_momentum, "schedule_every": every, **length}
+    with pytest.raises(SpecError, check=saying("schedule-ends-early", *numbers)) as raised:
+        train(tmp_path, schedule=one_cycle(total), **settings)
+    assert f"total_steps={numbers[1]}" in str(raised.value)
+    assert not list(tmp_path.glob("library-*"))
+    assert train(tmp_path, schedule=one_cycle(int(numbers[1])), **settings).folder.name == "library-001"
 
 
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:

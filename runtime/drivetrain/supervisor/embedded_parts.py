@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.data.custom.map_dataset import describe
-from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.custom.user_errors import blame_user_code, describe_error
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.job.embedded import EmbeddedJob
@@ -233,6 +233,29 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
     if not isinstance(scheduler, LRScheduler):
         raise refuse("schedule", f"returned {describe(scheduler)}", POSSIBLE_SCHEDULES, "return a scheduler")
     return schedule
+
+
+def check_schedule_length(parts: UserParts, steps: int, epochs: int, refuse: Refusal) -> None:
+    """Refuse a scheduler that raises before the training ends, as OneCycleLR does after its `total_steps`.
+
+    Raises:
+        SpecError: with the steps that it makes and those of the training.
+    """
+    if parts.schedule is None or parts.optimizer is None:
+        return
+    by_step = parts.schedule.every == "step"
+    needed, unit = (steps, "steps") if by_step else (epochs, "epochs")
+    # The last step or epoch is trained with the rates of the one before it.
+    end = parts.schedule.find_end(parts.optimizer.optimizer, needed - 1)
+    if end:
+        other = f'; or schedule_every="epoch", if its {end[0]:,} are epochs' if by_step and end[0] >= epochs else ""
+        raise refuse(
+            "schedule",
+            f"is {_describe_type(parts.schedule.scheduling)}, which ends after {end[0]:,} {unit}, and the training has "
+            f"{needed:,}: then it raises {describe_error(end[1])}",
+            f"a scheduler that can make {needed:,} steps",
+            f"make it for {needed:,}, as in OneCycleLR(optimizer, 0.1, total_steps={needed}){other}; or train for fewer {unit}",
+        )
 
 
 def _check_metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:

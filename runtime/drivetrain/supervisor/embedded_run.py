@@ -158,7 +158,8 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
         kept = keep_defaults(continued, job)
         assert isinstance(kept, EmbeddedJob)
         job, call = kept, replace(call, job=kept)
-    refuse = functools.partial(embedded_parts.make_refusal(job.document.place(())), "")
+    refuse_argument = embedded_parts.make_refusal(job.document.place(()))
+    refuse = functools.partial(refuse_argument, "")
     _check_model(model, refuse)
     terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None
     if call.weight_of is not None and not (terms and callable(call.weight_of)):
@@ -177,6 +178,10 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
         dataset.notes.append(
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
+    per_epoch = data_sources.batches_of(dataset, job.train.batch, job.train.seed).per_epoch
+    planned_steps = min(per_epoch * job.train.epochs, job.train.steps or per_epoch * job.train.epochs)
+    planned_epochs = -(-planned_steps // per_epoch)
+    embedded_parts.check_schedule_length(call.parts, planned_steps, planned_epochs, refuse_argument)
     for note in dataset.notes:
         say(format_note(note))
     for loss_note in terms.notes() if terms else ():

@@ -161,6 +161,20 @@ class UserSchedule:
             return self.scheduling
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
 
+    def find_end(self, optimizer: Optimizer, steps: int) -> tuple[int, Exception] | None:
+        """The number of steps after which the scheduler raises, and its error; None if it makes `steps` of them."""
+        trial_optimizer = copy.copy(optimizer)  # shares the parameters
+        trial_optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
+        scheduler = self.build(trial_optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer makes no steps
+            for done in range(steps):
+                try:
+                    scheduler.step()
+                except Exception as error:  # a scheduler of the user may raise anything
+                    return done, error
+        return None
+
 
 def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
     """Why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
