@@ -47,6 +47,19 @@ def test_a_simple_model_of_few_samples_is_called_so() -> None:
     assert "samples" not in comparison(0.9, row(LINEAR, 0.7)).describe_verdict()
 
 
+@pytest.mark.parametrize("network", [0.9, 0.792, 0.7])
+def test_no_advice_comes_from_a_random_split_of_rows_in_the_order_of_time(network: float) -> None:
+    content = to_json([row(TREES, 0.792), row(CONSTANT, 0.6)], samples=6000, seconds=1.0, time_order="day")
+    shuffled = compare_network(content, "validation/accuracy", {"validation/accuracy": network})
+    assert shuffled
+    assert says(shuffled.describe_verdict(), "order-divided-random", "day")
+    assert "scikit-learn" not in shuffled.describe_verdict()
+    tested = to_json([row(TREES, 0.792, "test/accuracy")], samples=6000, seconds=1.0, test_samples=50, time_order="day")
+    by_time = compare_network(tested, "validation/accuracy", {"validation/accuracy": 0.9, "test/accuracy": network})
+    assert by_time
+    assert "random" not in by_time.describe_verdict()
+
+
 def test_lower_losses_and_errors_are_better() -> None:
     error = "validation/rmse"
     two = comparison(2.0, row(CONSTANT, 9.0, error), row(TREES, 3.0, error), metric=error)

@@ -57,7 +57,11 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
     for outcome in measure(job, dataset, seconds - process_seconds()):
         outcomes.append(outcome)
         content = baseline_results.to_json(
-            outcomes, samples=len(dataset.validation), seconds=seconds, test_samples=test_samples
+            outcomes,
+            samples=len(dataset.validation),
+            seconds=seconds,
+            test_samples=test_samples,
+            time_order=dataset.preprocessing.get("time_order", ""),
         )
         RunFiles(run).write_json(BASELINES_FILE, content)
 

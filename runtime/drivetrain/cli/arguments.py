@@ -11,7 +11,7 @@ from drivetrain.cli import cluster_options, runs_option
 from drivetrain.cli.command_parser import CommandParser
 from drivetrain.data.formats.csv_dialect import OPTION
 from drivetrain.errors import SpecError, nearest
-from drivetrain.job import JOBS
+from drivetrain.job import JOBS, suggest_task
 from drivetrain.job.data import CsvOptions
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
@@ -351,12 +351,19 @@ def _add_shard(add: Add) -> None:
     command.add_argument("--seed", type=int, default=0, help="of the random order of the images (default: 0)")
 
 
+def _check_task(text: str) -> str:
+    """Return the name of a task, or refuse one that does not exist; raises SpecError."""
+    if text not in TASKS:
+        raise SpecError(f"--task: invalid choice: {text!r}", ", ".join(TASKS), suggest_task(text))
+    return text
+
+
 def _add_init(add: Add) -> None:
     command = add("init", "draft a job file from your data")
     command.add_argument(
         "data", type=Path, metavar="DATA", help="folder of images, table (CSV, JSONL, Parquet) or .npz"
     )
-    command.add_argument("--task", choices=TASKS, help="task of the job, if the guess is wrong")
+    command.add_argument("--task", type=_check_task, metavar="TASK", help="task of the job, if the guess is wrong")
     command.add_argument(
         *("--target", "--label"),
         action="append",

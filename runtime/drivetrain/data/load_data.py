@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drivetrain.data import class_balance, copies
+from drivetrain.data import class_balance, copies, time_order
 from drivetrain.data.copies import ComparableSplit
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, head_from_json
 from drivetrain.data.formats import csv_dialect, table_paths
@@ -65,7 +65,10 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     kind = next((kind for kind, task in _TASKS.items() if isinstance(job, task)), None)
     assert kind, f"no data for {job.task}"
     dataset: Dataset = _import_reader(kind).load(job, record, files)
-    dataset.notes[1:1] = [*job.notes, *files.notes]
+    time = time_order.find_random_split(job, files)
+    if time:
+        dataset.preprocessing["time_order"] = time
+    dataset.notes[1:1] = [*([time_order.describe(time)] if time else []), *job.notes, *files.notes]
     if files.stored:
         dataset.preprocessing["csv"] = files.stored
     if files.missing:

@@ -1,5 +1,6 @@
 """The job spec as classes: values, the parts of a spec, and one class per task."""
 
+from drivetrain.errors import nearest
 from drivetrain.job.custom import CustomJob
 from drivetrain.job.document import Document
 from drivetrain.job.formatting import dot_key
@@ -10,7 +11,23 @@ from drivetrain.job.series import SeriesClassificationJob, SeriesRegressionJob
 from drivetrain.job.tables import TableClassificationJob, TableRegressionJob
 from drivetrain.job.text import TextJob
 
-__all__ = ["JOBS", "Checkpoint", "Document", "Job", "Limits", "dot_key", "lower_is_better"]
+__all__ = [
+    "FORECASTING",
+    "JOBS",
+    "Checkpoint",
+    "Document",
+    "Job",
+    "Limits",
+    "dot_key",
+    "lower_is_better",
+    "suggest_task",
+]
+
+FORECASTING = (
+    "a column is not forecast from its own past: add columns of its earlier values (in pandas: df['y_1'] = df['y'].shift(1)), "
+    "predict it from them by tabular-regression, and put the last rows into a file for data.validation"
+)
+"""What is not offered, and what people do instead."""
 
 JOBS: dict[str, type[Job]] = {
     "image-classification": ImageClassificationJob,
@@ -22,3 +39,8 @@ JOBS: dict[str, type[Job]] = {
     "tabular-regression": TableRegressionJob,
     "custom": CustomJob,
 }
+
+
+def suggest_task(name: str) -> str:
+    """Suggest what to do about a task that does not exist."""
+    return FORECASTING if "forecast" in name.casefold() else nearest(name, JOBS) or "pick one"

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from drivetrain import optimizations
 from drivetrain.data.sample_data.write import command
-from drivetrain.errors import DataError, Problem, SpecError, nearest
-from drivetrain.job import JOBS, Document, Job, dot_key, remote_data
+from drivetrain.errors import DataError, Problem, SpecError
+from drivetrain.job import JOBS, Document, Job, dot_key, remote_data, suggest_task
 from drivetrain.job import custom as custom_job
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
@@ -258,7 +258,7 @@ def _check_task(document: Document) -> Iterator[Problem]:
             "task",
             f"is {format_value(task)}",
             f"one of {tasks}",
-            nearest(str(task), JOBS) or "pick one",
+            suggest_task(str(task)),
         )
 
 

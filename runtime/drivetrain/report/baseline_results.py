@@ -81,6 +81,8 @@ class Comparison:
     """Why the linear model was not fitted, if that is known."""
     network_name: str = ""
     """The `model:` of the job, such as `linear`; empty if it has no name."""
+    time_order: str = ""
+    """The column of times in whose order the rows are that were divided at random; empty for other splits."""
 
     def sort_rows(self) -> list[Baseline]:
         """The simple models with this metric, the best first."""
@@ -118,7 +120,16 @@ class Comparison:
         return " · ".join(rows)
 
     def describe_verdict(self) -> str:
-        """What that means, and what to do about it."""
+        """Describe what that means, and what to do about it."""
+        verdict = self._compare_with_best()
+        if not verdict or not self.time_order:
+            return verdict
+        return (
+            f"{verdict}; but the rows are in the order of {self.time_order} and were divided at random: for later rows another model "
+            "may be the best, which a file with the last rows as data.validation or data.test tells"
+        )
+
+    def _compare_with_best(self) -> str:
         lead, ranked = self.compute_lead(), self.sort_rows()
         if lead is None:
             return ""
@@ -135,6 +146,8 @@ class Comparison:
             fitted_to = f", fitted to {best.format_rows()}" if best.format_rows() else ""
             return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {_format_gap(lead)}"
         if lead < -self.compute_uncertainty():
+            if self.time_order:
+                return f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}"
             return (
                 f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {'them' if best.name == TREES else 'it'} "
                 f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain find-lr`)"
@@ -161,7 +174,12 @@ def _choose_verb(row: Baseline) -> str:
 
 
 def to_json(
-    outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: float, test_samples: int | None = None
+    outcomes: Iterable[Baseline | Skipped],
+    *,
+    samples: int,
+    seconds: float,
+    test_samples: int | None = None,
+    time_order: str = "",
 ) -> dict[str, object]:
     """The content of baselines.json.
 
@@ -170,6 +188,7 @@ def to_json(
         samples: validation samples.
         seconds: the time that they were given.
         test_samples: of the final test, if there is one.
+        time_order: the column of times in whose order the rows are that were divided at random, if there is one.
     """
     latest = {outcome.name: outcome for outcome in outcomes}
     fitted = [asdict(outcome) for outcome in latest.values() if isinstance(outcome, Baseline)]
@@ -178,6 +197,7 @@ def to_json(
         "budget": seconds if isfinite(seconds) else None,
         "validation_samples": samples,
         "test_samples": test_samples,
+        "time_order": time_order,
         "baselines": fitted,
         "skipped": skipped,
     }
@@ -219,7 +239,8 @@ def compare_network(
     is_complete = LINEAR in {*(row.name for row in rows), *(one.name for one in skipped)}
     reason = next((one.reason for one in skipped if one.name == LINEAR), "")
     sample_count = samples if isinstance(samples, int) else None
-    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name)
+    time_order = str(data.get("time_order") or "") if metric.startswith("validation/") else ""
+    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name, time_order)
 
 
 def compare_best(record: Record, summary: Summary) -> Comparison | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import pyarrow
 
     from drivetrain.data.formats.column_values import Mask
@@ -37,8 +36,6 @@ TIMES_SHARE = 0.5
 """Share of times among the filled cells from which on a column is read as times."""
 FORM_SHARE = 0.9
 """A column has a form if at least this share of its distinct cells have it."""
-MIN_STEPS = 10
-"""Fewest changes of the time between successive rows that show an order."""
 MAX_COMPARED_CELLS = 1000
 """Number of different cells by which the form of a column is recognized."""
 _ISO_TEXT = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
@@ -79,12 +76,12 @@ def find_form(texts: Sequence[str], *, declared: bool = False) -> str | None:
         return _find_number_form(cells, least, declared)
     if cells and sum(_ISO.match(cell) is not None for cell in cells) >= least:
         return ISO
-    found = [form for cell in cells if (form := _find_cell_form(cell))]
-    counts = Counter(form for form, _ in found).most_common(1)
+    found = [cell_form for cell in cells if (cell_form := _find_cell_form(cell))]
+    counts = Counter(cell_form for cell_form, _ in found).most_common(1)
     if not counts or counts[0][1] < least:
         return None
     form = counts[0][0]
-    pairs = [pair for other, pair in found if other == form and pair]
+    pairs = [pair for cell_form, pair in found if cell_form == form and pair]
     if not pairs:
         return form
     day_first = any(first > 12 for first, _ in pairs) or form.startswith("{0}.")
@@ -278,16 +275,6 @@ def recognize(column: pyarrow.ChunkedArray, *, declared: bool = False) -> str | 
     if types.is_boolean(column.type) or not (kind in ("text", "number") or types.is_time(column.type)):
         return None
     return find_form(_list_cells(column_values.texts(column)), declared=declared)
-
-
-def are_in_order(ticks: npt.NDArray[Any]) -> bool:
-    """Whether nearly all different times of successive rows (N,) rise, or nearly all fall: also within each series of several."""
-    import numpy as np
-
-    present = ticks[np.isfinite(ticks)]
-    steps = np.diff(present)
-    steps = steps[steps != 0]
-    return len(steps) >= MIN_STEPS and bool(max((steps > 0).mean(), (steps < 0).mean()) >= FORM_SHARE)
 
 
 def _list_cells(texts: pyarrow.ChunkedArray) -> list[str]:

@@ -8,12 +8,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from drivetrain.data import time_order
 from drivetrain.data.formats import csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
+from drivetrain.data.source import Source
 from drivetrain.data.survey import (
     array_draft,
     image_draft,
@@ -134,7 +136,13 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
     if suffix == ".npz":
         return array_draft.draft_arrays(request, path)
     files = CsvFiles(request.csv, csv_dialect.OPTION)
-    draft = _draft_table(request, table_sample.read(path, files))
+    sample = table_sample.read(path, files)
+    draft = _draft_table(request, sample)
+    source = Source(path, KEY)
+    if draft.task not in (series_draft.CLASSIFICATION, series_draft.REGRESSION) and (
+        time := time_order.find_column(sample.table, source, request.targets)
+    ):
+        draft.choices.insert(0, time_order.describe(time))
     draft.found += files.notes
     if request.csv and suffix in csv_dialect.SUFFIXES:
         csv_keys = ", ".join(f"{key}: {value}" for key, value in request.csv.items())

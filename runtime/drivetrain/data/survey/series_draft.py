@@ -18,6 +18,7 @@ from drivetrain.data.survey.array_draft import network
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
+from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
@@ -100,7 +101,9 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
         raise DataError(
             f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {order_text}",
             "a column of times, columns of numbers, one to predict, and some rows of each series after the other",
-            "name the column to predict with --target, or use --task tabular-classification",
+            f"name the column to predict with --target, or use --task tabular-classification; {FORECASTING}"
+            if timed and guess and not features
+            else "name the column to predict with --target, or use --task tabular-classification",
         )
     return None
 

@@ -13,6 +13,7 @@ from drivetrain.data.survey import series_draft, settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
+from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 from drivetrain.job.text import TextJob
 
@@ -72,7 +73,7 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         raise DataError(
             f"{KEY}: {sample.path} has no column to predict {list_names(guess.names)} from: {_list_reasons(ignored) or 'it has no other'}",
             "at least one column of numbers or categories that differ between rows",
-            "add columns, or name another one with --target",
+            FORECASTING if DATE in ignored.values() else "add columns, or name another one with --target",
         )
     goal = f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
     goal = "numbers" if task == REGRESSION else goal

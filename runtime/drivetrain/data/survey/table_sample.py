@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from drivetrain.data import time_order
 from drivetrain.data.formats import column_values, table_file, times
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
+from drivetrain.data.source import Source
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.tables import column_roles, text_column
 from drivetrain.errors import DataError
@@ -152,7 +154,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     """The profile of a column of the rows that were read; `complete` if these are all rows of the file."""
     column = table[name]
     kind = column_values.kind(column)
-    form = _recognize_times(column, name) or ""
+    form = _recognize_times(table, name) or ""
     if form or kind not in ("number", "text"):
         refused = DATE if form else {"time": DATE, "nothing": "empty"}.get(kind, kind)
         filled, kind = len(column) - column.null_count, kind if kind == "number" else "time" if form else kind
@@ -172,11 +174,11 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     )
 
 
-def _recognize_times(column: pyarrow.ChunkedArray, name: str) -> str | None:
+def _recognize_times(table: pyarrow.Table, name: str) -> str | None:
     """The form of a column of times; None for others. A count of seconds has the name of a time, or comes in its order."""
     is_named = re.split(r"[\W_]+", name.casefold())[-1] in TIME_NAMES
-    form = times.recognize(column, declared="dat" in name.casefold() or "fecha" in name.casefold())
-    if form in times.COUNTS and not (is_named or times.are_in_order(column_values.numbers(column)[0])):
+    form = times.recognize(table[name], declared="dat" in name.casefold() or "fecha" in name.casefold())
+    if form in times.COUNTS and not (is_named or time_order.find_column(table.select([name]), Source(Path(), KEY))):
         return None
     return form
 

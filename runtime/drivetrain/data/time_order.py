@@ -1,0 +1,67 @@
+"""Finds tables whose rows are in the order of time: a random split of them says little about later rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from drivetrain.data.formats import table_file, table_paths, times
+from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.source import Source
+from drivetrain.errors import DataError
+from drivetrain.job import Job
+from drivetrain.job.data import TableFileData
+from drivetrain.job.series import SeriesJob
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COMPARED_ROWS = 5_000
+"""Number of rows at the start of a file by which its order is recognized."""
+MIN_STEPS = 10
+"""Fewest changes of the time between successive rows that show an order."""
+ORDER_SHARE = 0.95
+"""Share of these changes in one direction; the others are where the next of several series begins."""
+
+
+def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] = ()) -> str:
+    """Find the first column of times by which nearly all rows rise, or fall; empty if there is none."""
+    for name in table.column_names:
+        declared = any(word in name.casefold() for word in ("date", "datum", "fecha"))
+        form = None if name in skipped else times.recognize(table[name], declared=declared)
+        if form is None or times.has_clock_alone(form):
+            continue
+        for tried in form.split(" or "):
+            with contextlib.suppress(DataError):
+                found = times.read(table[name], name, source, None if tried == times.ISO else tried)
+                ticks = found.values.drop_null().cast("timestamp[us]", safe=False).cast("int64").to_numpy()
+                steps = np.sign(np.diff(ticks))
+                steps = steps[steps != 0]
+                if len(steps) >= MIN_STEPS and abs(steps.sum()) >= (2 * ORDER_SHARE - 1) * len(steps):
+                    return str(name)
+    return ""
+
+
+def find_random_split(job: Job, files: CsvFiles) -> str:
+    """Find the column of times in whose order the rows are that a job divides at random; empty if there is none."""
+    data = job.data
+    if not isinstance(data, TableFileData) or isinstance(job, SeriesJob) or job.streams(("data", "train")):
+        return ""
+    path = job.resolve(data.train)
+    is_random = not isinstance(data.validation, str) and getattr(data, "groups", None) is None
+    if not is_random or path.suffix.lower() not in table_paths.SUFFIXES or not path.is_file():
+        return ""
+    sample, _ = table_file.head(path, "data.train", COMPARED_ROWS, replace(files, notes=[], rewritten=set()))
+    return find_column(sample, Source(path, "data.train"), getattr(data, "target", ()))
+
+
+def describe(column: str, validation: str = "data.validation") -> str:
+    """Describe the order, and the split that tells more."""
+    return (
+        f"the rows are in the order of {column}, and the split is RANDOM: the score says how well gaps between known rows are filled, "
+        f"not how well later rows are predicted; for that move the last rows to a file of their own and name it in {validation}"
+    )
