@@ -95,6 +95,11 @@ class TextData(TableFileData):
         description="column that groups texts, such as a user: a fraction for validation, or a fold, takes whole groups; a text "
         "without a group is one of its own",
     )
+    lower_case: bool = Field(
+        True,
+        description="whether a vocabulary that is learned from the texts reads capital letters as small ones; false keeps them "
+        "apart, as in chemical formulas. A pretrained network decides that itself",
+    )
     max_length: Annotated[int, Field(ge=8, le=MAX_TEXT_LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
     )
@@ -170,6 +175,11 @@ class TextJob(Job):
         """The label columns; a single one has the empty name, so that its metrics are called `validation/accuracy`."""
         return tuple(self.data.labels) if len(self.data.labels) > 1 else ("",)
 
+    @property
+    def learns_vocabulary(self) -> bool:
+        """Whether the vocabulary is learned from the texts, and not that of a trained network."""
+        return not isinstance(self.model, TextPretrained | EarlierRun)
+
     def best(self) -> str:
         """F1 of the column with the largest weight, the first one among equals."""
         if self.checkpoint.best or len(self.data.labels) == 1:
@@ -202,6 +212,13 @@ class TextJob(Job):
                 f"names classes, and there are {len(self.data.labels)} label columns",
                 "classes by name in each label column",
                 f"move it: data.labels.{first}.class_weights",
+            )
+        if not self.data.lower_case and not self.learns_vocabulary:
+            yield self.problem(
+                ("data", "lower_case"),
+                "is false, and the network has a vocabulary of its own",
+                "a vocabulary that is learned from the texts: `model: encoder`, or a network of yours",
+                "remove it; some networks keep capital letters and are called cased",
             )
         yield from self._problems_of_model()
 

@@ -14,7 +14,6 @@ from drivetrain.data.text import length_buckets, tokenizer
 from drivetrain.data.text.encoded import Encoded, Lengths, Ragged
 from drivetrain.data.text.tokenizer import Tokenizer
 from drivetrain.errors import DataError
-from drivetrain.job.model import EarlierRun
 from drivetrain.job.text import PART_TOKENS, TextEncoder, TextJob, TextPretrained, Truncation
 from drivetrain.pretrained import earlier_run, families
 from drivetrain.pretrained import folder as pretrained
@@ -122,8 +121,9 @@ def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) 
     if stored and (earlier := earlier_run.find(job)):
         return stored, Limits.of_network(earlier.config), [f"{stored.vocabulary_size:,} tokens"]
     vocabulary_size = job.model.vocabulary if isinstance(job.model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
-    text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size)
-    note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"
+    text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size, job.data.lower_case)
+    rule = tokenizer.describe_rule(job.data.lower_case)
+    note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({rule})"
     return text_tokenizer, Limits(), [note]
 
 
@@ -148,7 +148,7 @@ def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRe
 
 def unknown_words_error(job: TextJob, finding: str) -> DataError:
     """Return the error for training texts that the tokenizer cannot read; `finding` is the note on it."""
-    if isinstance(job.model, TextPretrained | EarlierRun):
+    if not job.learns_vocabulary:
         possible = "a network whose tokenizer has words for these texts"
         action = "use another network, or `model: encoder`, which learns its vocabulary from the texts"
     else:

@@ -54,15 +54,23 @@ class TextPart:
         """Pyarrow columns with the texts of each row."""
         return tuple(column.take(self.rows) for column in self.source.texts)
 
-    def contents(self) -> Contents:
-        """A digest of each row's texts; it ignores case, the form of Unicode, and how many blanks separate words."""
-        starts = range(0, len(self), _COMPARED_ROWS)
-        return np.concatenate(
-            [
-                copies.digest_contents(_normalize_texts([text.slice(start, _COMPARED_ROWS) for text in self.texts]))
-                for start in starts
-            ]
+    def take(self, indices: Ids) -> TextPart:
+        """Return some rows of the part, by their indices in it."""
+        return TextPart(
+            self.source, self.rows[indices], {name: column[indices] for name, column in self.classes.items()}
         )
+
+    def contents(self, lower_case: bool = True) -> Contents:
+        """A digest of each row's texts; it ignores the form of Unicode and how many blanks separate words.
+
+        Args:
+            lower_case: whether it ignores capital letters too.
+        """
+        digests = [np.zeros(0, np.int64)]
+        for start in range(0, len(self), _COMPARED_ROWS):
+            texts = [text.slice(start, _COMPARED_ROWS) for text in self.texts]
+            digests.append(copies.digest_contents(_normalize_texts(texts, lower_case)))
+        return np.concatenate(digests)
 
     def title(self, index: int) -> str:
         """Row and first words of one text."""
@@ -152,11 +160,15 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     heads, head_notes = find_heads(job, train, recorded)
     notes += head_notes
     classes = index_classes(train, heads)
-    contents = take_rows(train, classes).contents()
+    contents = take_rows(train, classes).contents(job.data.lower_case)
+    # Texts that differ in capital letters have a note of their own, with a way out.
+    written = contents
+    if job.data.lower_case and len(np.unique(contents)) < len(contents):
+        written = take_rows(train, classes).contents(lower_case=False)
     stored_division: dict[str, int] = {}
     split_notes: list[str] = []
     for column, label_texts in train.labels.items():
-        notes += copies.note_contradictions(contents, label_texts, train.place, f'texts, by "{column}",')
+        notes += copies.note_contradictions(written, label_texts, train.place, f'texts, by "{column}",')
     if isinstance(job.data.validation, str):
         validation_corpus, split_notes = _read_usable_rows(job, job.data.validation, "data.validation", files)
         train_part = take_rows(train, classes)
@@ -282,12 +294,13 @@ def _format_counts(label_texts: Sequence[str]) -> str:
     return list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
 
 
-def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray]) -> list[str]:
-    """One text per row, to compare: its texts joined, in lower case and NFKC, with single blanks."""
+def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray], lower_case: bool) -> list[str]:
+    """One text per row, to compare: its texts joined, in NFKC and perhaps lower case, with single blanks."""
     from pyarrow import compute
 
     joined = compute.binary_join_element_wise(*(text.cast("string") for text in texts), _SEPARATOR)
-    normalized = compute.utf8_lower(compute.utf8_normalize(joined, "NFKC"))
+    normalized = compute.utf8_normalize(joined, "NFKC")
+    normalized = compute.utf8_lower(normalized) if lower_case else normalized
     rows: list[str] = compute.utf8_trim_whitespace(compute.replace_substring_regex(normalized, r"\s+", " ")).to_pylist()
     return rows
 

@@ -10,7 +10,7 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.source import Source
-from drivetrain.data.text import corpus, job_tokenizer, unknown_words
+from drivetrain.data.text import corpus, job_tokenizer, letter_case, unknown_words
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.data.text.split import TextParts
@@ -43,6 +43,8 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
     encoding_notes += unknown_words.describe(unknown, encoding.tokenizer, texts, "training texts", parts.title_sample)
     if unknown.share > unknown_words.MAX_SHARE:
         raise job_tokenizer.unknown_words_error(job, encoding_notes[-1])
+    if isinstance(parts, TextParts):
+        encoding_notes += letter_case.note_lost_letters(job, parts.train, parts.heads, encoded, encoding.tokenizer)
     preprocessing = job_tokenizer.build_preprocessing(job, parts.heads, encoding) | parts.stored
     train, validation = parts.build_splits(encoding, encoded, preprocessing)
     padding = job_tokenizer.padding(train.lengths, encoding.longest, job.train.batch, job.train.seed)

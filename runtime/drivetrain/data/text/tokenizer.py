@@ -32,8 +32,6 @@ TEXTS_PER_CALL = 10_000
 """Texts that are tokenized in one call, which distributes them over threads."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Vocabulary files of older tokenizer formats."""
-RULE = "NFC, lower case, accents kept"
-"""How texts are normalized before a vocabulary is learned from them, in words for the user."""
 LONGEST_WORD = 100
 """Letters after which a long word, such as a DNA sequence, is split for a vocabulary of ours. WordPiece reads a longer word as
 one unknown token, and the time to read a word grows with the cube of its length.
@@ -164,12 +162,17 @@ def load_library() -> Any:
     return tokenizers
 
 
-def learn(columns: Texts, size: int) -> Tokenizer:
+def describe_rule(lower_case: bool) -> str:
+    """Say how texts are normalized before a vocabulary is learned from them."""
+    return f"NFC, {'lower case, accents' if lower_case else 'capital letters and accents'} kept"
+
+
+def learn(columns: Texts, size: int, lower_case: bool = True) -> Tokenizer:
     """Learn a WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from pyarrow text columns.
 
     The same texts give the same vocabulary in every process, with any number of threads.
     """
-    inner = _build_wordpiece(load_library())
+    inner = _build_wordpiece(load_library(), lower_case)
     alphabet = _find_alphabet(inner, columns, size)
     # The trainer numbers the letters inside words (`##a`) in an order that differs between processes. Passed as special
     # tokens, they are numbered in the given order.
@@ -185,7 +188,7 @@ def learn(columns: Texts, size: int) -> Tokenizer:
     inner.train_from_iterator(_iterate_all(columns), trainer)
     token_ids = inner.get_vocab(with_added_tokens=True)
     # A new tokenizer, in which only the real special tokens are special.
-    learned = _build_wordpiece(load_library(), dict(sorted(token_ids.items(), key=lambda item: item[1])))
+    learned = _build_wordpiece(load_library(), lower_case, dict(sorted(token_ids.items(), key=lambda item: item[1])))
     learned.add_special_tokens(list(SPECIAL))
     return Tokenizer(learned, token_ids[_PAD])
 
@@ -234,14 +237,16 @@ def _convert(source: Pretrained) -> tokenizers.Tokenizer:
     return loaded.backend_tokenizer  # type: ignore[no-any-return]
 
 
-def _build_wordpiece(tokenizers: Any, token_ids: dict[str, int] | None = None) -> tokenizers.Tokenizer:
-    """Build a WordPiece tokenizer that normalizes texts as RULE says.
+def _build_wordpiece(
+    tokenizers: Any, lower_case: bool, token_ids: dict[str, int] | None = None
+) -> tokenizers.Tokenizer:
+    """Build a WordPiece tokenizer that normalizes texts as `describe_rule` says.
 
     Without token ids its vocabulary is empty, to be learned; with them, it puts [CLS] and [SEP] around each text.
     """
     text_tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(token_ids or {}, unk_token=_UNKNOWN))
-    lower = tokenizers.normalizers.BertNormalizer(strip_accents=False, lowercase=True)
-    text_tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), lower])
+    clean = tokenizers.normalizers.BertNormalizer(strip_accents=False, lowercase=lower_case)
+    text_tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), clean])
     pieces = tokenizers.pre_tokenizers.Split(tokenizers.Regex(f".{{1,{LONGEST_WORD}}}"), "isolated")
     words = tokenizers.pre_tokenizers.BertPreTokenizer()
     text_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, pieces])
