@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
 from torch.utils.data import Dataset, Subset
 
 import drivetrain
 from drivetrain.errors import CheckpointError, Stopped, UserCodeError
 from drivetrain.supervisor import embedded_record
 from drivetrain.system.files import write_json
-from drivetrain.training.user_parts import Callbacks, UserMetrics, UserParts
+from drivetrain.training.user_parts import Callbacks, UserMetrics, UserOptimizer, UserParts, UserSchedule
 from tests.messages import get_message, saying, says, says_each
 
 torch.set_num_threads(1)
@@ -199,6 +200,79 @@ def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> No
         embedded_record.check(tmp_path, record({"train_data": ScaledData(1.0, lambda x: x)}))
 
 
+def decay(rate: float) -> Callable[[int], float]:
+    return lambda step: rate**step
+
+
+def make_halving(power: int) -> type[lr_scheduler.LRScheduler]:
+    class Halving(lr_scheduler.LRScheduler):
+        if power == 1:
+
+            def get_lr(self) -> Any:
+                return [rate / 2 for rate in self.base_lrs]
+        else:
+
+            def get_lr(self) -> Any:
+                return [rate / 4 for rate in self.base_lrs]
+
+    return Halving
+
+
+def in_sequence(gamma: float) -> Callable[[Any], Any]:
+    return lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, gamma)], [2])
+
+
+def in_chain(first: Callable[[int], float]) -> Callable[[Any], Any]:
+    return lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LambdaLR(o, first), lr_scheduler.StepLR(o, 3)])
+
+
+SCHEDULERS: dict[str, tuple[Any, Any, str]] = {
+    "step": (lambda o: lr_scheduler.StepLR(o, 1, 0.5), lambda o: lr_scheduler.StepLR(o, 1, 0.9), "schedule.gamma was 0.5 and"),
+    "lambda": (lambda o: lr_scheduler.LambdaLR(o, lambda e: 0.5**e), lambda o: lr_scheduler.LambdaLR(o, lambda e: 0.9**e), "schedule.lr_lambdas"),
+    "closure": (lambda o: lr_scheduler.LambdaLR(o, decay(0.5)), lambda o: lr_scheduler.LambdaLR(o, decay(0.9)), "schedule.lr_lambdas"),
+    "multiplied": (lambda o: lr_scheduler.MultiplicativeLR(o, decay(0.5)), lambda o: lr_scheduler.MultiplicativeLR(o, decay(0.9)), "schedule.lr_lambdas"),
+    "one cycle": (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 40), lambda o: lr_scheduler.OneCycleLR(o, 0.1, 50), "schedule.total_steps was 40 and"),
+    "cycles": (lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, scale_fn=decay(1)), lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, scale_fn=decay(2)), "scale_fn"),
+    "sequence": (in_sequence(0.5), in_sequence(0.9), "schedule.1.gamma was 0.5 and is 0.9"),
+    "milestone": (in_sequence(0.5), lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.5)], [3]), "schedule._milestones"),
+    "chain": (in_chain(decay(0.5)), in_chain(decay(0.9)), "schedule.0.lr_lambdas"),
+    "kind": (lambda o: lr_scheduler.StepLR(o, 1), lambda o: lr_scheduler.ExponentialLR(o, 0.1), "schedule was torch.optim.lr_scheduler.StepLR"),
+    "class": (lambda o: make_halving(1)(o), lambda o: make_halving(2)(o), "schedule was make_halving"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("as_object", [False, True], ids=["function", "object"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_another_scheduler_is_refused_after_steps_of_the_first(kind: str, as_object: bool, tmp_path: Path) -> None:
+    first, second, difference = SCHEDULERS[kind]
+
+    def build_parts(make: Any, momentum: float = 0.9) -> UserParts:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        schedule = UserSchedule(make(optimizer) if as_object else make, "step")
+        return UserParts(UserOptimizer(optimizer, model), schedule)
+
+    def collect(parts: UserParts) -> dict[str, str]:
+        return embedded_record.collect_rows(net(), None, {}, parts)
+
+    parts = build_parts(first)
+    embedded_record.check(tmp_path, collect(parts))
+    assert parts.optimizer is not None
+    assert parts.schedule is not None
+    scheduler = parts.schedule.build(parts.optimizer.optimizer)
+    for _ in range(3):
+        parts.optimizer.optimizer.step()
+        scheduler.step()
+    embedded_record.note_changes(tmp_path, collect(parts))
+    assert embedded_record.check(tmp_path, collect(build_parts(first))) == []
+    with pytest.raises(CheckpointError) as raised:
+        embedded_record.check(tmp_path, collect(build_parts(second)))
+    assert difference in str(raised.value)
+    if kind != "one cycle" and kind != "cycles":  # these set the momentum themselves
+        with pytest.raises(CheckpointError, match=r"optimizer\.0\.momentum was 0\.9 and is 0\.8"):
+            embedded_record.check(tmp_path, collect(build_parts(first, momentum=0.8)))
+
+
 def test_a_run_that_continues_a_finished_one_may_have_another_schedule(tmp_path: Path) -> None:
     rows = record({}) | {"schedule": "1"}
     embedded_record.check(tmp_path, rows)
@@ -206,11 +280,6 @@ def test_a_run_that_continues_a_finished_one_may_have_another_schedule(tmp_path:
     assert embedded_record.check(tmp_path, record({})) == []
     with pytest.raises(CheckpointError, match=r"model\.1"):
         embedded_record.check(tmp_path, record({"model": net(nn.Tanh())}), extends=True)
-
-
-def test_another_python_compiles_other_bytecode(tmp_path: Path) -> None:
-    embedded_record.check(tmp_path, record({"model": block(1)}) | {"python": "3.0"})
-    assert embedded_record.check(tmp_path, record({"model": block(2)})) == []
 
 
 def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:

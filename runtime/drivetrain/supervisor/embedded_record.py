@@ -9,7 +9,7 @@ import enum
 import functools
 import hashlib
 import inspect
-import platform
+import linecache
 import sys
 import sysconfig
 import types
@@ -52,18 +52,14 @@ def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], par
     """
     named = {"model": model, "loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
     named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
+    record = {}
     if parts.optimizer:
-        groups = read_group_settings(parts.optimizer.optimizer)
-        named["optimizer"] = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in groups]
-    if parts.schedule:
-        scheduler = parts.schedule.scheduling
-        plain = (
-            {key: value for key, value in vars(scheduler).items() if key != "optimizer"}
-            if isinstance(scheduler, LRScheduler)
-            else {}
-        )
-        named["schedule"] = [type(scheduler), plain] if plain else scheduler
-    record = {"python": platform.python_version().rpartition(".")[0]}
+        for number, group in enumerate(read_group_settings(parts.optimizer.optimizer)):
+            # A scheduler that was built has changed the rate.
+            settings = {**group, "lr": group.get("initial_lr", group["lr"])}
+            record |= {f"optimizer.{number}.{key}": _describe_value(value) for key, value in settings.items()}
+        if parts.schedule:
+            record |= _collect_scheduler_rows("schedule", parts.schedule.build_trial(parts.optimizer.optimizer))
     for name, value in named.items():
         record |= dict(_collect_module_rows(name, model, loads=True) if name == "model" else _collect_rows(name, value))
     return record
@@ -85,11 +81,10 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
     if not isinstance(before, dict):
         files.write_json(OBJECTS_FILE, {"rows": dict(now), "changing": []})
         return []
-    same_python = before.get("python") == now.get("python")
     differ = [
         name
-        for name in sorted((before.keys() | now.keys()) - set(stored.get("changing", ())) - {"python"})
-        if _without_bytecode(before.get(name), same_python) != _without_bytecode(now.get(name), same_python)
+        for name in sorted((before.keys() | now.keys()) - set(stored.get("changing", ())))
+        if before.get(name) != now.get(name)
     ]
     # A callback changes no weights; a metric that raised an error has to be mended before the run can go on.
     mended = files.read_object(STATE_FILE).get("exit_code") == UserCodeError.exit_code
@@ -123,14 +118,22 @@ def note_changes(folder: Path, now: Mapping[str, str]) -> None:
     stored = files.read_object(OBJECTS_FILE)
     before, changing = stored.get("rows"), stored.get("changing")
     if isinstance(before, dict) and isinstance(changing, list):
-        differ = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        # The next call brings a fresh optimizer and scheduler.
+        names = {name for name in before.keys() | now.keys() if name.split(".")[0] not in ("optimizer", "schedule")}
+        differ = {name for name in names if before.get(name) != now.get(name)}
         if not differ <= set(changing):
             files.write_json(OBJECTS_FILE, {"rows": before, "changing": sorted(differ | set(changing))})
 
 
-def _without_bytecode(row: str | None, same_python: bool) -> str | None:
-    """A row without digests of bytecode, which another version of Python writes in another way."""
-    return row if same_python or row is None else row.partition(CODE)[0]
+def _collect_scheduler_rows(name: str, scheduler: LRScheduler) -> Iterator[tuple[str, str]]:
+    """The class, settings and state of a scheduler, and of the schedulers that it holds."""
+    yield name, _describe_value(type(scheduler))
+    for key, value in vars(scheduler).items():
+        if key == "_schedulers":
+            for number, inner in enumerate(value):
+                yield from _collect_scheduler_rows(f"{name}.{number}", inner)
+        elif key != "optimizer":
+            yield f"{name}.{key}", _describe_value(value)
 
 
 def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
@@ -215,7 +218,7 @@ class _Digest:
             self._add_array(value)
         elif isinstance(value, types.CodeType):
             self.has_code = True
-            self._add_all((value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_consts))
+            self._add_text("source", _read_source(value))
         elif isinstance(value, type) or inspect.isroutine(value) or isinstance(value, functools.partial):
             self._add_code(value)
         elif isinstance(value, Mapping):
@@ -285,6 +288,27 @@ class _Digest:
 
     def _add_text(self, kind: str, text: str) -> None:
         self.hash.update(f"{kind}\0{text}\0".encode(errors="surrogatepass"))
+
+
+@functools.cache
+def _read_source(code: types.CodeType) -> str:
+    """The text of the body of a function, or its bytecode if there is no file; kept, since the file may be edited later."""
+    lines = linecache.getlines(code.co_filename, None)
+    inner = [
+        position for part in code.co_consts if isinstance(part, types.CodeType) for position in part.co_positions()
+    ]
+    spans = [position for position in (*code.co_positions(), *inner) if None not in position and position[2:] != (0, 0)]
+    if not lines or not spans:
+        return repr((code.co_code, code.co_names, code.co_consts))
+    first, last = (
+        min((line, column) for line, _, column, _ in spans),
+        max((line, column) for _, line, _, column in spans),
+    )
+    # Columns count bytes.
+    text = [line.encode() for line in lines[first[0] - 1 : last[0]]]
+    text[-1] = text[-1][: last[1]]
+    text[0] = text[0][first[1] :]
+    return b"".join(text).decode(errors="replace")
 
 
 def _read_cell(cell: Any) -> object:

@@ -161,11 +161,15 @@ class UserSchedule:
             return self.scheduling
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
 
+    def build_trial(self, optimizer: Optimizer) -> LRScheduler:
+        """A scheduler of a copy of the optimizer, which shares its parameters; its steps change nothing."""
+        trial_optimizer = copy.copy(optimizer)
+        trial_optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
+        return self.build(trial_optimizer)
+
     def find_end(self, optimizer: Optimizer, steps: int) -> tuple[int, Exception] | None:
         """The number of steps after which the scheduler raises, and its error; None if it makes `steps` of them."""
-        trial_optimizer = copy.copy(optimizer)  # shares the parameters
-        trial_optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
-        scheduler = self.build(trial_optimizer)
+        scheduler = self.build_trial(optimizer)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the optimizer makes no steps
             for done in range(steps):
