@@ -209,6 +209,10 @@ class ImageAugment(Spec):
         return tuple(name for name, requested in self if requested and name not in of_batches)
 
 
+OFF, FOLDERS, NAMES = "off", "folders", "names"
+"""Values of `data.groups` of images that are no column."""
+
+
 class ImageData(TableFileData):
     """Images and numbers: a CSV, JSONL or Parquet manifest, or an .npz with `images` (N, H, W, C) and `labels` (N,) or
     (N, K).
@@ -223,7 +227,8 @@ class ImageData(TableFileData):
     groups: Column | None = Field(
         None,
         description="column of a manifest that groups images, such as a patient: a fraction for validation, or a fold, takes whole"
-        " groups; an image without a group is one of its own",
+        " groups; an image without a group is one of its own. In folders: `folders` (those in the folders of the classes) or "
+        "`names` (of files, without a number at their end). Absent: copies, frames and folders of one source are recognized; off: not",
     )
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"

@@ -13,7 +13,7 @@ from drivetrain.data.formats import csv_dialect, csv_layout, table_paths
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, Problem, SpecError, nearest
 from drivetrain.job import Job
-from drivetrain.job.data import TableFileData
+from drivetrain.job.data import OFF, TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_readable_paths
@@ -120,8 +120,9 @@ def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
         for option in ("time", "features", "label", "group"):
             value = getattr(job.data, option)
             yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))
-    if is_training and isinstance(job, ImageJob | TextJob | TableJob | SeriesJob) and job.data.groups:
-        yield ("data", "groups"), job.data.groups
+    groups = job.data.groups if isinstance(job, ImageJob | TextJob | TableJob | SeriesJob) else None
+    if is_training and groups and not (isinstance(job, ImageJob) and groups == OFF):
+        yield ("data", "groups"), groups
 
 
 def check_earlier_run(earlier: EarlierModel) -> None:

@@ -16,7 +16,7 @@ from drivetrain.data import copies, stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import image_files, mirroring, npz_images, pixel_scale, source
+from drivetrain.data.images import held_out, image_files, mirroring, near_copies, npz_images, pixel_scale, source
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_paths import EXTENSIONS, is_leftover
@@ -33,10 +33,9 @@ from drivetrain.data.images.preprocess import (
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
 from drivetrain.data.notes import list_names
-from drivetrain.data.partition import Division, Partition, Parts, hold_out, hold_out_groups, number_groups
+from drivetrain.data.partition import Division, Parts
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
@@ -247,25 +246,9 @@ def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, fil
         validation = source.read(path, data.path_column, form, "data.validation", files, data.bad_samples)
         return ImageParts(train, train.rows, validation, validation.rows, job, {}, image_geometry)
     division = Division(train.images.contents[train.rows], "images", recorded)
-    partition = _hold_out(job, train, division)
+    partition, stored = held_out.divide(job, train, division, recorded)
     train_rows, validation_rows = train.rows[partition.training], train.rows[partition.validation]
-    return ImageParts(train, train_rows, train, validation_rows, job, division.to_json(), image_geometry)
-
-
-def _hold_out(job: ImageJob, train: ImageSource, division: Division) -> Partition:
-    """Divide the usable images of one source; adds notes on their targets and on the division."""
-    targets = train.targets
-    classes = targets.head(train.rows, train.rows, train.key).classes if isinstance(targets, ClassTargets) else ()
-    strata = Strata(targets.strata(train.rows), classes)
-    if train.groups:
-        members = division.join_groups(number_groups([train.groups[row] for row in train.rows.tolist()]))
-        partition = hold_out_groups(job, strata, job.data.groups or "", members, division)
-    else:
-        partition = hold_out(job, strata, division)
-    # That a class with a single image is for training is not so where groups are divided.
-    train.notes += [] if classes and train.groups else targets.notes(train.rows)
-    train.notes += partition.notes
-    return partition
+    return ImageParts(train, train_rows, train, validation_rows, job, stored, image_geometry)
 
 
 def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
@@ -275,12 +258,20 @@ def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
 def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
     """A note on images that are in both splits, which makes validation scores too good."""
     training_contents, validation_contents = (part.images.contents[part.rows] for part in (train, validation))
-    return copies.note_shared(
+    notes = copies.note_shared(
         training_contents,
         validation_contents,
         lambda index: validation.images.title(validation.rows[index]),
         "validation images",
     )
+    if isinstance(train.images, Files) and isinstance(validation.images, Files):
+        paths = ([side.images.names[row] for row in side.rows.tolist()] for side in (validation, train))
+        if shared := near_copies.count_shared(*paths):
+            notes.append(
+                f"{shared:,} of {len(validation.rows):,} validation images are copies of sources that training has, too, by their "
+                "names: the score says little about new ones; split before augmenting"
+            )
+    return notes
 
 
 def _note_contradictions(train: ImageSource) -> list[str]:

@@ -23,7 +23,7 @@ from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
-from drivetrain.job.data import ImageClassificationData, ImageData
+from drivetrain.job.data import OFF, ImageClassificationData, ImageData
 
 if TYPE_CHECKING:
     from drivetrain.data.images.image_column import ImageCells
@@ -56,7 +56,7 @@ class LabelForm:
     @classmethod
     def of_job(cls, data: ImageData, *, ask: bool) -> LabelForm:
         """Return the form that a job declares; `ask` if its data has not been read before."""
-        groups = data.groups or ""
+        groups = "" if data.groups in (None, OFF) else data.groups
         if not isinstance(data, ImageClassificationData):
             return cls("numbers", data.label_column, groups=groups)
         if data.several:

@@ -23,6 +23,7 @@ from drivetrain.data.images.resize import Resize
 from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
+from drivetrain.job.data import FOLDERS, NAMES, OFF
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained.image_input import ExpectedInput
 from drivetrain.system.console import Detail
@@ -83,10 +84,10 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
     if not path.exists():
         raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
     suffix = path.suffix.lower()
-    if form.groups and (path.is_dir() or suffix == ".npz"):
+    if form.groups and (suffix == ".npz" or (path.is_dir() and form.groups not in (FOLDERS, NAMES))):
         raise DataError(
             f"{key}: {path} has no column {form.groups}, which data.groups names",
-            "groups of images in a manifest: a .csv, .tsv, .jsonl or .parquet",
+            f"a column of a manifest (a .csv, .tsv, .jsonl or .parquet); for a folder of classes {FOLDERS}, {NAMES} or {OFF}",
             "write a manifest, or remove data.groups and name a path for data.validation",
         )
     images: Images

@@ -15,7 +15,7 @@ from drivetrain.data.formats import column_values, table_paths
 from drivetrain.data.images import class_folders, decode, image_paths, mirroring, resize
 from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
-from drivetrain.data.survey import settings, table_sample
+from drivetrain.data.survey import image_groups, settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
@@ -84,7 +84,7 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
     validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
     draft = start_draft(image_survey, settings.describe_classes(counts), list(counts), "one folder for each class")
-    draft.found += listing.notes
+    draft.found += [*listing.notes, *image_groups.describe_sources(listing.names, listing.labels)]
     draft.choices += [*choices, *refusals]
     train = request.path_entry("train", root, f"{len(listing.names):,} images, a folder for each class")
     draft.data = [train, validation, *test, *draft.data]
@@ -232,12 +232,16 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     target_noun = {"class": "its label", "labels": "its labels", "cell": "its labels", "numbers": "numbers"}[kind]
     split = settings.validation(sample.rows, "images")
     suffix = {"class": ", of each class", "numbers": ""}.get(kind, ", by the rarest label of each image")
+    groups = image_groups.find_column(sample, (column.name, *guess.names))
+    if not groups:
+        draft.found += image_groups.describe_sources(names, _cell_texts(sample, guess.names[0]), in_classes=False)
     draft.data = [
         request.path_entry(
             "train", sample.path, f"{sample.rows:,} rows, each with the path of an image and {target_noun}"
         ),
         Entry("path_column", quote(column.name), f"such as {names[0]}"),
         *entries,
+        *groups,
         Entry(split.key, split.value, f"{split.reason}{suffix}"),
         *draft.data,
     ]

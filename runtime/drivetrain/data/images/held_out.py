@@ -1,0 +1,110 @@
+"""Divides the images of one path into training and validation: by groups of the user, by sources, or one by one."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.data.dataset import InputRecord
+from drivetrain.data.images import near_copies
+from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_targets import ClassTargets
+from drivetrain.data.images.near_copies import Sources
+from drivetrain.data.images.source import ImageSource
+from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import Strata
+from drivetrain.errors import DataError
+from drivetrain.job.data import FOLDERS, NAMES, OFF
+from drivetrain.job.images import ImageJob
+from drivetrain.job.values import parse_fold
+
+SOURCES_KEY = "sources"
+"""Key in the stored preprocessing of a run whose split keeps the images of a source together."""
+_COMPARED_SIDE = 16
+"""Side in pixels of the gray images that are compared."""
+
+
+def divide(
+    job: ImageJob, images: ImageSource, division: Division, recorded: InputRecord | None
+) -> tuple[Partition, dict[str, int]]:
+    """Divide the usable images of one source, and add notes on targets, groups and copies to it.
+
+    Returns:
+        The partition, and values to store, so that a resumed run has the same one.
+
+    Raises:
+        DataError: if too few images or groups are left for one side.
+    """
+    targets = images.targets
+    classes = targets.head(images.rows, images.rows, images.key).classes if isinstance(targets, ClassTargets) else ()
+    strata = Strata(targets.strata(images.rows), classes)
+    stored = division.to_json()
+    # A run that did not divide by sources continues with the split that it began with.
+    is_before = recorded is not None and recorded.same_data and SOURCES_KEY not in recorded.preprocessing
+    sources = None if images.groups or is_before else find_sources(job, images, strata.numbers)
+    partition = None
+    if images.groups:
+        members = number_groups([images.groups[row] for row in images.rows.tolist()])
+        partition = hold_out_groups(job, strata, job.data.groups or "", division.join_groups(members), division)
+    elif sources:
+        partition = _divide_by_source(job, images, strata, sources, division)
+        stored |= {SOURCES_KEY: sources.count} if partition else {}
+    is_grouped = partition is not None
+    partition = partition or hold_out(job, strata, division)
+    # That a class with a single image is for training is not so where groups are divided.
+    images.notes += [] if classes and is_grouped else targets.notes(images.rows)
+    images.notes += partition.notes
+    return partition, stored
+
+
+def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int64]) -> Sources | None:
+    """Find images of one source by their names, unless the job says that there are none.
+
+    Raises:
+        DataError: if the job names folders, and there are none in the folders of the classes.
+    """
+    files, data = images.images, job.data
+    if data.groups == OFF or not isinstance(files, Files) or files.cells:
+        return None
+    in_classes = job.resolve(data.train).is_dir()
+    requested = data.groups if in_classes and data.groups in (FOLDERS, NAMES) else ""
+    paths = [files.names[row] for row in images.rows.tolist()]
+    if requested == FOLDERS and not any(path.count(os.sep) > 1 for path in paths):
+        raise DataError(
+            f"{images.key}: data.groups is {FOLDERS}, and the folders of the classes have no folders in them",
+            "one folder for each group in the folder of each class",
+            f"write `groups: {NAMES}` to group by the names of files, or remove data.groups",
+        )
+
+    def measure_distances(first: Ids, second: Ids) -> npt.NDArray[np.float64]:
+        small = files.fit_to(_COMPARED_SIDE, 1)
+        try:
+            one, other = (small.gather(images.rows[rows]).float() for rows in (first, second))
+        except DataError:  # of images with unusual values
+            return np.full(len(first), np.nan)
+        return (one - other).abs().mean(dim=(1, 2, 3)).double().numpy()
+
+    return near_copies.find(paths, strata, measure_distances, in_classes=in_classes, requested=requested or "")
+
+
+def _divide_by_source(
+    job: ImageJob, images: ImageSource, strata: Strata, sources: Sources, division: Division
+) -> Partition | None:
+    """Divide whole sources; None, with a note, if a class or a side would be left without any."""
+    head = f"{len(images.rows):,} images are of {sources.count:,} sources ({sources.reason})"
+    turn_off = f"`groups: {OFF}` in data if they are unrelated"
+    part_count = parse_fold(job.data.fold)[1] if job.data.fold else 2
+    members = division.join_groups(number_groups(sources.names))
+    if int(members.max()) + 1 >= part_count:
+        partition = hold_out_groups(job, strata, "one source", members, division)
+        if not partition.lost_classes:
+            images.notes.append(f"{head}: all of a source are on one side of the split; {turn_off}")
+            return partition
+    images.notes.append(
+        f"{head}, too few to keep each on one side: the score says little about other sources; {turn_off}, else add sources or "
+        "name a path for data.validation"
+    )
+    return None

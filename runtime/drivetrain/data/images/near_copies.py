@@ -1,0 +1,182 @@
+"""Recognizes images of one source: copies that an exporter augmented, frames of a video, pictures of a patient.
+
+A network that has seen one of them in training knows the others, so that their validation score says nothing. Names of
+files and folders say which belong together: alone where only a program writes such names, else if the images of a source
+also look more alike than others of their class. Numbers alone are no sources: unrelated photos are numbered, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.data.stateless_random import Ids
+from drivetrain.job.data import FOLDERS, NAMES
+
+Distances = Callable[[Ids, Ids], npt.NDArray[np.float64]]
+"""How different the images of each pair of rows look."""
+
+_EXPORTED = re.compile(
+    r"(.+)\.rf\.[0-9A-Za-z]{16,}|.*_original_(.+)_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(aug(?:mented)?_\d+)_\d+"
+)
+"""Names of augmented copies by Roboflow, Augmentor and Keras; the group that matches is the source."""
+_SUFFIX = re.compile(r"[_.](?:jpe?g|png|bmp|webp|tiff?)$", re.IGNORECASE)
+_CHANGE = re.compile(
+    r"(?<=[^\W_])[ _.-]+(?:aug(?:mented|mentation)?|flip(?:ped|lr|ud)?|[hv]flip|mirror(?:ed)?|rot(?:at(?:ed|ion))?|nois[ey]|blur(?:red)?"
+    r"|bright(?:er|ness)?|dark(?:er)?|contrast|crop(?:ped)?|shift(?:ed)?|zoom(?:ed)?|scaled?|shear|jitter|gr[ae]y|orig(?:inal)?"
+    r"|copy|copia|copie|kopie|tile|patch|[0-9a-f]{32})[ _.-]*(?:-?\d+|\(\d+\))?$",
+    re.IGNORECASE,
+)
+"""The end of the name of a copy or a cut piece: a word for the change, with or without a number."""
+_NUMBER = re.compile(r"(?<=[^\W_])(?:[ _.-]*(?P<word>frame|frm|slice|view)s?[ _.-]*|[ _.-]+)\d+$", re.IGNORECASE)
+"""The end of the name of one of several images of a source, as in clip7_frame_0012."""
+_CAMERA = re.compile(
+    r"img|dsc[nf]?|dcim|pxl|gopr|mvimg|p|images?|photo|foto|picture|pic|scan|screenshot|file|sample|frame|slice|view"
+    r"|(?:img|vid|pxl|dsc)?[ _-]?(?:19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d.*",
+    re.IGNORECASE,
+)
+"""Beginnings with which cameras and programs number everything, and dates: no sources."""
+_ENTITY = re.compile(
+    r"(?:patient|subject|subj|sub|person|video|vid|clip|scene|session|seq|sequence|user|case|animal|take|track|burst|object|specimen"
+    r"|paciente|sujeto|persona|caso|escena|sesion|proband|szene|sujet|personne)[ _.-]?\w*\d",
+    re.IGNORECASE,
+)
+"""Names that number people, videos and the like."""
+_MOST_COPIES = 64
+"""Largest number of copies of an image; where there are more, names have a word in common by chance."""
+_LEAST_SOURCES = 3
+"""Smallest number of sources with several images."""
+_MOST_PAIRS = 64
+"""Number of pairs of images that are compared."""
+_ALIKE = 0.7
+"""Images of a source differ by less than this share of the difference between others of their class, in the median."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The source of each image, and how it was recognized."""
+
+    names: list[str]
+    reason: str
+
+    @property
+    def count(self) -> int:
+        """The number of sources."""
+        return len(set(self.names))
+
+
+def find(
+    paths: Sequence[str], strata: npt.NDArray[np.int64], distances: Distances, *, in_classes: bool, requested: str
+) -> Sources | None:
+    """Find the sources of images by their paths; None if each image is a source of its own.
+
+    Args:
+        paths: relative to the folder of the classes, or to the manifest.
+        strata: the class of each image; shape (N,).
+        distances: compares images, by their positions in `paths`.
+        in_classes: whether each path begins with the folder of its class.
+        requested: FOLDERS or NAMES if the job says which names count; else empty.
+    """
+    files = [os.path.splitext(path)[0] for path in paths]
+    folders = [os.sep.join(path.split(os.sep)[in_classes:-1]) or path for path in paths]
+    exported = [_cut_export(name) for name in files]
+    copies = [_cut_repeatedly(name, _CHANGE) for name in exported]
+    if requested == FOLDERS:
+        return Sources(folders, "by the folders in those of the classes")
+    if requested == NAMES:
+        return Sources([_cut_number(name) for name in copies], "by the names of their files")
+    numbered = [_cut_number(name) for name in copies]
+    # Of several rules, the coarsest that holds counts: the frames of an exported video belong together.
+    if _are_several(folders, strata) and (_are_entities(folders) or _look_alike(folders, strata, distances)):
+        return _describe(folders, paths, "by the folders in those of the classes" if in_classes else "by folders")
+    if (
+        numbered != copies
+        and _are_several(numbered, strata)
+        and (_have_frame_words(copies, numbered) or _are_entities(numbered) or _look_alike(numbered, strata, distances))
+    ):
+        return _describe(numbered, paths, "numbered images of the same beginning")
+    counts = Counter(copies)
+    if sum(count > 1 for count in counts.values()) >= _LEAST_SOURCES and max(counts.values()) <= _MOST_COPIES:
+        return _describe(copies, paths, "names of changed copies")
+    return _describe(exported, paths, "names of augmented copies") if len(set(exported)) < len(exported) else None
+
+
+def count_shared(paths: Sequence[str], others: Sequence[str]) -> int:
+    """Count the paths of augmented copies whose source has copies among others, too."""
+    exported = [
+        [source for path in group if (source := _cut_export(name := os.path.splitext(path)[0])) != name]
+        for group in (paths, others)
+    ]
+    other_sources = set(exported[1])
+    return sum(source in other_sources for source in exported[0])
+
+
+def _describe(names: list[str], paths: Sequence[str], reason: str) -> Sources:
+    counts = Counter(names)
+    example = next(path for path, name in zip(paths, names, strict=True) if counts[name] > 1)
+    return Sources(names, f"{reason}, such as {example}")
+
+
+def _cut_export(name: str) -> str:
+    """The source of an exported copy; other names stay whole."""
+    match = _EXPORTED.fullmatch(os.path.basename(name))
+    return _SUFFIX.sub("", next(filter(None, match.groups()))) if match else name
+
+
+def _cut_repeatedly(name: str, end: re.Pattern[str]) -> str:
+    while (shorter := end.sub("", name)) != name:
+        name = shorter
+    return name
+
+
+def _cut_number(name: str) -> str:
+    """The name of a source, without the folder, since its images may have several classes; other names stay whole."""
+    match = _NUMBER.search(name)
+    source = os.path.basename(name[: match.start()]) if match else ""
+    return source if source and not _CAMERA.fullmatch(source) else name
+
+
+def _are_several(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
+    """Whether most images are of sources with several images, and most classes have several such sources."""
+    counts = Counter(names)
+    repeated = {name for name, count in counts.items() if count > 1}
+    if len(repeated) < _LEAST_SOURCES or 2 * sum(counts[name] for name in repeated) < len(names):
+        return False
+    sources_of_class = Counter(
+        stratum for stratum, name in {*zip(strata.tolist(), names, strict=True)} if name in repeated
+    )
+    return 2 * sum(count > 1 for count in sources_of_class.values()) > len(set(strata.tolist()))
+
+
+def _are_entities(names: Sequence[str]) -> bool:
+    """Whether nearly all sources are called as people or videos are."""
+    sources = [name for name, count in Counter(names).items() if count > 1]
+    return sum(_ENTITY.match(os.path.basename(name)) is not None for name in sources) >= 0.9 * len(sources)
+
+
+def _have_frame_words(names: Sequence[str], sources: Sequence[str]) -> bool:
+    cut = [name for name, source in zip(names, sources, strict=True) if name != source]
+    matches = [_NUMBER.search(name) for name in cut]
+    return sum(match is not None and match["word"] is not None for match in matches) >= 0.9 * len(cut) > 0
+
+
+def _look_alike(names: Sequence[str], strata: npt.NDArray[np.int64], distances: Distances) -> bool:
+    """Whether images of a source are more alike than those of different sources of the same class."""
+    ordered = sorted(range(len(names)), key=lambda row: (strata[row], names[row], row))
+    neighbors = [(first, second) for first, second in pairwise(ordered) if strata[first] == strata[second]]
+    within = [(first, second) for first, second in neighbors if names[first] == names[second]]
+    between = [(first, second) for first, second in neighbors if names[first] != names[second]]
+    if min(len(within), len(between)) < _LEAST_SOURCES:
+        return False
+    medians = []
+    for pairs in (within, between):
+        chosen = np.array(pairs)[np.unique(np.linspace(0, len(pairs) - 1, _MOST_PAIRS).astype(int))]
+        medians.append(np.median(distances(chosen[:, 0], chosen[:, 1])))
+    return bool(medians[0] < _ALIKE * medians[1])

@@ -1,0 +1,173 @@
+"""Images of one source are on one side of the split: copies of exporters, frames, folders; unrelated photos are not held together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.images import near_copies
+from drivetrain.data.load_data import load
+from drivetrain.errors import DataError
+from drivetrain.job_spec import load_job as job_spec
+from tests.cli.drafted_jobs import draft_job, read_data_settings
+from tests.messages import saying, says
+
+HASH = "216363698b529b4a97b750923ceb3ffd"
+UUID = "0a1b2c3d-1111-2222-3333-0123456789ab"
+SOURCES, EACH = 8, 3
+
+NAMES: dict[str, tuple[str, str]] = {
+    "Roboflow": ("{c}/IMG_{s:04}_jpg.rf.{i}" + HASH[1:], "always"),
+    "Augmentor": ("{c}/{c}_original_{s}.jpg_{i}" + UUID[1:], "always"),
+    "Keras": ("{c}/aug_{s}_{i}77", "always"),
+    "augmented, with a number": ("{c}/leaf{s}_aug_{i}", "always"),
+    "changes in words": ("{c}/IMG_{s:04}{change}", "always"),
+    "tiles": ("{c}/slide{s}_tile_{i}", "always"),
+    "frames": ("{c}/walk {name}_frame_{i:03}", "always"),
+    "exported frames": ("{c}/{name}_frame_{i}_jpg.rf.{i}" + HASH[1:], "always"),
+    "people": ("{c}/person{s}-{i}", "always"),
+    "folders of patients": ("{c}/patient_{s}/{i}", "always"),
+    "beginnings": ("{c}/{name}_{i:03}", "alike"),
+    "numbers of numbers": ("{c}/{s:05}_{i:03}", "alike"),
+    "folders of anything": ("{c}/{name}/{i}", "alike"),
+    "a camera": ("{c}/IMG_{n:04}", "never"),
+    "two cameras": ("{c}/{camera}_{n:04}", "never"),
+    "numbers": ("{c}/{n:04}", "never"),
+    "the class and a number": ("{c}/{c}_{n:04}", "never"),
+    "a class of ImageNet": ("{c}/n0208407{c}_{n}", "never"),
+    "times": ("{c}/IMG_2024010{s}_12{i:02}00", "never"),
+    "a word of a change in every name": ("{c}/leaf_rot_{n:03}", "never"),
+    "frames of nothing": ("{c}/frame_{n:04}", "never"),
+    "a batch from Windows": ("{c}/photo ({n})", "never"),
+}
+"""How files are called, and when images of a source are recognized: always, if they look alike, or never."""
+
+
+def list_paths(pattern: str) -> list[tuple[str, int]]:
+    """Paths of SOURCES sources in classes a and b, and the number of each one's source."""
+    rows = []
+    for source in range(SOURCES):
+        for i in range(EACH):
+            number = EACH * source + i
+            fields: dict[str, Any] = {"c": "ab"[source % 2], "s": source, "i": i, "n": number}
+            fields |= {"name": ["anna", "otto", "lara", "ivan", "rosa", "juan", "mila", "theo"][source]}
+            fields |= {"change": ["", "_flip", "-rot90"][i], "camera": ["IMG", "DSC"][number % 2]}
+            rows.append((pattern.format(**fields) + ".png", source))
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("looks", ["alike", "different"])
+@pytest.mark.parametrize("case", NAMES)
+def test_names(case: str, looks: str) -> None:
+    pattern, when = NAMES[case]
+    paths, numbers = zip(*list_paths(pattern), strict=True)
+
+    def measure_distances(first: Any, second: Any) -> Any:
+        is_same = np.array(numbers)[first] == np.array(numbers)[second]
+        return np.where(is_same & (looks == "alike"), 0.1, 1.0)
+
+    strata = np.array(["ab".index(path[0]) for path in paths])
+    sources = near_copies.find(paths, strata, measure_distances, in_classes=True, requested="")
+    if when == "always" or when == looks:
+        assert sources
+        assert sources.count == SOURCES
+        assert len(set(zip(sources.names, numbers, strict=True))) == SOURCES
+    else:
+        assert sources is None
+
+
+def write_sources(folder: Path, pattern: str, *, alike: bool = True) -> list[tuple[str, int]]:
+    """Pictures whose images of a source differ a little, or as much as all others."""
+    rng = np.random.default_rng(0)
+    rows = list_paths(pattern)
+    looks = rng.integers(0, 200, (SOURCES, 16, 16))
+    for path, source in rows:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        pixels = looks[source] + rng.integers(0, 20, (16, 16)) if alike else rng.integers(0, 256, (16, 16))
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / path)
+    return rows
+
+
+def read(folder: Path, data: str) -> Dataset:
+    (folder / "job.yaml").write_text(f"name: t\ntask: image-classification\ndata: {{{data}}}\n")
+    return load(job_spec.load(folder / "job.yaml"))
+
+
+def is_divided_by_source(data: Dataset, rows: list[tuple[str, int]], folder: Path) -> bool:
+    source_of = {str(folder / path): source for path, source in rows}
+    sides = [{source_of[split.title(i)] for i in range(len(split))} for split in (data.train, data.validation)]
+    return not sides[0] & sides[1]
+
+
+@pytest.mark.parametrize("manifest", [False, True])
+@pytest.mark.parametrize(
+    ("case", "options", "divided", "key"),
+    [
+        ("Roboflow", "", True, "images-are-of-sources"),
+        ("Roboflow", ", groups: off", False, ""),
+        ("Roboflow", ", fold: 1/4", True, "images-are-of-sources"),
+        ("Roboflow", ", fold: 1/9", False, "too-few-keep-each"),
+        ("beginnings", "", True, "images-are-of-sources"),
+        ("a camera", "", False, ""),
+    ],
+)
+def test_a_split(tmp_path: Path, case: str, options: str, divided: bool, key: str, *, manifest: bool) -> None:
+    photos = tmp_path / "photos"
+    rows = write_sources(photos, NAMES[case][0])
+    (photos / "list.csv").write_text("\n".join(["path,label", *(f"{path},{path[0]}" for path, _ in rows)]) + "\n")
+    split = "" if "fold" in options else ", validation: 0.25"
+    data = read(tmp_path, f"train: photos{'/list.csv' * manifest}{split}{options}")
+    assert is_divided_by_source(data, rows, photos) == divided
+    text = "\n".join(data.notes)
+    if key:
+        assert says(text, key, *((SOURCES * EACH, SOURCES) if key.startswith("images") else ()))
+    else:
+        assert "sources" not in text
+
+
+def test_images_that_differ_are_no_sources(tmp_path: Path) -> None:
+    write_sources(tmp_path / "photos", NAMES["beginnings"][0], alike=False)
+    assert "sources" not in "\n".join(read(tmp_path, "train: photos, validation: 0.25").notes)
+
+
+@pytest.mark.parametrize(("groups", "case"), [("folders", "folders of anything"), ("names", "beginnings")])
+def test_groups_that_a_job_names(tmp_path: Path, groups: str, case: str) -> None:
+    rows = write_sources(tmp_path / "photos", NAMES[case][0], alike=False)
+    data = read(tmp_path, f"train: photos, validation: 0.25, groups: {groups}")
+    assert is_divided_by_source(data, rows, tmp_path / "photos")
+
+
+@pytest.mark.parametrize("groups", ["folders", "who"])
+def test_groups_that_a_folder_does_not_have(tmp_path: Path, groups: str) -> None:
+    write_sources(tmp_path / "photos", NAMES["beginnings"][0])
+    key = "folders-classes-have-no-folders" if groups == "folders" else "column-manifest-folder-classes"
+    with pytest.raises(DataError, check=saying(key)):
+        read(tmp_path, f"train: photos, validation: 0.25, groups: {groups}")
+
+
+def test_copies_of_a_source_in_two_folders(tmp_path: Path) -> None:
+    """A data set that was divided after it was augmented."""
+    for folder, kept in (("train", "012"), ("val", "2")):
+        rows = write_sources(tmp_path / folder, NAMES["Roboflow"][0])
+        for path, _ in rows:
+            if path.partition(".rf.")[2][0] not in kept:
+                (tmp_path / folder / path).unlink()
+    notes = read(tmp_path, "train: train, validation: val").notes
+    assert says(notes, "copies-sources-training-names", SOURCES, SOURCES)
+
+
+def test_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = write_sources(tmp_path / "photos", NAMES["Roboflow"][0])
+    lines = [f"photos/{path},{path[0]},p{source}" for path, source in rows]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,patient_id", *lines]) + "\n")
+    (tmp_path / "plain.csv").write_text("\n".join(["path,label", *(line.rpartition(",")[0] for line in lines)]) + "\n")
+    assert read_data_settings(draft_job("list.csv"))["groups"] == "patient_id"
+    for source in ("photos", "plain.csv"):
+        assert "groups" not in read_data_settings(draft_job(source))
+        assert says(Path(source).with_suffix(".yaml").read_text(), "sources-images-source-side", SOURCES)
