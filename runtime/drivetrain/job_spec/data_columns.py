@@ -61,10 +61,11 @@ def check_headers(job: Job) -> None:
 
 
 def _check_file_kind(job: Job, path: Path, label: str) -> None:
-    reads_one_table = isinstance(job, TABLES) and not getattr(job.data, "stream", None)
+    is_streamed = bool(getattr(job.data, "stream", None))
+    reads_one_table = isinstance(job, TABLES) and not is_streamed
     if reads_one_table and path.is_dir():
         raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
-    if path.is_file():
+    if path.is_file() and not is_streamed:
         table_paths.check_is_table(path, label)
         if reads_one_table:
             array_suffixes = (".npz",) if isinstance(job, SeriesJob) else ()

@@ -35,6 +35,26 @@ _COMPRESSED = {
     b"\xfd7zXZ": ("xz", "xz", "unxz -k"),
 }
 """Compressed files by their first bytes: the name, the suffix and the command that unpacks them."""
+_TAR_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_TO_PARQUET = "import pyarrow.{0} as old, pyarrow.parquet as new; new.write_table(old.read_table(REPR), NEW)"
+_FIRST_TABLE = (
+    "select * from [' + db.execute('select name from sqlite_master where type=\\'table\\'').fetchone()[0] + ']"
+)
+_FROM_SQLITE = (
+    f"import csv, sqlite3; db = sqlite3.connect(REPR); rows = db.execute('{_FIRST_TABLE}'); "
+    "table = csv.writer(open(NEW, 'w', newline='', encoding='utf-8')); table.writerow(d[0] for d in rows.description); "
+    "table.writerows(rows)"
+)
+_CONVERTED = {
+    ".json": ("a list of JSON objects and not a row in each line", ".jsonl", ["jq", "-c", ".[]", "OLD"]),
+    ".feather": ("a Feather file", ".parquet", ["python3", "-c", _TO_PARQUET.format("feather")]),
+    ".orc": ("an ORC file", ".parquet", ["python3", "-c", _TO_PARQUET.format("orc")]),
+    **dict.fromkeys(
+        (".db", ".sqlite", ".sqlite3"),
+        ("an SQLite database, of which this writes the first table", ".csv", ["python3", "-c", _FROM_SQLITE]),
+    ),
+}
+"""Files by their suffix: what they are, the suffix of the converted table, and the program that converts them."""
 _READABLE = "a CSV, TSV, JSONL or Parquet file"
 _OFFICE_OPTIONS = '--convert-to "csv:Text - txt - csv (StarCalc):44,34,76"'
 """Commas, quotes and UTF-8, which are otherwise those of the machine's language."""
@@ -156,30 +176,28 @@ def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
 
 
 def check_is_table(path: Path, key: str) -> None:
-    """Check that a file is no spreadsheet and not compressed, by its name and its first bytes.
+    """Check that a file is no container that can be converted to a table, by its name and its first bytes.
 
     Raises:
         DataError: if it is, with the command that converts it; names `key`.
     """
-    kind = SPREADSHEETS.get(path.suffix.lower())
     start = b""
     if path.is_file():
         with path.open("rb") as file:
             start = file.read(8)
+    suffix, quoted = path.suffix.lower(), shlex.quote(str(path))
+    kind = SPREADSHEETS.get(suffix)
     # A CSV file may be another one with a new name; the readers of other files check how they begin.
-    if path.suffix.lower() in (".csv", ".tsv"):
+    if suffix in (".csv", ".tsv"):
         if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
             kind = "a spreadsheet with the name of a text file"
         for mark, (name, ending, command) in _COMPRESSED.items():
             if start.startswith(mark):
                 packed = shlex.quote(f"{path}.{ending}")
-                raise DataError(
-                    f"{key}: {path} is compressed with {name}",
-                    _READABLE,
-                    f"unpack it: mv {shlex.quote(str(path))} {packed} && {command} {packed}",
-                )
+                action = f"unpack it: mv {quoted} {packed} && {command} {packed}"
+                raise DataError(f"{key}: {path} is compressed with {name}", _READABLE, action)
     if kind:
-        folder, quoted = shlex.quote(str(path.parent)), shlex.quote(str(path))
+        folder = shlex.quote(str(path.parent))
         code = f"import pandas; pandas.read_excel({str(path)!r}).to_csv({str(path.with_suffix('.csv'))!r}, index=False)"
         raise DataError(
             f"{key}: {path} is {kind}",
@@ -187,6 +205,24 @@ def check_is_table(path: Path, key: str) -> None:
             f"save its sheet as CSV, or: libreoffice --headless {_OFFICE_OPTIONS} --outdir {folder} {quoted}; "
             f"with pandas: {shlex.join(['python3', '-c', code])}",
         )
+    if suffix in _CONVERTED:
+        kind, new_suffix, program = _CONVERTED[suffix]
+        new = str(path.with_suffix(new_suffix))
+        arguments = [part.replace("OLD", str(path)) for part in program]
+        if program[0] == "python3":
+            arguments = [part.replace("REPR", repr(str(path))).replace("NEW", repr(new)) for part in program]
+        command = f"{shlex.join(arguments)} > {shlex.quote(new)}" if program[0] == "jq" else shlex.join(arguments)
+        where = ", where pyarrow is installed" if new_suffix == ".parquet" else ""
+        raise DataError(f"{key}: {path} is {kind}", _READABLE, f"convert it{where}: {command}")
+    if suffix == ".zip" or path.name.lower().endswith(_TAR_ENDINGS):
+        is_table = Path(path.stem).suffix.lower() in SUFFIXES
+        folder = shlex.quote(str(path.parent if is_table else path.with_name(path.name.split(".")[0])))
+        module = "zipfile" if suffix == ".zip" else "tarfile"
+        action = f"unpack it: python3 -m {module} -e {quoted} {folder}"
+        raise DataError(f"{key}: {path} is an archive", f"{_READABLE}; or a folder of images", action)
+    for name, ending, command in _COMPRESSED.values():
+        if suffix == f".{ending}":
+            raise DataError(f"{key}: {path} is compressed with {name}", _READABLE, f"unpack it: {command} {quoted}")
 
 
 def check_date_columns(date_columns: Iterable[str], columns: Collection[str], path: Path, label: str) -> None:
@@ -213,7 +249,4 @@ def check_suffix(path: Path, key: str, possible: Sequence[str] = SUFFIXES) -> No
     if suffix in possible:
         return
     action = f"name a file that ends in {', '.join(possible)}"
-    if suffix == ".json":
-        lines = shlex.quote(str(path.with_suffix(".jsonl")))
-        action = f"write each object of its list into a line of its own: jq -c '.[]' {shlex.quote(str(path))} > {lines}"
     raise DataError(f"{key}: {path} has an unknown file type", POSSIBLE, action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,7 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     """
     with path.open("rb") as file:
         start = file.read(4096)
+    _check_not_utf32(path, key, start)
     declared = files.list_settings.get("encoding")
     marked = "utf-16" if start.startswith(_UTF16_MARKS) else "utf-8" if start.startswith(_UTF8_MARK) else None
     if marked and declared and not declared.startswith(marked):
@@ -74,6 +76,15 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     if declared == "utf-8":
         check(path, key)
     return declared or _guess_encoding(path, key, files, max_bytes)
+
+
+def _check_not_utf32(path: Path, key: str, start: bytes) -> None:
+    """Refuse a file in UTF-32, in which most bytes are zero, with or without its byte order mark."""
+    if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        raise _conversion_error(f"{key}: {path} is UTF-32", path, "UTF-32")
+    if start.count(b"\0") * 5 > 3 * len(start):
+        form = "UTF-32BE" if start.startswith(b"\0") else "UTF-32LE"
+        raise _conversion_error(f"{key}: {path} has zero bytes like UTF-32", path, form)
 
 
 def _contradiction_error(
@@ -193,13 +204,15 @@ def _is_western(lines: list[bytes]) -> bool:
 
 
 def check_mark(path: Path, key: str) -> None:
-    """Check that a text file does not start with the byte order mark of UTF-16.
+    """Check that a text file is not UTF-16 with a byte order mark, nor UTF-32.
 
     Raises:
         DataError: if it does; names `key`.
     """
     with path.open("rb") as file:
-        if file.read(2) in _UTF16_MARKS:
+        start = file.read(4096)
+        _check_not_utf32(path, key, start)
+        if start.startswith(_UTF16_MARKS):
             raise _conversion_error(f"{key}: {path} is UTF-16", path, "UTF-16")
 
 
@@ -234,8 +247,8 @@ def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented
 
 
 def _conversion_error(description: str, path: Path, name: str) -> DataError:
-    target = path.with_name(f"{path.stem}-utf8{path.suffix}")
-    return DataError(description, "a file in UTF-8", f"convert it: iconv -f {name} -t UTF-8 {path} > {target}")
+    old, new = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
+    return DataError(description, "a file in UTF-8", f"convert it: iconv -f {name} -t UTF-8 {old} > {new}")
 
 
 def _find_first_bad_byte(line: bytes) -> int | None:
