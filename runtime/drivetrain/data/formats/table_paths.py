@@ -130,7 +130,7 @@ def _find_saved(folder: Path, key: str) -> dict[str, str] | None:
     splits_file = folder / "dataset_dict.json"
     if splits_file.is_file():
         names = json.loads(splits_file.read_text(encoding="utf-8"))["splits"]
-        check_named_files(splits_file, names, key)
+        check_named_files(splits_file, names, key, follow_links=True)
         return {name: os.path.join(name, _find_first_file(folder / name, key)) for name in names}
     return {"": _find_first_file(folder, key)} if (folder / "state.json").is_file() else None
 
@@ -139,19 +139,28 @@ def _find_first_file(folder: Path, key: str) -> str:
     """The first file of a split, which stands for all files of its table."""
     state_file = folder / "state.json"
     names = [row["filename"] for row in json.loads(state_file.read_text(encoding="utf-8"))["_data_files"]]
-    check_named_files(state_file, names, key)
+    check_named_files(state_file, names, key, follow_links=True)
     return str(sorted(names)[0])
 
 
-def check_named_files(file: Path, names: Iterable[object], key: str) -> None:
+def _stays_below(folder: Path, name: str) -> bool:
+    """Whether a file is below a folder once links are followed; in the hub's cache all files are links to its blobs."""
+    commit = next((path for path in (folder, *folder.parents) if path.parent.name == "snapshots"), None)
+    root = commit.parent.parent if commit else folder
+    return (folder / name).resolve().is_relative_to(root.resolve())
+
+
+def check_named_files(file: Path, names: Iterable[object], key: str, *, follow_links: bool = False) -> None:
     """Check that all names of files that a file of data gives are below its folder: a stranger may have written it.
+
+    Images may be links, as tools for large data make them; tables of a saved dataset are not, if `follow_links`.
 
     Raises:
         DataError: if a name leads out of the folder; names `key`.
     """
     folder = file.parent
     for name in names:
-        if not is_below(folder, name):
+        if not is_below(folder, name) or (follow_links and not _stays_below(folder, str(name))):
             raise DataError(
                 f"{key}: {file} names {readable(str(name))!r}, which is not below {folder}",
                 f"files in {folder} and its folders, by their names from there",
