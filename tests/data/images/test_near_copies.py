@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.images import near_copies
@@ -159,6 +161,16 @@ def test_copies_of_a_source_in_two_folders(tmp_path: Path) -> None:
                 (tmp_path / folder / path).unlink()
     notes = read(tmp_path, "train: train, validation: val").notes
     assert says(notes, "copies-sources-training-names", SOURCES, SOURCES)
+
+
+def test_names_beside_the_images_of_a_table(tmp_path: Path) -> None:
+    rows = write_sources(tmp_path, NAMES["Roboflow"][0])
+    cells = [{"bytes": (tmp_path / path).read_bytes(), "path": Path(path).name} for path, _ in rows]
+    table = pyarrow.table({"image": cells, "label": [path[0] for path, _ in rows]})
+    parquet.write_table(table, tmp_path / "set.parquet")
+    assert says(
+        read(tmp_path, "train: set.parquet, validation: 0.25").notes, "images-are-of-sources", len(rows), SOURCES
+    )
 
 
 def test_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

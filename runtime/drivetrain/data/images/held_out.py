@@ -67,11 +67,14 @@ def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int6
         DataError: if the job names folders, and there are none in the folders of the classes.
     """
     files, data = images.images, job.data
-    if data.groups == OFF or not isinstance(files, Files) or files.cells:
+    if data.groups == OFF or not isinstance(files, Files):
+        return None
+    names = files.cells.file_names() if files.cells else files.names
+    if not names:
         return None
     in_classes = job.resolve(data.train).is_dir()
     requested = data.groups if in_classes and data.groups in (FOLDERS, NAMES) else ""
-    paths = [files.names[row] for row in images.rows.tolist()]
+    paths = [names[row] for row in images.rows.tolist()]
     if requested == FOLDERS and not any(path.count(os.sep) > 1 for path in paths):
         raise DataError(
             f"{images.key}: data.groups is {FOLDERS}, and the folders of the classes have no folders in them",

@@ -56,6 +56,13 @@ class ImageCells:
         files: list[str | Path] = [*shards.files(self.table, "data"), *self._list_image_files()]
         return [self.name, [(os.path.abspath(file), stamp(file)) for file in files], list(self.rows)]
 
+    def file_names(self) -> list[str]:
+        """The paths beside the bytes; a number for an image without one."""
+        if not _has_paths(self.column):
+            return []
+        paths = compute.struct_field(self.column, "path").take(list(self.rows)).to_pylist()
+        return [path or str(index) for index, path in enumerate(paths)]
+
     def _list_image_files(self) -> list[str]:
         """The files of cells that have only a path."""
         return [self._join_path(name) for name in list_named_files(self.column, self.rows)]
@@ -108,19 +115,22 @@ def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
 
 def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
     """`train.parquet row 7 (cat.png)` for each row."""
-    has_paths = not _is_binary(column.type) and any(field.name == "path" for field in column.type)
-    names = compute.struct_field(column, "path").to_pylist() if has_paths else [None] * len(column)
+    names = compute.struct_field(column, "path").to_pylist() if _has_paths(column) else [None] * len(column)
     return [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
 
 
 def list_named_files(column: pyarrow.ChunkedArray, rows: Sequence[int]) -> list[str]:
     """The paths of those cells of some rows that have a path and no bytes."""
-    if _is_binary(column.type) or "path" not in {field.name for field in column.type}:
+    if not _has_paths(column):
         return []
     # The bytes of the cells stay where they are.
     without_bytes = compute.is_null(compute.struct_field(column, "bytes")).take(list(rows))
     paths = compute.struct_field(column, "path").take(list(rows))
     return [name for name in paths.filter(without_bytes).to_pylist() if name]
+
+
+def _has_paths(column: pyarrow.ChunkedArray) -> bool:
+    return not _is_binary(column.type) and any(field.name == "path" for field in column.type)
 
 
 def _is_binary(kind: Any) -> bool:

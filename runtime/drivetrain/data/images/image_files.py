@@ -56,6 +56,10 @@ class Cells(Protocol):
         """Values that change if one of the images changes, for the key of a cache."""
         ...
 
+    def file_names(self) -> list[str]:
+        """The names of the files that the images once were; empty if they are not known."""
+        ...
+
 
 @dataclass(frozen=True)
 class Files:

@@ -94,6 +94,10 @@ class EncodedImages:
         """Empty: these images are never cached, so nothing has to notice a change."""
         return []
 
+    def file_names(self) -> list[str]:
+        """Empty: these images are not divided."""
+        return []
+
 
 def undecodable_error(title: str, reason: str) -> DataError:
     """The error for an image of a shard that cannot be decoded."""
