@@ -267,7 +267,7 @@ def test_weights_with_a_hole_that_no_memory_holds(good_checkpoint: Path, tmp_pat
         with pytest.raises(CheckpointError, check=saying("takes-memory-are-free", "8.0 TiB")):
             saved_model.load(path.parent)
     else:
-        with pytest.raises(SpecError, check=saying("take-and-memory-limit-is", "8.0 TiB")):
+        with pytest.raises(CheckpointError, check=saying("take-and-memory-limit-is", "8.0 TiB")):
             pretrained_folder.locate(tiny.job(), str(path.parent))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from drivetrain.data.decoded_size import free_memory
 from drivetrain.errors import CheckpointError
+from drivetrain.pretrained.folder import LARGE_WEIGHTS
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.units import format_bytes
 
@@ -24,12 +25,16 @@ MAX_HEADER_BYTES = 16 << 20
 """Longest header that is read; that of a hundred thousand tensors takes about ten million bytes."""
 
 
+class TooLargeWeights(ValueError):
+    """A file does not fit into memory."""
+
+
 def read(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file, by name, onto the CPU.
 
     Raises:
         OSError: if the file cannot be opened.
-        ValueError: if it is not a safetensors file, its header is too long, or it does not fit into memory.
+        ValueError: if it is not a safetensors file, its header is too long, or (TooLargeWeights) it does not fit into memory.
     """
     if not path.is_file():  # reading a pipe could block for ever
         raise ValueError("it is not there" if not path.exists() else "it is no file")
@@ -46,14 +51,20 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ValueError(str(error)) from None
     except MemoryError:
         pass
-    raise ValueError(f"it takes {format_bytes(size)}, and {format_bytes(free)} of memory are free")
+    raise TooLargeWeights(f"it takes {format_bytes(size)}, and {format_bytes(free)} of memory are free")
 
 
 def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], action: str = "copy it again") -> Tensors:
-    """Read as `read`; `refuse` makes the error from a description, what is possible, and what to do."""
+    """Read as `read`; `refuse` makes the error from a description, what is possible, and what to do.
+
+    Raises:
+        CheckpointError: if the file does not fit into memory.
+    """
     try:
         return read(path)
     except (OSError, ValueError) as error:
+        if isinstance(error, TooLargeWeights):
+            raise CheckpointError(f"{path} cannot be read: {error}", *LARGE_WEIGHTS) from None
         raise refuse(f"{path} cannot be read: {error}", "a complete file", action) from None
 
 

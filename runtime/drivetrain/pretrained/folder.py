@@ -15,7 +15,7 @@ from logging import CRITICAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from drivetrain.errors import SpecError
+from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.hardware.cgroup import read_memory_limit
 from drivetrain.job import Job
 from drivetrain.job.formatting import readable
@@ -35,6 +35,8 @@ FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 """Patterns of the files that are read."""
 ENCODERS = "encoders such as bert, distilbert, roberta"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+LARGE_WEIGHTS = ("weights that fit into memory", "raise limits.memory, or use a smaller network")
+"""What is possible, and what to do, where weights do not fit into memory."""
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
 
 
@@ -171,11 +173,10 @@ def _check_files(weights: WeightsFolder) -> None:
         _check_index(weights)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         if size > (limit := read_memory_limit()):
-            weights.refuse(
-                f"the weights in {folder} take {format_bytes(size)}, and the memory limit is {format_bytes(limit)}",
-                "weights that fit into memory",
-                "raise limits.memory, or use a smaller network",
+            description = (
+                f"the weights in {folder} take {format_bytes(size)}, and the memory limit is {format_bytes(limit)}"
             )
+            raise CheckpointError(description, *LARGE_WEIGHTS)
         return
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES) and name != "training_args.bin"]
     other_names = [name for name in names if name.endswith(".safetensors")]

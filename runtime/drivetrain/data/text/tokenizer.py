@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TEXTS_PER_CALL = 10_000
 """Texts that are tokenized in one call, which distributes them over threads."""
+FIRST_TEXTS = 10
+"""Texts that are tokenized in the first call."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Vocabulary files of older tokenizer formats."""
 LONGEST_WORD = 100
@@ -268,9 +270,14 @@ def _find_alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> li
 
 
 def _iterate_column(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
-    """Yield a pyarrow text column as lists of TEXTS_PER_CALL texts."""
-    for start in range(0, len(texts), TEXTS_PER_CALL):
-        yield texts.slice(start, TEXTS_PER_CALL).to_pylist()
+    """Yield a pyarrow text column as lists of at most TEXTS_PER_CALL texts.
+
+    The first ones are short: a tokenizer that needs seconds for a text is refused before it has had all of them.
+    """
+    start, size = 0, FIRST_TEXTS
+    while start < len(texts):
+        yield texts.slice(start, size).to_pylist()
+        start, size = start + size, min(10 * size, TEXTS_PER_CALL)
 
 
 def _iterate_all(columns: Texts) -> Iterator[list[str]]:
