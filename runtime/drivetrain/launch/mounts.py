@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import pwd
-import shlex
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.data.images.image_paths import copy_without_links
 from drivetrain.errors import Problem, SpecError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.custom import list_user_functions
@@ -329,7 +329,7 @@ def _refuse_broken_links(origin: str, folder: Path, target: Path | None, root: P
             raise SpecError(
                 f"{origin}: {link} is a link to {real}, which is not mounted in the container",
                 _POSSIBLE,
-                f"write the link's target into the job file, or copy the files: cp -rL {shlex.quote(str(folder))} FOLDER",
+                f"write the link's target into the job file, or use a copy without links: {copy_without_links(folder)}",
             )
 
 

@@ -47,7 +47,7 @@ def read(folder: Path, key: str) -> FolderListing:
         listing.labels += [label] * len(names)
         if not names:
             empty_folders.append(label)
-    image_paths.check_links(skipped.links, key)
+    image_paths.check_links(skipped.links, folder, key)
     loose_images = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
     _check_not_nested(folder, classes, listing.names, key)
     if not listing.names:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,12 @@ def is_broken_link(path: str) -> bool:
     return os.path.islink(path) and not os.path.exists(path)
 
 
-def check_links(paths: Iterable[str], key: str) -> None:
+def copy_without_links(folder: Path) -> str:
+    """Return the command that copies a folder with the files that its links lead to."""
+    return shlex.join(["cp", "-rL", str(folder), f"{folder}-copy"])
+
+
+def check_links(paths: Iterable[str], folder: Path, key: str) -> None:
     """Refuse broken symlinks: with some samples missing, a container would train on others than the host.
 
     Raises:
@@ -65,7 +71,7 @@ def check_links(paths: Iterable[str], key: str) -> None:
             f"{key}: {len(broken):,} of the files and folders are links to what does not exist here: {', '.join(shown)}",
             "links to what exists; in a container, only to what it mounts: below the named folder or the project, by "
             "relative links",
-            "fetch what they lead to, remove them, or copy the folder with the files in place of links: cp -rL",
+            f"fetch what they lead to, or remove them; if a container does not see it: {copy_without_links(folder)}",
         )
 
 

@@ -103,7 +103,7 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
         rows = read_manifest(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
         # Links in class folders were checked when these were listed.
-        image_paths.check_links((images.path(row) for row in broken), key)
+        image_paths.check_links((images.path(row) for row in broken), path.parent, key)
     else:
         table_paths.check_is_table(path, key)
         raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
