@@ -182,4 +182,5 @@ def build_environment(environment: dict[str, str]) -> dict[str, str]:
     """
     variables = library_variables.merge_variables(os.environ, environment)
     path = os.pathsep.join(filter(None, sys.path))
-    return {**os.environ, **variables, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    quiet_libraries = {"HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {**quiet_libraries, **os.environ, **variables, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
