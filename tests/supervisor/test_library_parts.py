@@ -253,7 +253,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": other_parameters},
         "optimizer: has 4 parameters that are not the model's, the first",
     ),
-    "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() raised TypeError"),
+    "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() needs a closure"),
     "a list": (
         {"optimizer": ListOptimizer},
         "optimizer: is ListOptimizer, and 'past' of its state is of type list, which no",

@@ -161,18 +161,36 @@ def _pair_with_heads(outputs: object, heads: Mapping[str, Head], name: str, refu
     return [(outputs[head], heads[head]) for head in heads]
 
 
+OTHER_TARGETS = 'targets: other (in Python targets="other") and a loss of your own that takes them apart'
+
+
+def _suggest_shape(output: Tensor, head: Head, size: int) -> str:
+    """Suggest how to get outputs of the shape that fits, for a network that gives another one."""
+    if head.outputs == 1 and output.shape == (size,):
+        return "leave out squeeze(-1) in the network; its loss gets targets in the shape that fits, (N,) or (N, 1)"
+    if head.kind == "classes" and len(head.classes) == 2 and output.numel() == size:
+        return (
+            "return two numbers; for one, give the targets as floats 0.0 and 1.0, with a loss such as BCEWithLogitsLoss"
+        )
+    return f"change the last layer, or the targets that the data defines; for other outputs, {OTHER_TARGETS}"
+
+
 def _check_output(output: object, head: Head, size: int, name: str, refuse: Refuse) -> None:
     for_head = f" for {head.name}" if head.name else ""
     possible = (
         f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"one row for each of {size} samples"
     )
     if not isinstance(output, Tensor):
-        raise refuse(f"{name} gives {describe(output)}{for_head}", f"a tensor of shape {possible}", "return one tensor")
+        raise refuse(
+            f"{name} gives {describe(output)}{for_head}",
+            f"a tensor of shape {possible}",
+            f"return one tensor; several of them as torch.cat([a, b], dim=1), with {OTHER_TARGETS}",
+        )
     if tuple(output.shape) != (size, head.outputs) if head.outputs else output.shape[:1] != (size,):
         raise refuse(
             f"{name} gives shape {tuple(output.shape)}{for_head} for {size} samples",
             possible,
-            "change the last layer, or the targets that the data defines",
+            _suggest_shape(output, head, size),
         )
     if not output.is_floating_point() or not output.requires_grad:
         kind = str(output.dtype).removeprefix("torch.")

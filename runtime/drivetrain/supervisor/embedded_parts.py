@@ -128,13 +128,26 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
     optimizer = argument
     if not isinstance(argument, Optimizer):
         if not callable(argument):
-            raise refuse("optimizer", f"is {describe(argument)}", POSSIBLE_OPTIMIZERS, "choose one of these")
+            raise refuse(
+                "optimizer",
+                f"is {describe(argument)}",
+                POSSIBLE_OPTIMIZERS,
+                "choose one of these; for several optimizers, one block of drivetrain.prepare for each",
+            )
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         with blame_user_code(partial(refuse, "optimizer"), "raised", POSSIBLE_OPTIMIZERS):
             optimizer = argument(trained)
         if not isinstance(optimizer, Optimizer):
             raise refuse("optimizer", f"returned {describe(optimizer)}", POSSIBLE_OPTIMIZERS, "return an optimizer")
     _check_parameters(optimizer, model, refuse)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure and closure.default is inspect.Parameter.empty:
+        raise refuse(
+            "optimizer",
+            f"is {_describe_type(optimizer)}, whose step() needs a closure",
+            "an optimizer whose step() needs none: a batch is computed once for each step",
+            "choose another one; with a closure this is not possible here, so write a loop of your own",
+        )
     if stored:
         dry_run.check_dense_gradients(model, "the model", partial(refuse, ""))
     # Finds out what the state consists of by a step of a copy, so code of the user may raise here.

@@ -52,7 +52,7 @@ def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], par
     """
     named = {"model": model, "loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
     named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
-    record = {}
+    record: dict[str, str] = {}
     if parts.optimizer:
         for number, group in enumerate(read_group_settings(parts.optimizer.optimizer)):
             # A scheduler that was built has changed the rate.
@@ -294,16 +294,15 @@ class _Digest:
 def _read_source(code: types.CodeType) -> str:
     """The text of the body of a function, or its bytecode if there is no file; kept, since the file may be edited later."""
     lines = linecache.getlines(code.co_filename, None)
-    inner = [
-        position for part in code.co_consts if isinstance(part, types.CodeType) for position in part.co_positions()
-    ]
-    spans = [position for position in (*code.co_positions(), *inner) if None not in position and position[2:] != (0, 0)]
-    if not lines or not spans:
+    codes = (code, *(part for part in code.co_consts if isinstance(part, types.CodeType)))
+    begins, ends = list[tuple[int, int]](), list[tuple[int, int]]()
+    for line, end_line, column, end_column in (position for part in codes for position in part.co_positions()):
+        if line and end_line and column is not None and end_column:
+            begins.append((line, column))
+            ends.append((end_line, end_column))
+    if not lines or not begins:
         return repr((code.co_code, code.co_names, code.co_consts))
-    first, last = (
-        min((line, column) for line, _, column, _ in spans),
-        max((line, column) for _, line, _, column in spans),
-    )
+    first, last = min(begins), max(ends)
     # Columns count bytes.
     text = [line.encode() for line in lines[first[0] - 1 : last[0]]]
     text[-1] = text[-1][: last[1]]

@@ -370,7 +370,9 @@ def _count_classes(train: Items, validation: Items, names: tuple[str, ...] | Non
         raise DataError(f"{train.name}: a target is {lowest}", "class indices from 0", "count the classes from 0")
     if len(distinct_indices[0]) < 2:
         raise DataError(
-            f"{train.name}: all targets are {int(distinct_indices[0][0])}", "two classes or more", "add another class"
+            f"{train.name}: all targets are {int(distinct_indices[0][0])}",
+            "two classes or more",
+            'add another class; for a loss that needs no targets, targets: other (in Python targets="other")',
         )
     if highest >= max(SUSPICIOUS_CLASS_INDEX, len(train)):
         raise DataError(
