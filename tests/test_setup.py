@@ -172,48 +172,6 @@ def test_warnings_of_pip_do_not_end_the_setup(tmp_path: Path) -> None:
     assert [line.split("/")[-2] for line in done.stderr.splitlines()] == [f"package-{i}" for i in range(1, 6)] * 2
 
 
-def test_a_setting_on_an_unterminated_line_stays(tmp_path: Path) -> None:
-    """Editors leave such lines; what is added must not become a part of the value."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=8g")
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
-    docker.write_text("#!/bin/sh\nexit 1\n")
-    docker.chmod(0o755)
-    for _ in range(2):
-        subprocess.run(
-            [tmp_path / "scripts" / "env"],
-            check=True,
-            capture_output=True,
-            env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"},
-        )
-    lines = (tmp_path / ".env").read_text().splitlines()
-    assert lines[0] == "DRIVETRAIN_MEMORY=8g"
-    assert [line.partition("=")[0] for line in lines].count("COMPOSE_PROJECT_NAME") == 1
-    assert "" not in lines
-
-
-def test_an_engine_that_refuses_the_user_decides_nothing(tmp_path: Path) -> None:
-    """Newer clients print a template with empty values before they fail, which read as an engine without CPU limits."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    shutil.copytree(ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("wheels"))
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
-    docker.write_text("#!/bin/sh\n[ $1 = info ] && echo '[] quota=false'\necho permission denied >&2\nexit 1\n")
-    docker.chmod(0o755)
-    done = subprocess.run(
-        [tmp_path / "scripts" / "env"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"},
-    )
-    assert done.stderr == ""
-    env_text = (tmp_path / ".env").read_text()
-    assert "DRIVETRAIN_CPUS=0" not in env_text
-    assert "BASE_IMAGE" not in env_text
-
-
 REFUSED = [("image", "cpu"), ("base-image",), ("containers", "logs"), ("containers", "stop"), ("containers", "prune")]
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from tests.docker.launched_checkout import (
     inspect_trainer,
     list_containers,
     project,
-    project_name,
     remove_containers,
     run_command,
 )
@@ -134,15 +131,6 @@ def test_folders_of_the_same_name_keep_separate_containers(project: Path, tmp_pa
         assert (is_running(one), is_running(two)) == (True, False)
     finally:
         remove_containers(other)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_users_of_one_checkout_have_separate_names() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # that of a test is closed to others
-        Path(folder).chmod(0o755)
-        (Path(folder) / "scripts").mkdir()
-        shutil.copy2(ROOT / "scripts" / "project-name", Path(folder) / "scripts")
-        assert project_name(Path(folder)) != project_name(Path(folder), user=4321, group=4321)
 
 
 def test_a_missing_image_is_not_pulled(project: Path) -> None:

@@ -96,9 +96,10 @@ def test_what_is_delegated_is_enforced_and_the_rest_is_named(
         assert traits.unenforced == ()
         assert limit_lines[2] == "50000 100000"
     # The same by make and by compose, which read .env.
-    copied = f"rm -rf /tmp/copy; mkdir /tmp/copy; cp -r {ROOT}/scripts {ROOT}/docker/Dockerfile /tmp/copy; cd /tmp/copy"
-    env_file = query_engine(
-        f"{copied}; mkdir docker; mv Dockerfile docker; BASE_IMAGE={base} scripts/env >/dev/null; cat .env"
-    )
+    copied = "rm -rf /tmp/copy; mkdir -p /tmp/copy/docker /tmp/copy/runtime/drivetrain; cd /tmp/copy"
+    package = " ".join(f"{ROOT}/runtime/drivetrain/{name}" for name in ("__init__.py", "errors.py", "launch", "system"))
+    parts = f"cp -r {package} runtime/drivetrain"
+    files = f"cp -r {ROOT}/scripts {ROOT}/compose .; cp {ROOT}/docker/Dockerfile docker; {parts}"
+    env_file = query_engine(f"{copied}; {files}; BASE_IMAGE={base} scripts/env >/dev/null; cat .env")
     assert ("DRIVETRAIN_CPUS=0" in env_file.split()) == ("cpus" in traits.unenforced), env_file
     assert "DRIVETRAIN_UID=0" in env_file.split()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from drivetrain.launch import container_limits
+from drivetrain.launch import container_limits, env_file
+from drivetrain.launch.env_file import default_cpus
+from drivetrain.launch.project import TAG, container_prefix, image_tag
 from tests.launch.specs import HOST, check_job
 from tests.nvml_double import GIB
-from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str])
 def no_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the checkout has the limits of the machine that the tests run on."""
     monkeypatch.setattr(container_limits, "PROJECT", tmp_path)
-    for name in ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY", "DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY"):
+    for name in (TAG, "DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY", "DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -86,19 +85,45 @@ def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("1", "2g")
 
 
-@pytest.mark.parametrize(("cpus", "memory"), [(2, 8), (3, 3), (1, 2), (8, 16), (64, 256)])
-def test_the_env_script_has_the_same_rule(tmp_path: Path, cpus: int, memory: int) -> None:
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    docker = tmp_path / "bin" / "docker"
-    docker.parent.mkdir()
-    docker.write_text(f'#!/bin/sh\ncase "$*" in *NCPU*) echo {cpus} {memory * GIB};; *) exit 1;; esac\n')
-    docker.chmod(0o755)
-    path = f"{docker.parent}:{os.environ['PATH']}"
-    subprocess.run([tmp_path / "scripts" / "env"], check=True, capture_output=True, env={**os.environ, "PATH": path})
+@pytest.mark.parametrize(
+    ("info", "uid", "cpus"),
+    [
+        ({"NCPU": 8, "MemTotal": 16 * GIB}, None, "7"),
+        ({"NCPU": 8, "MemTotal": 16 * GIB, "SecurityOptions": ["name=rootless"], "CPUCfsQuota": False}, "0", "0"),
+        ({}, None, None),
+    ],
+    ids=["engine", "rootless", "no engine"],
+)
+def test_the_env_file_fits_compose_to_this_machine(
+    tmp_path: Path, info: dict[str, Any], uid: str | None, cpus: str | None
+) -> None:
+    """Names and tags of a copied checkout are renewed, as are owners of another kind of engine; all else stays."""
+    own = dict(zip(("DRIVETRAIN_UID", "DRIVETRAIN_GID"), map(str, env_file.find_owner(tmp_path)), strict=True))
+    stale = "DRIVETRAIN_UID=0" if uid is None else "DRIVETRAIN_UID=1234"
+    (tmp_path / ".env").write_text(
+        f"COMPOSE_PROJECT_NAME=drivetrain-old\n{stale}\nDRIVETRAIN_TAG=checkout-old\nDRIVETRAIN_MEMORY=7g\nMINE=a=b"
+    )
+    added = env_file.write(info, "debian", tmp_path)
     written = container_limits.read_env_file()
-    for gpu, prefix in ((False, "DRIVETRAIN"), (True, "DRIVETRAIN_GPU")):
-        assert written[f"{prefix}_CPUS"] == f"{container_limits.default_cpus(cpus, gpu=gpu):g}"
-        assert written[f"{prefix}_MEMORY"] == container_limits.default_memory(memory * GIB, gpu=gpu)
+    assert written.items() >= added.items()
+    assert written["COMPOSE_PROJECT_NAME"] == container_prefix(tmp_path)
+    assert written["DRIVETRAIN_TAG"] == image_tag(tmp_path)
+    assert (written["MINE"], written["DRIVETRAIN_MEMORY"], written["BASE_IMAGE"]) == ("a=b", "7g", "debian")
+    assert written["DRIVETRAIN_UID"] == (uid or (own["DRIVETRAIN_UID"] if info else "0"))
+    assert written["DRIVETRAIN_CPUS"] == (cpus or f"{default_cpus(os.cpu_count() or 1, gpu=False):g}")
+    assert env_file.write(info, "debian", tmp_path) == {}
+
+
+@pytest.mark.parametrize(("output", "code"), [('{"NCPU": 0, "CPUCfsQuota": false}', 0), ("[]", 1)])
+def test_an_engine_that_refuses_the_user_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int
+) -> None:
+    """Newer clients print empty values before they fail, which read as an engine without CPU limits."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{output}'\necho permission denied >&2\nexit {code}\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert env_file._ask_engine() == {}
 
 
 def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> None:

@@ -158,7 +158,7 @@ def test_a_container_refuses_a_checkout_with_other_code(
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
     assert main.main(["train", str(ROOT / "jobs" / "digits.yaml")]) == DeviceError.exit_code
     output = capsys.readouterr()
-    assert "first `make image-cpu`" in output.err
+    assert "`docker compose build trainer`, then the same command" in output.err
     assert output.out == ""
 
 

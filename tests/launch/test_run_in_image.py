@@ -19,7 +19,7 @@ import yaml
 from drivetrain.cli import main
 from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.errors import DeviceError, SpecError
-from drivetrain.launch import container, container_limits, docker_engine, run_in_image
+from drivetrain.launch import container, container_limits, docker_engine, env_file, run_in_image
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor import named_run
 from tests.messages import says
@@ -80,7 +80,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, no_torch: None, tmp_path: Path) ->
     monkeypatch.setattr(docker_engine, "provide_image", lambda client, word: None)
     monkeypatch.setattr(run_in_image, "_wait", wait)
     monkeypatch.setattr(container_limits, "read_env_file", dict)
-    monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
+    monkeypatch.setattr(env_file, "SECURE_UID", os.getuid())
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(HERE)
     return lines

@@ -12,7 +12,7 @@ from typing import NoReturn
 from drivetrain.cli import commands, runs_option
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
-from drivetrain.launch import image_contents, run_in_image
+from drivetrain.launch import image_contents, run_in_image, shared_name
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
 from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error, say_json
@@ -40,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ[VERBOSE_VARIABLE] = "1"
         if run_in_image.is_needed(options.command, times_steps=getattr(options, "time", False)):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
-        if options.command in commands.TRAINING:
-            if run_in_image.torch_is_missing():
-                return commands.run_in_container(options)
-            if image := os.environ.get("DRIVETRAIN_IMAGE"):
-                image_contents.check_in_container(image)
+        if options.command in commands.TRAINING and run_in_image.torch_is_missing():
+            return commands.run_in_container(options)
+        if image := os.environ.get("DRIVETRAIN_IMAGE"):
+            image_contents.check_in_container(image)
+            if options.command in commands.TRAINING:
+                shared_name.report_other_checkout()
         code = commands.run(options)
         sys.stdout.flush()
         return code

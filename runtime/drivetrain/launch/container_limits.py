@@ -12,18 +12,12 @@ from typing import Any
 
 from drivetrain.job import Job
 from drivetrain.job.limits import Limits
+from drivetrain.launch import env_file
+from drivetrain.launch.env_file import GIB, default_cpus, default_memory
 from drivetrain.launch.project import PROJECT
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT
 from drivetrain.system.units import parse_bytes
-
-SECURE_UID = 1000
-"""Owner of the files if root starts a container from a checkout owned by root."""
-GIB = 1 << 30
-GPU_RESERVE = 2 * GIB
-"""Memory that a GPU job leaves to the host, unless that is more than half of it."""
-CPU_RESERVE, LEAST_CPU_MEMORY = 4 * GIB, 4 * GIB
-"""Memory that a job on a CPU leaves to the host, and what it gets on a small host."""
 
 
 def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) -> dict[str, str]:
@@ -56,20 +50,6 @@ def _cap(cpus: str | None, host: float) -> str | None:
     return cpus
 
 
-def default_cpus(host: float, *, gpu: bool) -> float:
-    """All CPUs of the host but one, and on a CPU at least two of them. `scripts/env` has the same rule."""
-    return max(host - 1, 1.0 if gpu else min(2.0, host))
-
-
-def default_memory(host: int, *, gpu: bool) -> str:
-    """The bytes of the host less a reserve, in whole MiB as the engine expects it. `scripts/env` has the same rule.
-
-    A CPU job leaves CPU_RESERVE to the desktop or editor beside it, and a GPU job, whose host is a server, GPU_RESERVE.
-    """
-    usable = max(host - GPU_RESERVE, host // 2) if gpu else max(host - CPU_RESERVE, LEAST_CPU_MEMORY)
-    return f"{usable >> 20}m"
-
-
 def read_env_file() -> dict[str, str]:
     """The settings in the checkout's .env, which compose reads."""
     try:
@@ -86,12 +66,9 @@ def owner(project: Path, *, report: bool = False) -> dict[str, str]:
         project: the checkout.
         report: whether to inform root about the owner, which is done until there is a run.
     """
-    uid, gid = os.getuid(), os.getgid()
-    if uid == 0:
-        status = project.stat()
-        uid, gid = (status.st_uid, status.st_gid) if status.st_uid else (SECURE_UID, SECURE_UID)
-        if report and not _has_runs_of(uid, project):
-            say(_about_owner(uid, project, is_owner=bool(status.st_uid)))
+    uid, gid = env_file.find_owner(project)
+    if os.getuid() == 0 and report and not _has_runs_of(uid, project):
+        say(_about_owner(uid, project, is_owner=bool(project.stat().st_uid)))
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
 
 

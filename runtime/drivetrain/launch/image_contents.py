@@ -52,7 +52,7 @@ def combine_hashes(files: Mapping[str, str]) -> str:
 
 
 def check_in_container(variant: str, record: Path = RECORD, checkout: Path = CHECKOUT) -> None:
-    """Refuse to train if the checkout that is mounted here has other code than this image.
+    """Refuse to start if the checkout that is mounted here has other code than this image.
 
     Raises:
         DeviceError: if it has. `drivetrain launch` updates the image first, so this never fails after it.
@@ -66,7 +66,8 @@ def check_in_container(variant: str, record: Path = RECORD, checkout: Path = CHE
         raise DeviceError(
             f"this image was built from other code than that of this checkout: {_list_names(changed)} changed since",
             "an image that was built from the checkout as it is now",
-            f"`make train-cpu` builds it by itself; for `docker compose up`, first `make image-{variant}`",
+            ("`docker compose build trainer`" if variant == "cpu" else f"`make image-{variant}`")
+            + ", then the same command again; `make` and `drivetrain launch` build it by themselves",
         )
 
 

@@ -1,9 +1,13 @@
-"""The folder that containers work in, the compose files, and the names of images and containers."""
+"""The folder that containers work in, the compose files, and the names of images and containers.
+
+`python -m drivetrain.launch.project image WORD` prints the name of an image, `... project` the prefix of container names.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 from drivetrain.system.installation import CHECKOUT
@@ -32,7 +36,7 @@ def image_name(variant: str) -> str:
 
 
 def image_tag(project: Path = PROJECT) -> str:
-    """Return the tag of the images of a checkout: two checkouts never share one; scripts/image-name computes the same.
+    """Return the tag of the images of a checkout: two checkouts never share one.
 
     An installed program uses the image of its version.
     """
@@ -42,7 +46,7 @@ def image_tag(project: Path = PROJECT) -> str:
 
 
 def container_prefix(project: Path = PROJECT, uid: int | None = None) -> str:
-    """Return the prefix of this user's container names for this project; scripts/project-name computes the same.
+    """Return the prefix of this user's container names for this project.
 
     Args:
         project: the checkout, or the current folder of an installed program.
@@ -50,3 +54,7 @@ def container_prefix(project: Path = PROJECT, uid: int | None = None) -> str:
     """
     user_digest = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()
     return f"drivetrain-{user_digest[:8]}"
+
+
+if __name__ == "__main__":
+    print(image_name(sys.argv[2]) if sys.argv[1] == "image" else container_prefix())

@@ -40,6 +40,7 @@ from drivetrain.launch import (
     run_secrets,
 )
 from drivetrain.launch.command_output import RUNS
+from drivetrain.launch.mounts import Mount
 from drivetrain.launch.project import PROJECT, TAG, image_tag
 from drivetrain.pretrained.convert import WEIGHTS_NAME
 from drivetrain.pretrained.earlier_run import CONFIG
@@ -150,7 +151,7 @@ def _stop(client: Any, name: str, number: int) -> None:
         client.containers.get(name).kill(signal=signal.Signals(number).name)
 
 
-def _service(mounted: Sequence[mounts.Mount], engine: engine_traits.EngineTraits) -> dict[str, Any]:
+def _service(mounted: Sequence[Mount], engine: engine_traits.EngineTraits) -> dict[str, Any]:
     """Return what a command adds to the service that trains."""
     # The records of trained models are read-only, so that code run with a model cannot add to them.
     records = {"type": "volume", "source": "state", "target": "/cache/state", "read_only": True}
@@ -183,15 +184,15 @@ def _list_outputs(options: argparse.Namespace) -> list[Path]:
 class _Needs:
     """What a command needs in its container, by what it and its jobs name."""
 
-    mounts: list[mounts.Mount]
+    mounts: list[Mount]
     secrets: dict[str, bytes] = field(default_factory=dict)
     job: Job | None = None
     """The first job, whose limits the container gets; the usual ones if there is none."""
     network: bool = False
 
-    def list_mounts(self) -> list[mounts.Mount]:
+    def list_mounts(self) -> list[Mount]:
         """Return what the container sees: the project at its own path with runs/ for writing, and what the command names."""
-        project = [mounts.Mount(PROJECT, PROJECT), mounts.Mount(RUNS, RUNS, writable=True)]
+        project = [Mount(PROJECT, PROJECT), Mount(RUNS, RUNS, writable=True)]
         return [*project, *mounts.drop_nested_mounts(self.mounts)]
 
 

@@ -1,0 +1,95 @@
+"""What hosts do to containers, each on a real engine: nobody has run a script, a folder is closed, an engine is odd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker.clone import copy_project
+from tests.messages import says
+from tests.paths import ROOT
+
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")]
+USER = 1000
+"""The default of the compose files."""
+SOCKET = Path("/var/run/docker.sock")
+
+JOB = """
+name: tiny
+task: tabular-classification
+data: {train: rows.csv, target: label}
+train: {epochs: 1}
+baselines: off
+optimize: {measure: off}
+"""
+
+
+@pytest.fixture
+def clone(cpu_image: str, tmp_path: Path) -> Path:
+    """A fresh clone of a user who has run no script; with the wheels of this checkout the build needs no index."""
+    folder = tmp_path / "drivetrain"
+    copy_project(folder)
+    for wheel in (ROOT / "docker/wheels/cpu").glob("*.whl"):
+        os.link(wheel, folder / "docker/wheels/cpu" / wheel.name)
+    rows = [f"{i % 7},{i % 3},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
+    (folder / "jobs" / "rows.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    (folder / "jobs" / "tiny.yaml").write_text(JOB)
+    for place in (tmp_path, folder):
+        shutil.chown(place, USER, USER)
+    for path in folder.rglob("*"):
+        if not path.name.endswith(".whl"):
+            shutil.chown(path, USER, USER)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    return folder
+
+
+def run_as_user(folder: Path, *words: str, umask: int = 0o022, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user who may use the engine, with nothing of this process's environment."""
+    base = subprocess.run([ROOT / "scripts" / "choose-base"], capture_output=True, text=True, check=True).stdout.strip()
+    variables = {"PATH": os.environ["PATH"], "HOME": str(folder.parent), "BASE_IMAGE": base, "JOB": "jobs/tiny.yaml"}
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env=variables | environ,
+        user=USER,
+        group=USER,
+        extra_groups=[SOCKET.stat().st_gid],
+        umask=umask,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+
+
+def test_compose_up_alone_in_a_fresh_clone(clone: Path) -> None:
+    """Nothing is in .env; the image is built, compared with the checkout, and built again where it is told."""
+    names: dict[str, Any] = {
+        "COMPOSE_PROJECT_NAME": f"drivetrain-alone-{os.getpid()}",
+        "DRIVETRAIN_TAG": f"alone-{os.getpid()}",
+    }
+    up = ["docker", "compose", "up", "trainer"]
+    try:
+        done = run_as_user(clone, *up, **names)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (clone / "runs" / "tiny-001" / "model").stat().st_uid == USER
+        with (clone / "runtime" / "drivetrain" / "errors.py").open("a") as file:
+            file.write("# pulled\n")
+        done = run_as_user(clone, *up, **names)
+        assert says(done.stdout + done.stderr, "checkout-changed-since", "runtime/drivetrain/errors.py")
+        assert not (clone / "runs" / "tiny-002").exists()
+        assert run_as_user(clone, "docker", "compose", "build", "trainer", **names).returncode == 0
+        run_as_user(clone, *up, **names)
+        assert (clone / "runs" / "tiny-002" / "model").exists()
+        predict = ["docker", "compose", "run", "--rm", "-T", "trainer", "predict", "tiny-002", "jobs/rows.csv"]
+        assert run_as_user(clone, *predict, **names).stdout.startswith("sample,")
+    finally:
+        run_as_user(clone, "docker", "compose", "down", **names)
+        image = f"localhost/drivetrain/cpu:{names['DRIVETRAIN_TAG']}"
+        subprocess.run(["docker", "rmi", "-f", image], capture_output=True, check=False)
