@@ -21,7 +21,7 @@ from tests.messages import saying, says
 
 HASH = "216363698b529b4a97b750923ceb3ffd"
 UUID = "0a1b2c3d-1111-2222-3333-0123456789ab"
-SOURCES, EACH = 8, 3
+SOURCES, EACH = 9, 3
 
 NAMES: dict[str, tuple[str, str]] = {
     "Roboflow": ("{c}/IMG_{s:04}_jpg.rf.{i}" + HASH[1:], "always"),
@@ -29,6 +29,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "Keras": ("{c}/aug_{s}_{i}77", "always"),
     "augmented, with a number": ("{c}/leaf{s}_aug_{i}", "always"),
     "changes in words": ("{c}/IMG_{s:04}{change}", "always"),
+    "degrees": ("{c}/leaf{s}{degrees}", "always"),
+    "views": ("{c}/{s:03}{view}", "always"),
     "tiles": ("{c}/slide{s}_tile_{i}", "always"),
     "frames": ("{c}/walk {name}_frame_{i:03}", "always"),
     "exported frames": ("{c}/{name}_frame_{i}_jpg.rf.{i}" + HASH[1:], "always"),
@@ -44,6 +46,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "a class of ImageNet": ("{c}/n0208407{c}_{n}", "never"),
     "times": ("{c}/IMG_2024010{s}_12{i:02}00", "never"),
     "a word of a change in every name": ("{c}/leaf_rot_{n:03}", "never"),
+    "a digest of each": ("{c}/img_{n:032x}", "never"),
     "frames of nothing": ("{c}/frame_{n:04}", "never"),
     "a batch from Windows": ("{c}/photo ({n})", "never"),
 }
@@ -51,14 +54,15 @@ NAMES: dict[str, tuple[str, str]] = {
 
 
 def list_paths(pattern: str) -> list[tuple[str, int]]:
-    """Paths of SOURCES sources in classes a and b, and the number of each one's source."""
+    """Paths of SOURCES sources in classes a, b and c, and the number of each one's source."""
     rows = []
     for source in range(SOURCES):
         for i in range(EACH):
             number = EACH * source + i
-            fields: dict[str, Any] = {"c": "ab"[source % 2], "s": source, "i": i, "n": number}
-            fields |= {"name": ["anna", "otto", "lara", "ivan", "rosa", "juan", "mila", "theo"][source]}
+            fields: dict[str, Any] = {"c": "abc"[source % 3], "s": source, "i": i, "n": number}
+            fields |= {"name": ["anna", "otto", "lara", "ivan", "rosa", "juan", "mila", "theo", "nora"][source]}
             fields |= {"change": ["", "_flip", "-rot90"][i], "camera": ["IMG", "DSC"][number % 2]}
+            fields |= {"degrees": ["", "_90deg", "_rotated_180deg"][i], "view": ["_left", "_right", "_front"][i]}
             rows.append((pattern.format(**fields) + ".png", source))
     return sorted(rows)
 
@@ -73,7 +77,7 @@ def test_names(case: str, looks: str) -> None:
         is_same = np.array(numbers)[first] == np.array(numbers)[second]
         return np.where(is_same & (looks == "alike"), 0.1, 1.0)
 
-    strata = np.array(["ab".index(path[0]) for path in paths])
+    strata = np.array(["abc".index(path[0]) for path in paths])
     sources = near_copies.find(paths, strata, measure_distances, in_classes=True, requested="")
     if when == "always" or when == looks:
         assert sources
@@ -113,7 +117,7 @@ def is_divided_by_source(data: Dataset, rows: list[tuple[str, int]], folder: Pat
         ("Roboflow", "", True, "images-are-of-sources"),
         ("Roboflow", ", groups: off", False, ""),
         ("Roboflow", ", fold: 1/4", True, "images-are-of-sources"),
-        ("Roboflow", ", fold: 1/9", False, "too-few-keep-each"),
+        ("Roboflow", ", fold: 1/10", False, "too-few-keep-each"),
         ("beginnings", "", True, "images-are-of-sources"),
         ("a camera", "", False, ""),
     ],

@@ -31,10 +31,10 @@ _SUFFIX = re.compile(r"[_.](?:jpe?g|png|bmp|webp|tiff?)$", re.IGNORECASE)
 _CHANGE = re.compile(
     r"(?<=[^\W_])[ _.-]+(?:aug(?:mented|mentation)?|flip(?:ped|lr|ud)?|[hv]flip|mirror(?:ed)?|rot(?:at(?:ed|ion))?|nois[ey]|blur(?:red)?"
     r"|bright(?:er|ness)?|dark(?:er)?|contrast|crop(?:ped)?|shift(?:ed)?|zoom(?:ed)?|scaled?|shear|jitter|gr[ae]y|orig(?:inal)?"
-    r"|copy|copia|copie|kopie|tile|patch|[0-9a-f]{32})[ _.-]*(?:-?\d+|\(\d+\))?$",
+    r"|copy|copia|copie|kopie|tile|patch|left|right|front|back|side|top|[0-9a-f]{32}|\d+deg)[ _.-]*(?:-?\d+(?:deg)?|\(\d+\))?$",
     re.IGNORECASE,
 )
-"""The end of the name of a copy or a cut piece: a word for the change, with or without a number."""
+"""The end of the name of a copy, a cut piece or a view: a word for the change, with or without a number."""
 _NUMBER = re.compile(r"(?<=[^\W_])(?:[ _.-]*(?P<word>frame|frm|slice|view)s?[ _.-]*|[ _.-]+)\d+$", re.IGNORECASE)
 """The end of the name of one of several images of a source, as in clip7_frame_0012."""
 _CAMERA = re.compile(
@@ -102,8 +102,7 @@ def find(
         and (_have_frame_words(copies, numbered) or _are_entities(numbered) or _look_alike(numbered, strata, distances))
     ):
         return _describe(numbered, paths, "numbered images of the same beginning")
-    counts = Counter(copies)
-    if sum(count > 1 for count in counts.values()) >= _LEAST_SOURCES and max(counts.values()) <= _MOST_COPIES:
+    if _are_spread(copies, strata) and max(Counter(copies).values()) <= _MOST_COPIES:
         return _describe(copies, paths, "names of changed copies")
     return _describe(exported, paths, "names of augmented copies") if len(set(exported)) < len(exported) else None
 
@@ -144,15 +143,22 @@ def _cut_number(name: str) -> str:
 
 
 def _are_several(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
-    """Whether most images are of sources with several images, and most classes have several such sources."""
-    counts = Counter(names)
-    repeated = {name for name, count in counts.items() if count > 1}
-    if len(repeated) < _LEAST_SOURCES or 2 * sum(counts[name] for name in repeated) < len(names):
-        return False
+    """Whether most images are of sources with several images."""
+    repeated = sum(count for count in Counter(names).values() if count > 1)
+    return 2 * repeated >= len(names) and _are_spread(names, strata)
+
+
+def _are_spread(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
+    """Whether there are some sources with several images, and most of their classes have more than one of them.
+
+    Else the name of the source is the name of the class, or a word that all names of a class begin with.
+    """
+    repeated = {name for name, count in Counter(names).items() if count > 1}
     sources_of_class = Counter(
         stratum for stratum, name in {*zip(strata.tolist(), names, strict=True)} if name in repeated
     )
-    return 2 * sum(count > 1 for count in sources_of_class.values()) > len(set(strata.tolist()))
+    has_several = [count > 1 for count in sources_of_class.values()]
+    return len(repeated) >= _LEAST_SOURCES and 2 * sum(has_several) > len(has_several)
 
 
 def _are_entities(names: Sequence[str]) -> bool:
