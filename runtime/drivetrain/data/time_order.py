@@ -59,9 +59,9 @@ def find_random_split(job: Job, files: CsvFiles) -> str:
     return find_column(sample, Source(path, "data.train"), getattr(data, "target", ()))
 
 
-def describe(column: str, validation: str = "data.validation") -> str:
+def describe(column: str) -> str:
     """Describe the order, and the split that tells more."""
     return (
-        f"the rows are in the order of {column}, and the split is RANDOM: the score says how well gaps between known rows are filled, "
-        f"not how well later rows are predicted; for that move the last rows to a file of their own and name it in {validation}"
+        f"the rows are in the order of {column}, and the split is RANDOM: the score says nothing about later rows; for that put the "
+        "last rows into a file for data.validation"
     )

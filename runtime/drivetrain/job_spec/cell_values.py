@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.data.formats import csv_dialect, times
-from drivetrain.data.formats.number_marks import MISSING_NUMBERS, UNITS
+from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.tables import text_column
 from drivetrain.job.formatting import printable
 
 _SIGN = "[-+\u2212\ufe63\uff0d]"
-_UNIT = (
-    rf"\s*[%€$£]|\s*°\S{{0,4}}|\s+[^\d\s.,;:()'\"+\-][^,;:()]{{0,15}}|(?-i:{'|'.join(map(re.escape, sorted(UNITS)))})"
-)
+_DIGITS = r"(?:\d{1,3}(?:[.,'\s\u2019]\d{3})+(?:[.,]\d*)?|\d+(?:[.,]\d*)?|[.,]\d+)"
 _NUMBER = re.compile(
-    rf"\(?\s*(?:{_SIGN}|\u2013)?\s*[%€$£]?{_SIGN}?[\d.,'\s\u2019]*\d[\d.,'\s\u2019]*(?:e{_SIGN}?\d+)?(?:{_UNIT})?\)?-?"
+    rf"\(?\s*(?:{_SIGN}|\u2013)?\s*[%€$£]?{_SIGN}?\s*{_DIGITS}(?:e{_SIGN}?\d+)?(?:\s*[%€$£])?\)?-?"
     "|[-+]?inf(?:inity)?",
     re.I,
 )
@@ -34,21 +33,28 @@ class FeatureCells:
     numbers: int = 0
     texts: dict[str, int] = field(default_factory=dict)
     """The first row of each distinct text that is no number."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """The rows of each distinct cell."""
 
     def add(self, cell: str, row: int) -> None:
         """Count a cell."""
         if cell in MISSING_NUMBERS:
             return
         self.filled += 1
-        if is_number(cell) and not times.is_written_time(cell):
+        self.counts[cell] += 1
+        if is_number(cell):
             self.numbers += 1
         else:
             self.texts.setdefault(cell, row)
 
-    def check(self, name: str, path: Path) -> None:
-        """Check that the column can be a feature, as training does; raises DataError if it cannot."""
+    def check(self, name: str, path: Path) -> list[str]:
+        """Check that the column can be a feature, as training does; returns a note on digits in text.
+
+        Raises:
+            DataError: if it cannot.
+        """
         if not self.texts:
-            return
+            return []
         only_letters = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)
         mostly_numbers = self.numbers >= text_column.NUMBERS_SHARE * self.filled
         if only_letters and mostly_numbers and len(self.texts) <= MAX_ODD_TEXTS:
@@ -58,10 +64,11 @@ class FeatureCells:
                 name, str(path), text_count, f"{csv_dialect.name_row(path, row)} has `{printable(text, 40)}`"
             )
         if self.numbers:
-            return
+            return text_column.note_digits(name, self.counts)
         if all(times.is_time(text, times.ISO) for text in self.texts):
             raise text_column.date_column_error(name, str(path), next(iter(self.texts)))
         text_column.check_distinct(list(self.texts), self.filled, name, str(path))
+        return text_column.note_digits(name, self.counts)
 
 
 def is_number(cell: str) -> bool:

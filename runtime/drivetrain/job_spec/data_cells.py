@@ -18,6 +18,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.images import image_paths
 from drivetrain.data.source import BadSample, check_bad_samples
+from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.data import ImageClassificationData, TableFileData
@@ -224,8 +225,11 @@ def _check_file(
         if expected.unique and count not in bad:
             _check_time(row_of_time, [cells[places[name]].strip() for name in expected.unique], count, path, key)
     _check_lengths(wrong_lengths, path, key, len(layout.names))
-    for name, kind in columns.features.items():
-        kind.check(name, path)
+    digit_notes = [note for name, kind in columns.features.items() for note in kind.check(name, path)]
+    if isinstance(job, TableJob | SeriesJob) and key.endswith("data.train"):
+        digit_notes += [
+            note for name, labels in columns.labels.items() for note in text_column.note_digit_classes(name, labels)
+        ]
     for name, first_rows in columns.dates.items():
         _check_form(first_rows, f'{key}: column "{name}" of {path}', path)
     _check_varying(columns.numbers, count, path, key, classes_of)
@@ -234,7 +238,7 @@ def _check_file(
     notes = _check_images(images, path, job.data.path_column, key, bad) if isinstance(job, ImageJob) else []
     bad_rows = [BadSample(f"{path.name} {csv_dialect.name_row(path, row)}", "; ".join(bad[row])) for row in sorted(bad)]
     assert isinstance(job.data, TableFileData)
-    return count, [*notes, *check_bad_samples(bad_rows, count, job.data.bad_samples, key)]
+    return count, [*digit_notes, *notes, *check_bad_samples(bad_rows, count, job.data.bad_samples, key)]
 
 
 def _check_form(first_rows: Mapping[str, int], column: str, path: Path) -> None:

@@ -48,11 +48,11 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
         ),
         (
             CLASSES,
-            {"t": ["end of May"] * 100},
+            {"t": ["31 of May"] * 100},
             {},
             [
                 'column "t"',
-                "is string, and has no known form of times: row 1 (line 2) has `end of May`",
+                "is string, and has no known form of times: row 1 (line 2) has `31 of May`",
                 "2024-05-31 08:30",
             ],
         ),

@@ -193,7 +193,8 @@ CSVS = [
     ),
     Form("accounting brackets", make_csv_writer(load=format_accounting, size=format_accounting)),
     Form(
-        "unit", make_csv_writer(load=lambda cell: "" if cell is None else f"{cell} °C", size=lambda cell: f"{cell} mm")
+        "currencies",
+        make_csv_writer(load=lambda cell: "" if cell is None else f"{cell} €", size=lambda cell: f"{cell} $"),
     ),
     Form(
         "spaces around cells",

@@ -1,4 +1,4 @@
-"""Numbers as people write them: other minus signs, accounting brackets, units, marks for no value."""
+"""Numbers as people write them: other minus signs, accounting brackets, marks for no value, and other cells with digits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from drivetrain.cli import main
 from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.formats import table_file
@@ -21,7 +22,7 @@ from drivetrain.errors import DataError
 from drivetrain.job import JOBS
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
-from tests.messages import begins_with, get_message, says_each, says_only
+from tests.messages import get_message, saying, says_each, says_only
 
 NUMBERS = [round(float(v), 2) for v in np.random.default_rng(0).normal(0, 800, 60)]
 MINUS = "\u2212"
@@ -60,13 +61,6 @@ FORMS: dict[str, Callable[[float], str]] = {
     "accounting": format_accounting,
     "accounting with a currency": lambda v: f"($ {-v:,.2f})" if v < 0 else f"$ {v:,.2f}",
     "currency and minus sign": lambda v: f"{v} €".replace("-", MINUS),
-    "unit": lambda v: f"{v} °C",
-    "unit without a space": lambda v: f"{v}°C",
-    "known unit without a space": lambda v: f"{v}kWh",
-    "unit of two words": lambda v: f"{v} kg CO2e".replace("CO2e", "eq"),
-    "unit and minus sign": lambda v: f"{v} km/h".replace("-", MINUS),
-    "decimal comma and unit": lambda v: f"{v} m²".replace(".", ","),
-    "no-break space and unit": lambda v: f"{v}\u00a0bar",
 }
 
 
@@ -130,16 +124,6 @@ def test_what_is_no_number_in_another_form_stays_as_written(tmp_path: Path, case
     assert data.preprocessing["categorical"][0]["values"] == sorted(NO_NUMBERS[case])
 
 
-def test_a_unit_belongs_to_the_model(tmp_path: Path) -> None:
-    data = dataset(write(tmp_path / "a.csv", [f"{v} °C" for v in NUMBERS]))
-    assert says_only(data.notes, "temp-read-without-sign", "a.csv")
-    other = write(tmp_path / "other.csv", [f"{v} °F" for v in NUMBERS])
-    with pytest.raises(DataError, match=r'column "temp" is in °C in the training data, and row 1 .* has `[-\d.]+°F`'):
-        load_data.load_new([other], data.preprocessing, data.heads, labelled=True)
-    bare = load_data.load_new([write(tmp_path / "bare.csv", NUMBERS)], data.preprocessing, data.heads, labelled=True)
-    assert says_only(bare.notes, "temp-without-unit-read", "bare.csv")
-
-
 def test_a_currency_belongs_to_the_model(tmp_path: Path) -> None:
     data = dataset(write(tmp_path / "a.csv", [f"{v} €" for v in NUMBERS]))
     with pytest.raises(DataError, match=r'column "temp" is in € in the training data, and row 1 .* has `[-\d.]+\$`'):
@@ -148,32 +132,79 @@ def test_a_currency_belongs_to_the_model(tmp_path: Path) -> None:
         )
 
 
-def test_a_unit_in_some_cells_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r'column "temp" is in °C, and row 60 .* has `3` without the sign'):
-        dataset(write(tmp_path / "a.csv", [*(f"{v} °C" for v in NUMBERS[:-1]), 3]))
+def read_remarks(path: Path) -> str:
+    """The comments of a draft, whose lines are wrapped, in one line."""
+    return " ".join(path.read_text().replace("\n#", " ").split())
 
 
-@pytest.mark.parametrize(
-    ("cells", "line"),
-    [
-        pytest.param([1, 2, 3, "x"], "75% of its cells are numbers; the others are `x` (15)", id="a word"),
-        pytest.param(
-            [1, 2.5, "x", "y y"], "50% of its cells are numbers; the others are `x` (15), `y y` (15)", id="words"
-        ),
-        pytest.param(["5 kg", "500 g"] * 2, "100% of its cells are numbers; in different forms or units", id="units"),
-        pytest.param(
-            [f"{MINUS}1", "(2)", "x", "3"], "75% of its cells are numbers; the others are `x` (15)", id="signs"
-        ),
-    ],
-)
-def test_a_category_of_mostly_numbers_has_a_line_of_its_own(tmp_path: Path, cells: list[Any], line: str) -> None:
-    data = dataset(write(tmp_path / "a.csv", cells * 15))
-    assert data.preprocessing["categorical"][0]["name"] == "temp"
-    (note,) = [note for note in data.notes if "although" in note]
-    assert begins_with(note, "is-category-although", "temp", line)
+FEW = [4, 8, 15, 16, 23, 42]
+DIGITS: dict[str, Callable[[int], str]] = {
+    "a unit": lambda v: f"{v} °C",
+    "a unit without a space": lambda v: f"{v}kWh",
+    "two units": lambda v: f"{v} kg" if v < 16 else f"{v} g",
+    "a currency in letters": lambda v: f"EUR {v}.5M",
+    "a formula of a spreadsheet": lambda v: f'="{v}.5"',
+    "an apostrophe": lambda v: f"'{v}.5",
+    "feet": lambda v: f"{v % 7}'{v}",
+    "open above": lambda v: f"{v}+",
+    "minutes": lambda v: f"{v}:{v + 60}",
+    "a fraction": lambda v: f"{v}/4",
+    "a range": lambda v: f"{v}-{v + 1}",
+    "a comparison": lambda v: f"<{v}",
+    "about": lambda v: f"~{v}" if v > 8 else f"{v}",
+    "a word": lambda v: f"{v}" if v > 8 else "varies",
+    "Fortran": lambda v: f"{v}.5D+01",
+}
 
 
-def test_a_category_of_some_numbers_has_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("form", DIGITS)
+def test_digits_that_become_categories_have_a_line_that_names_three_cells(
+    tmp_path: Path, form: str, suffix: str
+) -> None:
+    """The line is the same in `train` and `init`, and for CSV files in `validate`."""
+    cells = [DIGITS[form](value) for value in FEW]
+    path = store(
+        tmp_path / f"a{suffix}", {"temp": cells * 10, "z": [n * 7 % 5 for n in range(60)], "y": ["a", "b"] * 30}
+    )
+    data = dataset(path)
+    (note,) = [note for note in data.notes if get_message("read-text-although-digits", "temp") in note]
+    plain_last = sorted(
+        dict.fromkeys(cell for cell in cells if any(map(str.isdigit, cell))), key=lambda cell: cell.isdigit()
+    )
+    assert sum(f"`{cell}`" in note for cell in cells) >= 3
+    assert f"such as `{plain_last[0]}`, `{plain_last[1]}`, `{plain_last[2]}`" in note
+    assert main.main(["init", str(path), "--target", "y", "--output", str(tmp_path / "i.yaml")]) == 0
+    assert note in read_remarks(tmp_path / "i.yaml")
+    if suffix == ".csv":
+        (tmp_path / "job.yaml").write_text("name: t\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n")
+        assert note in data_cells.check(job_spec.load(tmp_path / "job.yaml"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_many_different_cells_with_digits_are_refused_with_three_of_them(tmp_path: Path, suffix: str) -> None:
+    path = store(tmp_path / f"a{suffix}", {"temp": [f"{v:g} mV" for v in NUMBERS], "y": ["a", "b"] * 30})
+    with pytest.raises(
+        DataError, check=saying("different-texts-hold-digits", 60, "`100.58 mV`, `-105.68 mV`, `512.34 mV`")
+    ):
+        dataset(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_classes_that_look_like_numbers_have_a_line(tmp_path: Path, suffix: str) -> None:
+    path = store(
+        tmp_path / f"a{suffix}", {"x": [n * 7 % 31 for n in range(120)], "y": [f"{n % 30} mV" for n in range(120)]}
+    )
+    note = get_message("classes-hold-digits", "y", 30)
+    assert any(note in line for line in dataset(path).notes)
+    assert main.main(["init", str(path), "--target", "y", "--output", str(tmp_path / "i.yaml")]) == 0
+    assert note in read_remarks(tmp_path / "i.yaml")
+    if suffix == ".csv":
+        (tmp_path / "job.yaml").write_text("name: t\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n")
+        assert any(note in line for line in data_cells.check(job_spec.load(tmp_path / "job.yaml")))
+
+
+def test_a_category_of_some_digits_has_no_line(tmp_path: Path) -> None:
     for name, cells, options in (("a", ["x", "y", 3], {}), ("b", [1, 2, 3, "x"], {"categorical": ["temp"]})):
         data = dataset(write(tmp_path / f"{name}.csv", cells * 15), **options)
         assert not [note for note in data.notes if "although" in note]
@@ -262,8 +293,8 @@ def test_marks_for_no_value_among_truth_values(tmp_path: Path, mark: str) -> Non
     assert says_only(marked.notes, "temp-value-cell", "marked.csv", mark, 20)
 
 
-def test_a_file_with_commas_and_without_the_unit_says_so(tmp_path: Path) -> None:
-    data = dataset(store(tmp_path / "a.csv", {"temp": [f"{v} °C" for v in NUMBERS], "y": ["a", "b"] * 30}))
+def test_a_file_with_commas_and_without_the_currency_says_so(tmp_path: Path) -> None:
+    data = dataset(store(tmp_path / "a.csv", {"temp": [f"{v} €" for v in NUMBERS], "y": ["a", "b"] * 30}))
     new = store(tmp_path / "b.csv", {"temp": NUMBERS, "y": ["a", "b"] * 30})
     notes = load_data.load_new([new], data.preprocessing, data.heads, labelled=True).notes
-    assert says_each(notes, [get_message("temp-without-unit-read", "b.csv")])
+    assert says_each(notes, [get_message("temp-without-currency-read", "b.csv")])

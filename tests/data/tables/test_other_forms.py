@@ -143,7 +143,7 @@ def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path:
         assert by_column(one, crossed_rows.split) == by_column(one, expected.split)
         assert targets(crossed_rows) == targets(expected)
         check_scores(one, path)
-    if not name.startswith(("unit", "dates with", "years of")):
+    if not name.startswith(("currencies", "dates with", "years of")):
         back = read(other, first, labelled=True)
         assert by_column(other, back.split) == by_column(one, expected.split)
     check_scores(other, path)
@@ -215,11 +215,7 @@ REFUSED = {
         make_csv_writer(load=lambda cell: "" if cell is None else f"{cell}%" if cell > -1500 else str(cell)),
         "is in percent",
     ),
-    "a unit and none": (
-        ".csv",
-        make_csv_writer(load=lambda cell: "" if cell is None else f"{cell} mm" if cell < 1800 else str(cell)),
-        "is in mm",
-    ),
+    "a unit": (".csv", make_csv_writer(load=lambda cell: "" if cell is None else f"{cell} mm"), "100% hold digits"),
     "years of two digits of two centuries": (
         ".csv",
         make_csv_writer(when=lambda cell: f"{cell:%d.%m.}{cell.day + 50}"),

@@ -137,6 +137,12 @@ def different(column: pyarrow.ChunkedArray) -> list[str]:
     return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
 
 
+def count_texts(column: pyarrow.ChunkedArray) -> dict[str, int]:
+    """Count the rows of each different text of a column, without empty cells."""
+    counts = texts(column).drop_null().value_counts()
+    return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+
+
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
     """The index of each text in `values`, shape (N,), int32; -1 if it is not there.
 

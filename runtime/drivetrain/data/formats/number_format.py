@@ -24,7 +24,6 @@ from drivetrain.system.spelling import clean_text
 Parse = Callable[[Sequence[str], Sequence[str]], Any]
 """(columns, those of them to keep as text) -> a pyarrow table."""
 SIGN_NAMES = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
-CURRENCIES = ("€", "$", "£")
 MIN_NUMBER_SHARE = 0.5
 """Share of numbers among the filled cells from which on a text column is read as numbers."""
 SAMPLED_TEXTS = 1000
@@ -54,11 +53,11 @@ DECIMALS = ("point", "comma")
 class _Column:
     name: str
     cells: Any
-    """Trimmed texts without units and spaces between thousands, with a hyphen for any minus sign; null where there is no
+    """Trimmed texts without signs and spaces between thousands, with a hyphen for any minus sign; null where there is no
     value.
     """
     sign: str
-    """A percent sign, a currency or a unit; empty without one."""
+    """A percent sign or a currency; empty without one."""
     bare: Any = None
     """Whether a cell has a value without the sign; None if the column has no sign."""
     marks: dict[str, int] = field(default_factory=dict)
@@ -77,7 +76,7 @@ def read(
         files: what is declared, and the dialect that decides if the file does not show it.
 
     Returns:
-        The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or unit of
+        The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or currency of
         each column that has one.
 
     Raises:
@@ -101,7 +100,7 @@ def read(
         if column.name in float_columns and decimal != "comma":
             continue
         converted, number_notes = _convert_numbers(column, decimal or "point")
-        _check_unit(column, converted, key, path)
+        _check_percent(column, converted, key, path)
         table = table.set_column(table.column_names.index(column.name), column.name, converted)
         notes += number_notes
         if types.is_string(converted.type):
@@ -139,7 +138,7 @@ def _check_units_of_training(
 ) -> list[str]:
     """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %.
 
-    A column in another unit is refused, too. Numbers without a unit are taken to be in that of training; a note says so.
+    A column in another currency is refused, too. Numbers without one are taken to be in that of training; a note says so.
 
     Zeros and empty cells are the same in both forms.
     """
@@ -155,21 +154,17 @@ def _check_units_of_training(
             example = compute.cast(table[name], "string")[row - 1].as_py() + unit
             if not (was and unit) and "%" not in (was, unit):
                 bare = "here" if was else "in the training data"
-                notes.append(f"{name}: without a unit {bare}, read as {_describe_sign(was or unit)}")
+                notes.append(f"{name}: without a currency {bare}, read as {SIGN_NAMES[was or unit]}")
                 continue
-            first = _describe_sign(was) if was else "not in percent"
+            first = SIGN_NAMES[was] if was else "not in percent"
             raise DataError(
                 f'{key}: {path}: column "{name}" is {first} in the training data, and {csv_dialect.name_row(path, row)} has `{example}`',
                 "the form of the training data: a percent sign in each cell, or in none"
                 if "%" in (was, unit)
-                else "the unit of the training data",
+                else "the currency of the training data",
                 "write the column in that form",
             )
     return notes
-
-
-def _describe_sign(sign: str) -> str:
-    return SIGN_NAMES.get(sign, f"in {sign}")
 
 
 def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
@@ -194,16 +189,16 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     )
 
 
-def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
-    """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5. And of which some have a unit."""
-    if column.sign in ("", *CURRENCIES) or types.is_string(converted.type):
+def _check_percent(column: _Column, converted: Any, key: str, path: Path) -> None:
+    """Refuse numbers of which only some are in percent: 50% would be 50, and 0.5 beside it 0.5."""
+    if column.sign != "%" or types.is_string(converted.type):
         return
     row = compute.index(compute.and_(column.bare, compute.not_equal(converted, 0)), True).as_py()
     if row >= 0:
         cell = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{key}: {path}: column "{column.name}" is {_describe_sign(column.sign)}, and {csv_dialect.name_row(path, row + 1)} has `{cell}` without the sign',
-            f"a {'percent sign' if column.sign == '%' else 'unit'} in each cell of a column, or in none",
+            f'{key}: {path}: column "{column.name}" is {SIGN_NAMES[column.sign]}, and {csv_dialect.name_row(path, row + 1)} has `{cell}` without the sign',
+            "a percent sign in each cell of a column, or in none",
             "write the column in one form",
         )
 
@@ -213,7 +208,7 @@ def _count_matches(cells: Any, pattern: str) -> int:
 
 
 def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
-    """Trim the cells of a text column, empty its marks for no value, and remove its sign or unit."""
+    """Trim the cells of a text column, empty its marks for no value, and remove its sign."""
     cells = compute.utf8_trim(column, _SPACES)
     marks = number_marks.count_missing_marks(cells)
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
@@ -228,10 +223,6 @@ def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
         unsigned = compute.invert(is_signed)
         bare = compute.utf8_trim(compute.replace_substring_regex(cells, rf"^([-+]?)[{sign}]|[{sign}]$", r"\1"), _SPACES)
         cells = compute.if_else(is_signed, bare, cells)
-    elif sign := number_marks.find_unit(cells):
-        bare = number_marks.remove_unit(cells, sign)
-        unsigned = compute.equal(bare, cells)
-        cells = bare
     joined = compute.replace_substring_regex(cells, _THOUSANDS_SPACES, "")
     cells = compute.if_else(compute.match_substring_regex(cells, _ANY_THOUSANDS), joined, cells)
     return _Column(name, cells, sign, unsigned, marks)
@@ -283,7 +274,7 @@ def _convert_numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
     point, thousands = (".", ",") if decimal == "point" else (",", ".")
     plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
     values = compute.if_else(good, plain, cells)
-    notes = [f"{column.name}: {_describe_sign(column.sign)}, read without the sign"] if column.sign else []
+    notes = [f"{column.name}: {SIGN_NAMES[column.sign]}, read without the sign"] if column.sign else []
     if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
         return values, notes
     if column.marks:

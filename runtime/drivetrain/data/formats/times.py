@@ -72,7 +72,7 @@ def find_form(texts: Sequence[str], *, declared: bool = False) -> str | None:
     if len(cells) < 2 and not declared:
         return None
     least = FORM_SHARE * len(cells)
-    if sum(map(_is_number, cells)) >= least > 0:
+    if sum(map(is_plain_number, cells)) >= least > 0:
         return _find_number_form(cells, least, declared)
     if cells and sum(_ISO.match(cell) is not None for cell in cells) >= least:
         return ISO
@@ -97,11 +97,6 @@ def has_clock_alone(form: str | None) -> bool:
     return bool(form) and re.search("%[YyDFxcmbBdjGs]", str(form).replace("%%", "")) is None and "%" in str(form)
 
 
-def is_written_time(cell: str) -> bool:
-    """Whether a cell that is no plain number shows that it is a time, such as 13.09.2025."""
-    return not _is_number(cell) and (_ISO.match(cell) is not None or _find_cell_form(cell) is not None)
-
-
 def is_time(cell: str, form: str | None) -> bool:
     """Whether a cell is empty or a time: of this form, of the usual one without a form, or of the form that it shows itself."""
     if not cell:
@@ -112,9 +107,9 @@ def is_time(cell: str, form: str | None) -> bool:
         except ValueError:
             return False
     if form is None:
-        return _is_number(cell) or _find_cell_form(cell) is not None
+        return is_plain_number(cell) or _find_cell_form(cell) is not None
     if "%" not in form:
-        return form != ISO and _is_number(cell)
+        return form != ISO and is_plain_number(cell)
     if "%z" in form:
         cell = re.sub(r"(Z|UTC|GMT)$", "+0000", cell)
     for tried in (form, form.replace("%b", "%B"), form.replace("%B", "%b")):
@@ -145,7 +140,8 @@ def check_form(found: str | None, column: str, place: str) -> str:
     return first
 
 
-def _is_number(cell: str) -> bool:
+def is_plain_number(cell: str) -> bool:
+    """Whether a cell is a number as Python writes it."""
     try:
         float(cell)
     except ValueError:
@@ -158,7 +154,7 @@ def _find_number_form(cells: Sequence[str], least: float, declared: bool) -> str
     if len(compact) >= least:
         clock = len(compact[0]["clock"] or "")
         return "%Y%m%d" + "%H%M%S"[:clock]
-    values = [float(cell) for cell in cells if _is_number(cell)]
+    values = [float(cell) for cell in cells if is_plain_number(cell)]
     ranges = {name: (_FIRST_COUNT * ticks, _LAST_COUNT * ticks) for name, ticks in COUNTS.items()}
     if declared:
         ranges |= {EXCEL: (_FIRST_DAY, _LAST_DAY), "%Y": (1500, 2200)}

@@ -12,6 +12,7 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.survey import series_draft, settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
+from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
@@ -80,6 +81,11 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     draft = Draft(task, f"{list_names(guess.names)}: {goal}")
     draft.found = [sample.size, *_describe_targets(targets, task)]
     draft.choices = [*guess.choice, *_note_unused(request, sample, guess, ignored)]
+    draft.choices += [
+        line for c in sample.columns.values() if c.name not in guess.names and not c.long_text for line in c.digits
+    ]
+    if task == CLASSIFICATION and len(targets) == 1:
+        draft.choices += text_column.note_digit_classes(targets[0].name, targets[0].counts)
     as_numbers = [c.name for c in features if c.numeric]
     reason = "numbers, but a few cells are text; those rows are left out"
     draft.data = [

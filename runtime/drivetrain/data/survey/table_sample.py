@@ -33,8 +33,6 @@ WHOLE_FILE_BYTES = 32 << 20
 """Largest file, in bytes, that is read completely."""
 SAMPLED_ROWS = 5_000
 """Number of rows that are read of a larger file."""
-MOST_INTEGER_CLASSES = 20
-"""Most distinct integers of a column that is taken for classes."""
 MOST_TEXT_CLASSES = 50
 """Most distinct texts of a column that is taken for classes."""
 DATE = "a date"
@@ -68,13 +66,15 @@ class ColumnProfile:
     """Why a table job does not accept the column as it is; empty if it does."""
     numeric: bool = False
     """Whether it is text to be read as numbers."""
+    digits: tuple[str, ...] = ()
+    """A line on a text column whose cells mostly hold digits."""
     form: str = ""
     """The form of a column of times, as from `times.find_form`."""
 
     @property
     def classes(self) -> bool:
         """Whether its values are few and repeat often enough to be guessed as classes."""
-        most = MOST_TEXT_CLASSES if self.kind == "text" else MOST_INTEGER_CLASSES
+        most = MOST_TEXT_CLASSES if self.kind == "text" else text_column.MOST_INTEGER_CLASSES
         is_repeated = 2 <= self.different < self.filled and self.different <= max(2, self.filled // 4)
         return bool(self.counts) and is_repeated and self.different <= most
 
@@ -169,8 +169,10 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     median_words = _count_median_words(texts) if kind == "text" else 0.0
     filled = int(_usable_cells(column).sum())
     refused, numeric = _find_refusal(table, name, len(different), filled)
+    all_counts = column_values.count_texts(column) if kind == "text" and not numeric else {}
+    digits = tuple(text_column.note_digits(name, all_counts))
     return ColumnProfile(
-        name, kind, len(column), filled, complete, len(different), median_words, counts, refused, numeric
+        name, kind, len(column), filled, complete, len(different), median_words, counts, refused, numeric, digits
     )
 
 

@@ -14,14 +14,11 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.tables import text_column
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.errors import DataError
-from drivetrain.job.formatting import printable
 from drivetrain.job.tables import TableData
 
 if TYPE_CHECKING:
     import pyarrow
 
-NOTED_NUMBER_SHARE = 0.5
-"""A note names text columns that are read as categories although at least this share of their cells are numbers."""
 _INDEX_NAME = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
 """Names of columns that pandas writes for an index without a name, in Parquet and in CSV."""
 
@@ -87,7 +84,7 @@ def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
         elif column_values.kind(column) == "text":
             _check_text(column, name, source)
             roles.categorical.append(name)
-            roles.remarks += _note_numbers(column, name)
+            roles.remarks += text_column.note_digits(name, column_values.count_texts(column))
         else:
             _check_not_text(column, name, source)
             roles.numeric.append(name)
@@ -110,25 +107,6 @@ def find_index_columns(table: pyarrow.Table) -> list[str]:
         {name for name in pandas_columns if isinstance(name, str)} if isinstance(pandas_columns, list) else set()
     )
     return [name for name in table.column_names if name in index_names or _INDEX_NAME.fullmatch(name)]
-
-
-def _note_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
-    """A note on a categorical column if most of its cells are numbers."""
-    from pyarrow import compute
-
-    texts = column_values.texts(column).drop_null()
-    is_number = number_marks.match(texts, number_marks.ANY_NUMBER)
-    number_share = float(np.mean(is_number.to_numpy(zero_copy_only=False))) if len(texts) else 0.0
-    if number_share < NOTED_NUMBER_SHARE:
-        return []
-    not_numbers = compute.value_counts(texts.filter(compute.invert(is_number))).to_pylist()
-    not_numbers.sort(key=lambda row: -row["counts"])
-    listed_values = [f"`{printable(row['values'], 40)}` ({row['counts']:,})" for row in not_numbers]
-    reason = f"the others are {list_names(listed_values, 3)}" if listed_values else "in different forms or units"
-    return [
-        f'"{name}" is a category, although {number_share:.0%} of its cells are numbers; {reason}; data.missing names cells '
-        f"without a value, data.numeric: [{name}] leaves out the rows with other cells"
-    ]
 
 
 def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:

@@ -20,7 +20,7 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.tables import features, revealing_columns
+from drivetrain.data.tables import features, revealing_columns, text_column
 from drivetrain.data.tables.column_roles import Roles, assign_roles
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.data.tables.features import Features
@@ -266,6 +266,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         *train_rows.roles.notes(),
         *dates.notes(),
         *note_similar_names(data.target[0], head.classes),
+        *text_column.note_digit_classes(data.target[0], {} if head.several else dict.fromkeys(head.classes, 1)),
         *revealing_columns.note_revealing(train_rows.table, train_rows.roles, target, partition.training, dates.names),
         *train_rows.notes,
         *partition.notes,

@@ -4,13 +4,19 @@ gives the same messages as training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drivetrain.data.formats import times
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
+from drivetrain.job.formatting import printable
 
 NUMBERS_SHARE = 0.9
 """A text column with at least this share of numbers is an error instead of a category."""
+DIGITS_SHARE = 0.5
+"""A line names a column of text if at least this share of its filled cells hold digits."""
+MOST_INTEGER_CLASSES = 20
+"""Most classes with digits that are not taken for numbers."""
 MAX_CATEGORIES = 50
 """A text column with at most this many distinct texts is always categorical, whatever the number of rows."""
 
@@ -23,12 +29,49 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
     """
     if form := times.find_form(texts):
         raise date_column_error(name, source, form if form == times.ISO else f"text such as {texts[0]}", form)
+    share, examples, _ = _find_digits(dict.fromkeys(texts, 1))
+    held = f", of which {share:.0%} hold digits, such as {examples}" if share >= DIGITS_SHARE else ""
     if len(texts) > max(MAX_CATEGORIES, filled_count / 2):
         raise DataError(
-            f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows',
-            "categories that repeat",
-            f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical",
+            f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{held}',
+            "categories that repeat, or numbers: digits alone, at most with a percent sign or a currency",
+            f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical"
+            + ("; write numbers in digits alone" if held else ""),
         )
+
+
+def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
+    """A line on a column of text whose cells mostly hold digits, which names three; `counts` has the rows of each cell."""
+    share, examples, others = _find_digits(counts)
+    if share < DIGITS_SHARE:
+        return []
+    beside = f"; the others are {list_names(others, 3)}" if others else ""
+    return [
+        f'"{name}" is read as text, although {share:.0%} of its cells hold digits, such as {examples}{beside}; numbers are '
+        "digits alone, or with % or a currency"
+    ]
+
+
+def note_digit_classes(name: str, counts: Mapping[str, int]) -> list[str]:
+    """A line on a target of so many classes with digits that they look like numbers; it names three."""
+    share, examples, _ = _find_digits(counts)
+    if len(counts) <= MOST_INTEGER_CLASSES or share < DIGITS_SHARE:
+        return []
+    return [
+        f'"{name}" has {len(counts):,} classes, although {share:.0%} of its cells hold digits, such as {examples}: if they are numbers, '
+        "write them in digits alone, and use a regression"
+    ]
+
+
+def _find_digits(counts: Mapping[str, int]) -> tuple[float, str, list[str]]:
+    """The share of cells with digits, three of them, and the cells without, the most frequent first."""
+    with_digits = [cell for cell in counts if any(map(str.isdigit, cell))]
+    share = sum(counts[cell] for cell in with_digits) / max(1, sum(counts.values()))
+    # Cells that are plain numbers do not show why the column is none.
+    with_digits.sort(key=times.is_plain_number)
+    others = sorted(counts.keys() - set(with_digits), key=lambda cell: (-counts[cell], cell))
+    examples = ", ".join(f"`{printable(cell, 20)}`" for cell in with_digits[:3])
+    return share, examples, [f"`{printable(cell, 20)}` ({counts[cell]:,})" for cell in others]
 
 
 def date_column_error(name: str, source: str, kind: str, form: str | None = None) -> DataError:
