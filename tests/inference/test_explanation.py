@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drivetrain.cli import main
+from drivetrain.data.scales import Scale
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.data.tables.features import Category, Features, Number
 from drivetrain.errors import SpecError
@@ -119,9 +120,9 @@ def test_a_metric_that_is_no_number_cannot_get_worse(explained_table: Path, monk
 
 def test_what_was_made_of_one_column_is_permuted_together() -> None:
     numbers = (
-        Number("size", 0.0, 1.0, 0.0, missing=True),
-        Number("since.year", 0.0, 1.0, 0.0, missing=False),
-        Number("since.day", 0.0, 1.0, 0.0, missing=False),
+        Number("size", Scale(0.0, 1.0), 0.0, missing=True),
+        Number("since.year", Scale(0.0, 1.0), 0.0, missing=False),
+        Number("since.day", Scale(0.0, 1.0), 0.0, missing=False),
     )
     dates = DateFeatures({"since": ["year", "month", "day"]})
     categories = (Category("city", ("a", "b"), False), Category("since.month", ("1", "2"), False))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from drivetrain.cli import main
-from drivetrain.data.series import windows
+from drivetrain.data.scales import Scale
 from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.job_spec import load_job as job_spec
@@ -130,11 +130,11 @@ FITTED = {
         lambda raw, low, high: ([0.3] * 3, [0.1] * 3),
     ),
     "texts": ("drivetrain.data.text.tokenizer.learn", None),
-    "series": ("drivetrain.data.series.windows.fit_scale", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
+    "series": ("drivetrain.data.series.windows.fit_scales", lambda values: [Scale(0.5, 2.0)] * 2),
     "table numbers": ("drivetrain.data.target_columns.build_head", lambda *arguments: None),
     "table": (
         "drivetrain.data.tables.features._fit_number",
-        lambda name, values, bins: features.Number(name, 1.0, 9.0, 0.0, True),
+        lambda name, values, bins: features.Number(name, Scale(1.0, 9.0), 0.0, True),
     ),
 }
 """What another processor or another version of a library may find otherwise in the same data."""

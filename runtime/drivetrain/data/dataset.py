@@ -47,6 +47,9 @@ class Head:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     """Scale of the numbers: the network predicts (value - mean) / std."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    """Range of the training numbers, without codes such as -9999."""
     weight: float = 1.0
     """Weight of this head in the loss."""
     class_weights: str | Mapping[str, float] | None = None
@@ -127,7 +130,7 @@ class InputRecord:
         computed, stored = compute(), self.heads.get(name)
         if stored is None or stored.columns != computed.columns:
             return computed
-        return replace(computed, mean=stored.mean, std=stored.std)
+        return replace(computed, mean=stored.mean, std=stored.std, low=stored.low, high=stored.high)
 
 
 @dataclass

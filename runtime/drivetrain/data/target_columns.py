@@ -15,6 +15,7 @@ from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
 from drivetrain.data.labels import index_labels, sort_class_names
 from drivetrain.data.notes import list_names
+from drivetrain.data.scales import FIELDS, NameRow, Scale, collect_fields, fit_scale, scales_from_json
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -96,7 +97,7 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
         )
     if target.several:
         return Head("", classes=target.names, several=True)
-    mean, spread = values.mean(axis=0), values.std(axis=0)
+    spread = values.std(axis=0)
     if not spread.all():
         name = target.names[int(spread.argmin())]
         raise DataError(
@@ -104,7 +105,46 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
             "numbers whose squares are not 0",
             f"write {name} in a smaller unit",
         )
-    return Head("", columns=target.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
+    scales = [fit_scale(column) for column in values.T]
+    numbers = collect_fields(scales)
+    return Head(
+        "", columns=target.names, mean=numbers["mean"], std=numbers["std"], low=numbers["low"], high=numbers["high"]
+    )
+
+
+def note_codes(
+    target: TargetColumn,
+    rows: Ids,
+    head: Head,
+    name_row: NameRow,
+    cure: str = "",
+    *,
+    is_new: bool = False,
+    budget: float = 1.0,
+) -> list[str]:
+    """Notes on the numbers of some rows that are codes such as 999999999.
+
+    Args:
+        target: the targets of all rows.
+        rows: the usable rows.
+        head: the output with the scale of the numbers.
+        name_row: names a row of `target`.
+        cure: says how a number becomes missing; empty if `data.missing` does it.
+        is_new: whether these are not the rows that were trained on.
+        budget: largest share of rows that may have no target.
+    """
+    lines = []
+    for name, scale, column in zip(head.columns, list_scales(head), target.numbers[rows].T, strict=False):
+        share = float(scale.find_codes(column).mean())
+        needed = share if share > budget else 0.0
+        name_index = lambda index: name_row(int(rows[index]))  # noqa: E731
+        lines += scale.note_codes(name, column, name_index, cure, is_new=is_new, bad_samples=needed)
+    return lines
+
+
+def list_scales(head: Head) -> list[Scale]:
+    """The scale of each number of a head."""
+    return scales_from_json({name: getattr(head, name) for name in FIELDS})
 
 
 def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded: InputRecord | None) -> Head:
@@ -143,7 +183,8 @@ def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -
         return torch.from_numpy(indices if is_complete else index_labels(texts.to_pylist(), target_head.classes, key))
     values = target.numbers[rows]
     if not target_head.several:
-        values = (values - np.array(target_head.mean)) / np.array(target_head.std)
+        scales = list_scales(target_head)
+        values = np.stack([scale.scale(column) for scale, column in zip(scales, values.T, strict=True)], axis=1)
     return torch.from_numpy(values.astype(np.float32))
 
 

@@ -9,7 +9,7 @@ from drivetrain.job import Job, remote_data
 from drivetrain.job.data import Data, TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.series import SeriesData
+from drivetrain.job.series import SeriesData, SeriesJob
 from drivetrain.job.train import Sgd, Train
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
@@ -171,7 +171,8 @@ def _missing_problems(job: Job) -> Iterator[Problem]:
     if not cells:
         return
     streamed = bool(getattr(job.data, "stream", None))
-    if streamed or not any(text.lower().endswith(TABLES) or is_on_hub(text) for text in paths):
+    suffixes = (*TABLES, ".npz") if isinstance(job, SeriesJob) else TABLES
+    if streamed or not any(text.lower().endswith(suffixes) or is_on_hub(text) for text in paths):
         description = f"is {', '.join(cells)}, and {'data.stream is set' if streamed else f'{paths[0]!r} is no table'}"
         yield job.problem(("data", "missing"), description, "for tables that are read as a whole", "remove it")
 

@@ -19,6 +19,7 @@ from pyarrow import parquet
 from drivetrain.data import load_data
 from drivetrain.data.dataset import InputRecord, Split
 from drivetrain.data.load_data import load
+from drivetrain.data.scales import format_number
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import table_data as tables
 from drivetrain.data.tables.table_data import TableSplit
@@ -26,7 +27,7 @@ from drivetrain.errors import DataError
 from drivetrain.job.tables import MlpSpec
 from drivetrain.models import build
 from tests.data.tables.table_rows import job, make_mixed_rows, write_rows
-from tests.messages import get_message, saying, says, says_only
+from tests.messages import begins_with, ends_with, saying, says, says_only
 
 torch.set_num_threads(1)
 
@@ -72,6 +73,8 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
         "median": pytest.approx(np.median(known_sizes)),
         "missing": True,
         "edges": ANY,
+        "low": known_sizes.min(),
+        "high": known_sizes.max(),
     }
     scaled = (known_sizes - known_sizes.mean()) / known_sizes.std()
     edges = np.array(column(data, "size")["edges"])
@@ -219,60 +222,38 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
     rows = make_mixed_rows()
     data = tables.load(job(write_rows(tmp_path, rows)))
     sizes = np.array(rows["size"], dtype=float)
-    for factor, is_noted in ((1.0, False), (1e6, True)):
+    for factor, key in ((1.0, ""), (10.0, "size-is-far-from"), (1e6, "size-is-in-row-far")):
         rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
         new = load_data.load_new(
             [write_rows(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False
         )
         notes = [note for note in new.notes if "is a guess" in note]
-        assert len(notes) == is_noted
-        assert not is_noted or (
-            get_message("size-is-far-from", "new.parquet") in notes[0] and "in 1 rows, such as" in notes[0]
-        )
+        assert len(notes) == bool(key)
+        assert not key or (begins_with(notes[0], key, "new.parquet") and "in row 80" in notes[0])
 
 
-def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [10, 3])
+@pytest.mark.parametrize(("code", "is_noted"), [(-3.0, False), (-999999999.0, True), (1e30, True)])
+def test_codes_leave_the_other_numbers_as_they_are(tmp_path: Path, code: float, is_noted: bool, every: int) -> None:
     """Beside -999999999 all other numbers of the column were the same for the network."""
     rows = make_mixed_rows()
     sizes = np.random.default_rng(0).normal(size=80)
-    for sentinel, is_noted in ((-3.0, False), (-999999999.0, True), (1e30, True)):
-        rows["size"] = np.where(np.arange(80) % 10 == 0, sentinel, sizes)
-        data = tables.load(job(write_rows(tmp_path, rows)))
-        notes = [note for note in data.notes if "scaled by its quartiles" in note]
-        assert len(notes) == is_noted
-        assert not is_noted or f"up to {sentinel:g}," in notes[0]
-        scaled = gather_all(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
-        assert len(scaled.unique()) > 0.8 * len(scaled)
-        assert scaled.abs().max() <= 10
-        assert any("limit" in n for n in data.preprocessing["numeric"]) == is_noted
-        new_data = load_data.load_new([write_rows(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
-        assert not [note for note in new_data.notes if "is a guess" in note]
-
-
-def test_a_column_of_many_magnitudes_is_not_clipped(tmp_path: Path) -> None:
-    """A fifth of its numbers, the largest ones, were all the same for the network."""
-    rows = make_mixed_rows()
-    rows["size"] = 10 ** np.random.default_rng(0).uniform(-20, 0, 80)
-    data = tables.load(job(write_rows(tmp_path, rows)))
-    assert not any("limit" in n for n in data.preprocessing["numeric"])
-
-
-def test_huge_numbers_in_a_third_of_the_rows_are_noted(tmp_path: Path) -> None:
-    """The quartiles are huge, too: nothing was clipped, and the note on what is clipped ended the run."""
-    rows = make_mixed_rows()
-    sizes = np.random.default_rng(0).normal(size=80)
-    rows["size"] = np.where(np.arange(80) % 3 == 0, -999999999.0, sizes)
-    data = tables.load(job(write_rows(tmp_path, rows)))
-    assert says(data.notes, "equal-beside-those", "09"), data.notes
-    assert not any("limit" in n for n in data.preprocessing["numeric"])
-
-
-def test_numbers_that_no_scale_keeps_apart_are_noted(tmp_path: Path) -> None:
-    """Three quarters have one value, so the quartiles say nothing, and one huge number hides what the others say."""
-    rows = make_mixed_rows()
-    rows["size"] = [*[1e30] * 4, *np.linspace(20, 30, 6), *[0.0] * 70]
-    notes = tables.load(job(write_rows(tmp_path, rows))).notes
-    assert says(notes, "equal-beside-those-2", 0, 30), notes
+    rows["size"] = np.where(np.arange(80) % every == 0, code, sizes)
+    path = write_rows(tmp_path, rows)
+    data = tables.load(job(path))
+    notes = [note for note in data.notes if "they count as" in note]
+    assert len(notes) == is_noted
+    if is_noted:
+        row = every + 1
+        assert begins_with(notes[0], "size-is-in-rows", format_number(code), f"row 1, row {row}, row {2 * row - 1}")
+        assert ends_with(notes[0], "stand-for-no-value", format_number(code))
+        missing = tables.load(job(path, missing=[format_number(code)], bad_samples=0.5))
+        assert not [note for note in missing.notes if "they count as" in note]
+    scaled = gather_all(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
+    assert len(scaled.unique()) > 0.6 * len(scaled)
+    assert scaled.abs().max() <= 10
+    new_data = load_data.load_new([path], data.preprocessing, data.heads, labelled=True)
+    assert len([note for note in new_data.notes if "is a guess" in note]) == is_noted
 
 
 def test_whole_numbers_that_are_rounded_are_noted(tmp_path: Path) -> None:

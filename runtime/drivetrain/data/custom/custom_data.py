@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from drivetrain.data.custom import user_code, user_loss
+from drivetrain.data.custom import array_codes, user_code, user_loss
 from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.map_dataset import ArraySplit, Collate, Items, ItemSplit, describe, open_split
 from drivetrain.data.custom.user_errors import blame_user_code
@@ -119,6 +119,7 @@ def build_dataset(
         f"targets: {other if head.kind == 'other' else head.outputs_text}",
         *_note_reading(train, head, names),
         *note_missing_classes(train, head),
+        *array_codes.note_codes(train, validation, head),
     ]
     return Dataset(
         train,

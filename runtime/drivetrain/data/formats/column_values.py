@@ -115,7 +115,8 @@ def empty_cells(column: pyarrow.ChunkedArray, cells: Collection[str]) -> pyarrow
     if column_kind == "text":
         trimmed = compute.utf8_trim_whitespace(column)
         return compute.if_else(compute.is_in(trimmed, array(cells, trimmed.type)), None, column)
-    compared_type = float64() if column_kind == "number" and not types.is_boolean(column.type) else column.type
+    has_own_type = column_kind != "number" or types.is_boolean(column.type) or types.is_floating(column.type)
+    compared_type = column.type if has_own_type else float64()
     values = []
     for cell in cells:
         try:

@@ -8,8 +8,8 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,23 @@ def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic
     if not isinstance(value, np.ndarray):
         raise ValueError(f"{name} is not an array")
     return value
+
+
+def empty_cells(array: npt.NDArray[Any], cells: Collection[str]) -> npt.NDArray[Any]:
+    """Replace the numbers that are in `cells`, the texts of `data.missing`, by NaN."""
+    numbers = []
+    for cell in cells:
+        with suppress(ValueError):
+            numbers.append(float(cell))
+    if not numbers or array.dtype.kind not in "iuf":
+        return array
+    with np.errstate(over="ignore"):
+        is_missing = np.isin(array, np.array(numbers).astype(array.dtype if array.dtype.kind == "f" else np.float64))
+    if not is_missing.any():
+        return array
+    filled = array.astype(array.dtype if array.dtype.kind == "f" else np.float64)
+    filled[is_missing] = np.nan
+    return filled
 
 
 def shapes(path: Path) -> dict[str, Shape]:

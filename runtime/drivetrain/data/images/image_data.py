@@ -78,6 +78,10 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
     names = form.columns if are_numbers else head.classes
     dataset.notes += mirroring.note_changes(job.data.augment, names, are_numbers=are_numbers)
     dataset.notes += [*first_notes, *validation_notes, *last_notes]
+    if isinstance(parts, ImageParts):
+        dataset.notes += parts.train.note_codes(head, job.data.bad_samples)
+        if parts.validation is not parts.train:
+            dataset.notes += parts.validation.note_codes(head, is_new=True)
     return dataset
 
 

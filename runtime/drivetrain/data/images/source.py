@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from drivetrain.data import target_columns
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, image_paths, npz_images, resize
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
+from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows, NumberTargets
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.source import BadSample, check_bad_samples
@@ -73,6 +74,13 @@ class ImageSource(LabelledRows):
     images: Images
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
+
+    def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
+        """Notes on numbers to predict that are codes such as -9999; each is named by its image."""
+        if not isinstance(self.targets, NumberTargets):
+            return []
+        cure, goal = "leave out these images" if isinstance(self.images, ImageArrays) else "", self.targets.goal
+        return target_columns.note_codes(goal, self.rows, head, self.images.title, cure, is_new=is_new, budget=budget)
 
 
 def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:

@@ -17,9 +17,10 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
-from drivetrain.data.series import augment, timeline, windows
+from drivetrain.data.scales import Scale, collect_fields, scales_from_json
+from drivetrain.data.series import augment, overlap, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
-from drivetrain.data.series.windows import Scale, SeriesSplit, WindowSplit
+from drivetrain.data.series.windows import SeriesSplit, WindowSplit
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError, SpecError
@@ -48,12 +49,14 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     target, target_rows = train_part.target, train_part.target_rows
     assert target is not None
     head = target_columns.choose_head(target, target_rows, target_rows, source.key, recorded)
-    fitted_scale, constant = windows.fit_scale(train_part.fitting_rows)
-    scale = _scale_from_json(recorded.preprocessing) if recorded else fitted_scale
-    values = scale.scale(train_part.values)
+    fitted_scales = windows.fit_scales(train_part.fitting_rows)
+    scales = scales_from_json(recorded.preprocessing) if recorded else fitted_scales
+    values = windows.scale_channels(train_part.values, scales)
     is_one_file = validation_part.values is train_part.values
     train = train_part.split(values, head)
-    validation = validation_part.split(values if is_one_file else scale.scale(validation_part.values), head)
+    validation = validation_part.split(
+        values if is_one_file else windows.scale_channels(validation_part.values, scales), head
+    )
     notes = [
         f"{len(train):,} training and {len(validation):,} validation windows of {train_part.length} rows",
         *note_similar_names(target.names[0], head.classes),
@@ -62,13 +65,17 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     ]
     if isinstance(data.validation, str):
         notes += copies.note_shared(train.contents(), validation.contents(), validation.title, "validation windows")
-    if constant:
-        names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
-        notes.append(f"constant in the training rows, so centered but not scaled: {names}")
-    stored |= {"kind": "series", "length": train_part.length, "channels": len(scale.mean), **scale.to_json()}
+    names = _name_channels(stored, len(scales))
+    if constant := [name for name, scale in zip(names, fitted_scales, strict=True) if scale.low == scale.high]:
+        notes.append(f"constant in the training rows, so centered but not scaled: {', '.join(constant)}")
+    notes += train_part.note_numbers(scales, names, is_new=False)
+    notes += train_part.note_target_codes(head, is_new=False)
+    if not is_one_file:
+        notes += _note_new(validation_part, scales, names, head)
+    stored |= {"kind": "series", "length": train_part.length, "channels": len(scales), **collect_fields(scales)}
     spread = tuple(
-        0.0 if channel in constant else deviation / unit
-        for channel, (deviation, unit) in enumerate(zip(fitted_scale.std, scale.std, strict=True))
+        0.0 if fitted.low == fitted.high else fitted.std / scale.std
+        for fitted, scale in zip(fitted_scales, scales, strict=True)
     )
     prepare = augment.build_preprocessing(data.augment, job.train.seed, spread)
     return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
@@ -76,13 +83,14 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
     """Read new windows of long tables or of arrays, as in training; errors as of `load_data.load_new`."""
-    scale = _scale_from_json(preprocessing)
+    scales = scales_from_json(preprocessing)
     splits: list[SeriesSplit] = []
     notes: list[str] = []
     for source in sources:
         part = _read_new(source, preprocessing)
-        splits.append(part.split(scale.scale(part.values), heads[""] if source.labelled else None))
-        notes += part.notes
+        head = heads[""] if source.labelled else None
+        splits.append(part.split(windows.scale_channels(part.values, scales), head))
+        notes += [*part.notes, *_note_new(part, scales, _name_channels(preprocessing, len(scales)), head)]
     return NewSamples(windows.join_splits(splits), keep_unchanged, notes)
 
 
@@ -105,8 +113,14 @@ def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, 
         raise job.spec_error(key, description, "data with the same channels", "use another run, or a new network")
 
 
-def _scale_from_json(preprocessing: Mapping[str, Any]) -> Scale:
-    return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
+def _name_channels(stored: Mapping[str, Any], count: int) -> list[str]:
+    return list(stored.get("features") or (f"channel {channel}" for channel in range(count)))
+
+
+def _note_new(part: WindowSplit, scales: Sequence[Scale], names: Sequence[str], head: Head | None) -> list[str]:
+    """Notes on the numbers of another file than that of the training."""
+    notes = part.note_numbers(scales, names, is_new=True) + (part.note_target_codes(head, is_new=True) if head else [])
+    return [f"{part.source.path.name}: {note}" for note in notes]
 
 
 def _read_long(
@@ -161,13 +175,13 @@ def _read_arrays(
         validation_source = Source.of_job(job, "validation", source.files)
         validation_part = read_windows(validation_source, classes=classes, axes=train.axes)
         validation_part.check_shape(*train.shape)
-        validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
+        validation_part.notes.extend(overlap.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored
     division = Division(copies.digest_rows(train.windows()), "windows", recorded)
     # A resumed run that was started before windows were compared keeps its split.
     joins_stretches = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
     if train.groups is None and joins_stretches:
-        stretches = windows.number_stretches(train.windows())
+        stretches = overlap.number_stretches(train.windows())
         if stretches.max() + 1 < len(stretches):
             train = replace(train, groups=stretches)
             stored[OVERLAPPING] = True
@@ -239,9 +253,12 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
     path, key = source.path, source.key
     names = ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])]
     arrays = npz_file.read_arrays(path, key, names, FORM, "numpy.savez(..., x=x, y=y)", WRITE)
-    values, order, axis_notes = _order_axes(arrays["x"], axes, path, key)
+    values, order, axis_notes = _order_axes(npz_file.empty_cells(arrays["x"], source.files.missing), axes, path, key)
     window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
-    target = _read_targets(arrays["y"], len(values), classes, path, key) if source.labelled else None
+    target = None
+    if source.labelled:
+        y = arrays["y"] if classes else npz_file.empty_cells(arrays["y"], source.files.missing)
+        target = _read_targets(y, len(values), classes, path, key)
     reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
     reasons |= target.bad if target else {}
     unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]

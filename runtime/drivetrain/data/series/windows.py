@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,23 +17,16 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import column_values
 from drivetrain.data.notes import list_names
-from drivetrain.data.partition import Groups, find_root
+from drivetrain.data.partition import Groups
+from drivetrain.data.scales import Scale, fit_scale
 from drivetrain.data.series.timeline import Timeline
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
-MAX_DEVIATIONS = 1e6
-"""New values are clipped at this many standard deviations from the mean."""
 _COMPARED_WINDOWS = 4096
 """Number of windows that are gathered at a time to compute their digests."""
-PLACE_ROWS = 4
-"""Number of consecutive rows by which a place of a recording is recognized; each must differ from the row before."""
-MAX_PLACES = 2_000_000
-"""Largest number of places that are compared. Of more, those with the smallest hashes are chosen, so that equal places
-are chosen in every window.
-"""
 
 
 @dataclass
@@ -81,36 +74,17 @@ class SeriesSplit:
         return self.title_format.format(file=self.files[self.file[index]], number=self.numbers[index])
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of each channel over the training rows."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def scale(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """(value - mean) / std by channel; shape (R, C), float32."""
-        result = np.empty(values.shape, np.float32)
-        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
-            column = (values[:, channel].astype(np.float64) - mean) / std
-            result[:, channel] = np.clip(column, -MAX_DEVIATIONS, MAX_DEVIATIONS)
-        return torch.from_numpy(result)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values: the keyword arguments of `Scale`, as lists."""
-        return {name: list(numbers) for name, numbers in asdict(self).items()}
+def scale_channels(values: npt.NDArray[np.generic], scales: Sequence[Scale]) -> Tensor:
+    """Scale the values of each channel; shape (R, C), float32."""
+    result = np.empty(values.shape, np.float32)
+    for channel, scale in enumerate(scales):
+        result[:, channel] = scale.scale(values[:, channel].astype(np.float64))
+    return torch.from_numpy(result)
 
 
-def fit_scale(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
-    """The scale of training rows (R, C), and the channels with a constant value, which are only centered."""
-    means, deviations, constant_channels = [], [], []
-    for channel in range(values.shape[1]):
-        column = values[:, channel].astype(np.float64)
-        is_constant = bool(column.min() == column.max())
-        means.append(float(column[0] if is_constant else column.mean()))
-        deviations.append(1.0 if is_constant else float(column.std()))
-        constant_channels += [channel] if is_constant else []
-    return Scale(tuple(means), tuple(deviations)), constant_channels
+def fit_scales(values: npt.NDArray[np.generic]) -> list[Scale]:
+    """The scale of each channel of training rows (R, C)."""
+    return [fit_scale(column.astype(np.float64)) for column in values.T]
 
 
 def measure_stretches(breaks: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:
@@ -148,59 +122,6 @@ def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
     )
 
 
-def number_stretches(values: npt.NDArray[Any]) -> Groups:
-    """Number the stretches of windows (N, T, channels) that share rows, directly or through others; shape (N,).
-
-    Such windows, as those that slide over one recording, would give the answer away if they were on both sides of a split.
-    """
-    count, length = values.shape[:2]
-    if length < PLACE_ROWS:
-        return np.arange(count)
-    # A place is recognized by a hash of its rows: a sum with fixed weights, which differ by row and channel.
-    weights = np.random.default_rng(0).normal(size=(PLACE_ROWS, values.shape[2]))
-    places = length - PLACE_ROWS + 1
-    hashes = np.zeros((count, places))
-    is_changing = np.ones((count, places), np.bool_)
-    for row in range(PLACE_ROWS):
-        shifted_rows = values[:, row : row + places].astype(np.float64)
-        # Channels are added one by one, so that rounding does not depend on where in the window the row is.
-        for channel in range(values.shape[2]):
-            hashes += shifted_rows[:, :, channel] * weights[row, channel]
-        if row:
-            is_changing &= (shifted_rows != values[:, row - 1 : row - 1 + places]).any(axis=2)
-    window_of_place = np.broadcast_to(np.arange(count)[:, None], hashes.shape)[is_changing]
-    row_hashes = hashes[is_changing]
-    # Places are chosen by their hash, so that equal places are either all chosen or all left out.
-    if len(row_hashes) > MAX_PLACES:
-        mixed_hashes = row_hashes.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        is_sampled = mixed_hashes <= np.partition(mixed_hashes, MAX_PLACES)[MAX_PLACES]
-        window_of_place, row_hashes = window_of_place[is_sampled], row_hashes[is_sampled]
-    # Windows with equal hashes are joined, and so are those that they share rows with.
-    order = np.argsort(row_hashes, kind="stable")
-    is_same_hash = row_hashes[order][1:] == row_hashes[order][:-1]
-    pairs = np.unique(
-        np.stack([window_of_place[order][:-1][is_same_hash], window_of_place[order][1:][is_same_hash]], axis=1), axis=0
-    )
-    parents = list(range(count))
-    for one, two in pairs.tolist():
-        first, second = sorted((find_root(parents, one), find_root(parents, two)))
-        parents[second] = first
-    roots = [find_root(parents, window) for window in range(count)]
-    return np.unique(roots, return_inverse=True)[1].astype(np.int64)
-
-
-def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) -> list[str]:
-    """A note on validation windows (N, T, channels) that share rows with training windows, directly or through others."""
-    numbers = number_stretches(np.concatenate([training, validation]))
-    shared = int(np.isin(numbers[len(training) :], numbers[: len(training)]).sum())
-    if not shared:
-        return []
-    return [
-        f"{shared:,} of {len(validation):,} validation windows share rows with training windows, so the score says little "
-        "about new recordings"
-    ]
-
-
 @dataclass(frozen=True)
 class WindowSplit:
     """Windows over the rows of one file."""
@@ -222,6 +143,8 @@ class WindowSplit:
     title_format: str
     """Format of a window's name, with {file} and {number}."""
     notes: list[str]
+    file_rows: Ids | None = None
+    """Index of each row of `values` in the file; None for arrays."""
     groups: Groups | None = None
     """The number of each window's group, all of which is on one side of the split."""
     axes: str = "time-channels"
@@ -236,6 +159,38 @@ class WindowSplit:
     def fitting_rows(self) -> npt.NDArray[np.generic]:
         """The rows that mean and standard deviation are computed from."""
         return self.values if self.is_fitted.all() else self.values[self.is_fitted]
+
+    def name_row(self, row: int) -> str:
+        """Name a row of `values`: by its row in the file, or by its window in an array."""
+        if self.file_rows is None:
+            return f"x[{row // self.length}]"
+        return self.source.name_row(int(self.file_rows[row]))
+
+    def note_numbers(self, scales: Sequence[Scale], names: Sequence[str], *, is_new: bool) -> list[str]:
+        """Notes on values that are codes, and in new rows also on values far from those of training, by channel."""
+        lines = []
+        for column, name, scale in zip(self.values.T, names, scales, strict=True):
+            values = column.astype(np.float64)
+            is_code = scale.find_codes(values)
+            share = float(is_code.mean())
+            if is_code.any() and self.file_rows is None:
+                share = float(is_code.reshape(-1, self.length).any(axis=1).mean())
+            needed = share if share > self.source.budget else 0.0
+            lines += scale.note_distant(name, values, self.name_row) if is_new else []
+            lines += scale.note_codes(name, values, self.name_row, is_new=is_new, bad_samples=needed)
+        return lines
+
+    def note_target_codes(self, head: Head, *, is_new: bool) -> list[str]:
+        """Notes on numbers to predict that are codes."""
+        assert self.target is not None
+        return target_columns.note_codes(
+            self.target,
+            self.target_rows,
+            head,
+            self.name_row if self.file_rows is not None else lambda window: f"y[{window}]",
+            is_new=is_new,
+            budget=self.source.budget,
+        )
 
     def windows(self) -> npt.NDArray[Any]:
         """The windows of arrays, shape (N, T, channels)."""
@@ -386,6 +341,7 @@ def _cut_usable(
         numbers=file_rows[last_rows[has_label]] + 1,
         title_format="{file} rows to {number}",
         notes=notes,
+        file_rows=file_rows,
     )
 
 

@@ -1,7 +1,6 @@
 """Converts table columns to tensors, with statistics of the training rows that are stored with the model.
 
-A number becomes (value - mean) / std; where a few huge numbers would make the others equal, median and quartiles take the
-place of mean and deviation. If it is missing, the median takes its place; if training rows lack it too, a
+A number becomes (value - mean) / std. If it is missing, the median takes its place; if training rows lack it too, a
 second number is 1 there and 0 elsewhere. A category becomes its index among those of the training rows: 0 stands for an
 unknown category, 1 for an empty cell if training rows have empty cells.
 """
@@ -9,7 +8,7 @@ unknown category, 1 for an empty cell if training rows have empty cells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from drivetrain.data.dataset import Inputs
 from drivetrain.data.formats import column_values
 from drivetrain.data.labels import note_similar_names, sort_class_names
 from drivetrain.data.notes import list_names
+from drivetrain.data.scales import NameRow, Scale, fit_scale
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import date_features
 from drivetrain.data.tables.column_roles import Roles
@@ -29,20 +29,8 @@ from drivetrain.data.tables.date_features import DateFeatures
 if TYPE_CHECKING:
     import pyarrow
 
-MAX_COMPARED_ROWS = 10_000
-"""Number of rows whose values are compared before and after scaling."""
-MAX_MERGED_SHARE = 0.5
-"""A column is scaled by its quartiles if no more than this share of its distinct numbers is still distinct by its deviation."""
-MAX_CODES, MAX_CLIPPED_SHARE = 3, 0.05
-"""Different huge numbers that may be clipped: codes such as -999999999, or this share of all different numbers."""
 MAX_EXACT_INTEGER = 2**53
 """Larger whole numbers are not all float64."""
-QUARTILES_PER_DEVIATION = 1.349
-"""Distance of the quartiles of a normal distribution, in standard deviations."""
-MAX_QUARTILE_DEVIATIONS = 10.0
-"""Numbers of a column that is scaled by its quartiles are clipped here: the huge ones stay apart from the others, no more."""
-MAX_DEVIATIONS = 1e6
-"""New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
 
 
 @dataclass(frozen=True)
@@ -50,58 +38,25 @@ class Number:
     """A numeric column, with statistics of the training rows that have a value."""
 
     name: str
-    mean: float
-    std: float
+    scale: Scale
     median: float
     missing: bool
     """Whether a second number (0 or 1) marks missing values."""
     edges: tuple[float, ...] = ()
     """Bounds of bins of equally many training rows, scaled and ascending; empty if the number is not embedded."""
-    limit: float = MAX_DEVIATIONS
-    """Scaled numbers are clipped at it."""
 
-    def describe_distant(self, values: column_values.Numbers) -> list[str]:
-        """A note on values that are farther from the range of the training rows than that range is wide."""
-        if not self.edges:
-            return []
-        lowest_edge, highest_edge = (edge * self.std + self.mean for edge in (self.edges[0], self.edges[-1]))
-        clipped = np.clip(values, self.mean - self.limit * self.std, self.mean + self.limit * self.std)
-        distances = np.maximum(lowest_edge - clipped, clipped - highest_edge)
-        distant = np.flatnonzero(distances > highest_edge - lowest_edge)
-        if not len(distant):
-            return []
-        farthest = values[distant[np.argmax(distances[distant])]]
-        return [
-            f"{self.name} is far from the {lowest_edge:.4g} to {highest_edge:.4g} of the training rows in {len(distant):,} rows, such as "
-            f"{farthest:g}: what is predicted there is a guess"
-        ]
-
-    def describe_huge(self, values: column_values.Numbers) -> list[str]:
-        """A note on training values that are clipped, or beside which the others are equal."""
-        present = values[~np.isnan(values)]
-        if self.limit < MAX_DEVIATIONS:
-            huge = present[self.find_clipped(present)]
-            return [
-                f"{self.name} is so far from its other numbers in {len(huge):,} rows, up to {huge[np.argmax(np.abs(huge))]:g}, that it is "
-                f"scaled by its quartiles and clipped there at {self.limit:g} deviations; if such numbers stand for no value: data.missing"
-            ]
-        if _merges_numbers(self, present):
-            return [
-                f"{self.name} has different numbers that are equal beside those from {present.min():g} to {present.max():g}: leave "
-                "such values empty (data.missing), or the column has nothing to say"
-            ]
-        return []
-
-    def find_clipped(self, values: column_values.Numbers) -> column_values.Mask:
-        """A mask of the numbers (N,) that are clipped."""
-        return np.abs(values - self.mean) > self.limit * self.std
-
-    def scale(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
+    def convert(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
         """Scale numbers (N,), and mark missing ones if training rows have some: one or two arrays of shape (N,)."""
         is_missing = np.isnan(values)
         filled = np.where(is_missing, self.median, values) if is_missing.any() else values
-        scaled = np.clip((filled - self.mean) / self.std, -self.limit, self.limit).astype(np.float32)
+        scaled = self.scale.scale(filled)
         return [scaled, is_missing.astype(np.float32)] if self.missing else [scaled]
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain JSON values, those of the scale among them."""
+        values = asdict(self)
+        scale: dict[str, object] = values.pop("scale")
+        return scale | values
 
 
 @dataclass(frozen=True)
@@ -173,7 +128,7 @@ class Features:
     def to_tensors(self, table: pyarrow.Table) -> Inputs:
         """Convert a table to numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
         number_columns = (
-            row for number in self.numbers for row in number.scale(column_values.numbers(table[number.name])[0])
+            row for number in self.numbers for row in number.convert(column_values.numbers(table[number.name])[0])
         )
         category_columns = (
             category.index_cells(column_values.texts(table[category.name])) for category in self.categories
@@ -181,12 +136,23 @@ class Features:
         shapes = ((number_columns, self.width, np.float32), (category_columns, len(self.categories), np.int32))
         return tuple(_stack_by_row(columns, count, len(table), dtype) for columns, count, dtype in shapes if count)
 
-    def notes(self, table: pyarrow.Table, source: str) -> list[str]:
+    def note_codes(self, table: pyarrow.Table, rows: Ids, name_row: NameRow, *, is_new: bool = False) -> list[str]:
+        """Notes on the numbers of some rows that are codes such as -9999; `name_row` names a row of the table."""
+        lines = []
+        for number in self.numbers:
+            is_date = number.name in self.dates.names
+            cure = "data.missing, with the date as it is written there" if is_date and not is_new else ""
+            values = column_values.numbers(table[number.name])[0][rows]
+            name_index = lambda index: name_row(int(rows[index]))  # noqa: E731
+            lines += number.scale.note_codes(number.name, values, name_index, cure, is_new=is_new)
+        return lines
+
+    def notes(self, table: pyarrow.Table, source: str, name_row: NameRow) -> list[str]:
         """Notes on empty cells, on categories that the training rows did not have, and on numbers far from theirs."""
         lines = []
         for number in self.numbers:
             values = column_values.numbers(table[number.name])[0]
-            lines += [f"{source}: {note}" for note in number.describe_distant(values)]
+            lines += [f"{source}: {note}" for note in number.scale.note_distant(number.name, values, name_row)]
             count = int(np.isnan(values).sum())
             if count and not number.missing:
                 lines.append(
@@ -210,10 +176,7 @@ class Features:
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_json` rebuilds the features."""
         return {
-            "numeric": [
-                {key: value for key, value in asdict(n).items() if (key, value) != ("limit", MAX_DEVIATIONS)}
-                for n in self.numbers
-            ],
+            "numeric": [number.to_json() for number in self.numbers],
             "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
             **self.dates.to_json(),
         }
@@ -222,8 +185,13 @@ class Features:
 def from_json(data: Mapping[str, Any]) -> Features:
     """Rebuild the features from `Features.to_json`."""
     categories = (Category(c["name"], tuple(c["values"]), c["missing"]) for c in data["categorical"])
-    numbers = (Number(**n | {"edges": tuple(n.get("edges", ()))}) for n in data["numeric"])
+    numbers = map(_number_from_json, data["numeric"])
     return Features(tuple(numbers), tuple(categories), date_features.from_json(data))
+
+
+def _number_from_json(stored: Mapping[str, Any]) -> Number:
+    scale = Scale(**{field.name: stored[field.name] for field in fields(Scale) if field.name in stored})
+    return Number(stored["name"], scale, stored["median"], stored["missing"], tuple(stored.get("edges", ())))
 
 
 def fit_features(
@@ -242,9 +210,7 @@ def fit_features(
         notes += _note_rounded(name, table[name], values)
         number = _fit_number(name, values, bins)
         numbers += [number] if number else []
-        notes += (
-            number.describe_huge(values) if number else [f"{name} is constant in the training rows, so it is not used"]
-        )
+        notes += [] if number else [f"{name} is constant in the training rows, so it is not used"]
     for name in roles.categorical:
         texts = column_values.texts(table[name]).take(rows)
         empty_shares[name] = texts.null_count / max(1, len(texts))
@@ -286,35 +252,9 @@ def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number |
     present = values[~is_missing] if has_missing else values
     if not len(present) or (not has_missing and present.min() == present.max()):
         return None
-    # The mean of a million times 0.1 is not exactly 0.1, which would give a tiny standard deviation.
-    spread = float(present.std()) if present.min() < present.max() else 0.0
-    number = Number(name, float(present.mean()), spread or 1.0, float(np.median(present)), has_missing)
-    if _merges_numbers(number, present):
-        lower, upper = np.quantile(present, (0.25, 0.75))
-        by_quartiles = replace(
-            number,
-            mean=number.median,
-            std=float(upper - lower) / QUARTILES_PER_DEVIATION or 1.0,
-            limit=MAX_QUARTILE_DEVIATIONS,
-        )
-        # Where most rows have one value the quartiles are equal, and no scale is better than another. Where a quarter of the
-        # rows or more are huge, so are the quartiles.
-        if _clips_few_numbers(by_quartiles, present) and not _merges_numbers(by_quartiles, present):
-            number = by_quartiles
-    return replace(number, edges=_fit_bin_edges(number.scale(present)[0], bins)) if bins else number
-
-
-def _clips_few_numbers(number: Number, present: column_values.Numbers) -> bool:
-    """Whether a scale clips some numbers, but no large part of the different ones, as of a column of many magnitudes."""
-    clipped = np.unique(present[number.find_clipped(present)])
-    return 0 < len(clipped) <= max(MAX_CODES, MAX_CLIPPED_SHARE * len(np.unique(present)))
-
-
-def _merges_numbers(number: Number, present: column_values.Numbers) -> bool:
-    """Whether scaling makes most of the distinct numbers equal, because of a few huge ones such as -999999999."""
-    compared = present[:MAX_COMPARED_ROWS]
-    # Numbers near 0 differ in float32 by far less than a network can tell apart; beside 1 they do not.
-    return len(np.unique(number.scale(compared)[0] + np.float32(1))) <= MAX_MERGED_SHARE * len(np.unique(compared))
+    scale = fit_scale(present)
+    edges = _fit_bin_edges(scale.scale(present[~scale.find_codes(present)]), bins) if bins else ()
+    return Number(name, scale, float(np.median(present)), has_missing, edges)
 
 
 def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:

@@ -53,6 +53,14 @@ class TableRows:
         """The cells of some rows."""
         return self.table.take(rows) if len(rows) < len(self.table) else self.table
 
+    def note_codes(self, fitted: Features, *, is_new: bool = False) -> list[str]:
+        """Notes on the numbers of usable rows that are codes."""
+        return fitted.note_codes(self.table, self.usable, self.source.name_row, is_new=is_new)
+
+    def compare(self, fitted: Features, rows: Ids, name: str) -> list[str]:
+        """Notes on cells of some rows, called `name`, that the training rows did not have."""
+        return fitted.notes(self.take(rows), name, lambda index: self.source.name_row(int(rows[index])))
+
 
 def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earlier: Features | None) -> TableRows:
     """Read the columns of the training file that the job uses, or those of the earlier run that it starts from.
@@ -102,7 +110,8 @@ def read_new_rows(source: Source, fitted: Features, target: Sequence[str], class
     table = table_file.read(source.path, source.key, required=required, only=True, text=text, csv=source.files)
     table, date_problems = fitted.dates.expand(table, source)
     part = _check_rows(source, table, fitted.roles(), date_problems, target, classes)
-    part.notes.extend(fitted.notes(part.take(part.usable), source.path.name))
+    part.notes.extend(part.compare(fitted, part.usable, source.path.name))
+    part.notes.extend(f"{source.path.name}: {note}" for note in part.note_codes(fitted, is_new=True))
     return part
 
 
@@ -260,7 +269,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         )
     else:
         validation = _build_split(train_rows, inputs, partition.validation, head)
-        validation_notes = fitted.notes(train_rows.take(partition.validation), "validation")
+        validation_notes = train_rows.compare(fitted, partition.validation, "validation")
     notes = [
         f"{len(train):,} training and {len(validation):,} validation rows",
         *train_rows.roles.notes(),
@@ -271,6 +280,8 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         *train_rows.notes,
         *partition.notes,
         *feature_notes,
+        *train_rows.note_codes(fitted),
+        *target_columns.note_codes(target, train_rows.usable, head, source.name_row, budget=source.budget),
         *validation_notes,
     ]
     stored = {"kind": "table", "target": list(data.target), "classes": isinstance(job, TableClassificationJob)}
@@ -292,7 +303,7 @@ def _fit_features(
         DataError: if all features are constant.
     """
     if earlier:
-        fitted, notes = earlier, earlier.notes(train.take(rows), train.source.path.name)
+        fitted, notes = earlier, train.compare(earlier, rows, train.source.path.name)
     else:
         # A resumed run fits too, for the same notes as at its start; the recorded features then replace the fitted ones.
         bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
@@ -330,6 +341,9 @@ def _read_new(
         part = read_new_rows(source, fitted, target, classes)
         splits.append(_build_split(part, fitted.to_tensors(part.table), part.usable, head))
         notes += part.notes
+        if part.target:
+            codes = target_columns.note_codes(part.target, part.usable, head, source.name_row, is_new=True)
+            notes += [f"{source.path.name}: {note}" for note in codes]
     starts = np.cumsum([0, *(len(split.inputs[0]) for split in splits)])[:-1].tolist()
     split = TableSplit(
         inputs=tuple(map(torch.cat, zip(*(split.inputs for split in splits), strict=True))),
