@@ -18,7 +18,7 @@ from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
 from drivetrain.data.scales import Scale, collect_fields, scales_from_json
-from drivetrain.data.series import augment, overlap, timeline, windows
+from drivetrain.data.series import augment, overlap, sampling, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.windows import SeriesSplit, WindowSplit
 from drivetrain.data.source import BadSample, Source
@@ -146,9 +146,10 @@ def _read_long(
         data.date_format,
     )
     line = timeline.read_timeline(source, layout, data.groups)
-    stored = {"form": "long", **line.layout.to_json()}
+    stored = {"form": "long", **line.layout.to_json(), **sampling.measure(line)}
     if isinstance(data.validation, str):
         validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
+        line.notes.extend(sampling.compare(validation_line, stored))
         return windows.cut_all(line), windows.cut_all(validation_line), stored
     if data.groups:
         return *_divide_by_group(job, windows.cut_all(line)), stored
@@ -241,7 +242,9 @@ def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
         split = read_windows(source, classes=preprocessing["classes"], axes=axes)
         split.check_shape(preprocessing["length"], preprocessing["channels"])
         return split
-    return windows.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))
+    line = timeline.read_timeline(source, timeline.layout_from_json(preprocessing))
+    line.notes.extend(sampling.compare(line, preprocessing))
+    return windows.cut_all(line)
 
 
 def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:

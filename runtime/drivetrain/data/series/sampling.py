@@ -1,0 +1,94 @@
+"""Measures the step of time between the rows of series, and compares that of new series with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from drivetrain.data.series.timeline import Timeline
+from drivetrain.errors import DataError
+
+KEY = "sampling"
+"""Key of the stored preprocessing."""
+EVEN_SHARE, EVEN_TOLERANCE = 0.9, 0.1
+"""Rows come evenly if this share of their steps differ from the median by no more than this share of it."""
+MAX_RATIO, MAX_UNEVEN_RATIO = 1.25, 2.0
+"""Median steps that differ by a larger ratio are of another sampling rate; of rows that do not come evenly."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How rows follow each other within the series of a file."""
+
+    step: float
+    """Median step: in seconds for dates, else in units of the time column."""
+    is_even: bool
+    are_dates: bool
+
+    def describe(self) -> str:
+        """Return the step with its unit."""
+        return f"{self.step:.4g} s" if self.are_dates else f"{self.step:.4g} of the time column"
+
+
+def measure(line: Timeline) -> dict[str, object]:
+    """Measure all steps within series; empty if no series has two rows. Plain JSON values, for `compare`."""
+    steps = np.diff(line.order.times)[line.order.series[1:] == line.order.series[:-1]] / line.order.per_second
+    if not len(steps):
+        return {}
+    return {KEY: asdict(_summarize(steps, line))}
+
+
+def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
+    """Compare the step of each new series, long enough for a window, with that of training; returns notes.
+
+    Raises:
+        DataError: if the rows of training come evenly, and those of a series with another step.
+    """
+    if KEY not in preprocessing:
+        return []
+    trained, order, time = Sampling(**preprocessing[KEY]), line.order, line.layout.time
+    starts = np.flatnonzero(np.append(True, order.series[1:] != order.series[:-1]))
+    ends = np.append(starts[1:], len(order))
+    other = [
+        (start, sampling)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        if end - start >= max(2, line.layout.window)
+        and _is_other(sampling := _summarize(np.diff(order.times[start:end]) / order.per_second, line), trained)
+    ]
+    if not other:
+        return []
+    start, sampling = other[0]
+    source = line.source
+    which = f"{len(other):,} of {len(starts):,} series, first that of {source.name_row(int(order.rows[start]))}"
+    given = f"{source.path}: `{time}` steps by {sampling.describe()} in {which}, and stepped by {trained.describe()} in training"
+    if not trained.is_even or not sampling.is_even:
+        return [f"{given}: what is predicted is a guess if the network has learned speeds or frequencies"]
+    resample = (
+        f"in pandas for each series: .resample('{trained.step:g}s').mean().interpolate()" if trained.are_dates else ""
+    )
+    raise DataError(
+        f"{source.key}: {given}: a window would span another time",
+        "series with the step of training, up to a quarter more or less",
+        f"resample them{f', {resample}' if resample else ''}; or train on series with this step",
+    )
+
+
+def _summarize(steps: Any, line: Timeline) -> Sampling:
+    step = float(np.median(steps))
+    is_even = float((np.abs(steps - step) <= EVEN_TOLERANCE * step).mean()) >= EVEN_SHARE
+    return Sampling(step, is_even, line.order.per_second != 1.0)
+
+
+def _is_other(new: Sampling, trained: Sampling) -> bool:
+    """Whether a step is that of another sampling rate."""
+    if new.step <= 0 or trained.step <= 0:
+        return False
+    ratio = new.step / trained.step
+    if not (new.are_dates and trained.are_dates):
+        # Numbers may count milliseconds, microseconds or nanoseconds.
+        ratio /= 1000.0 ** round(math.log(ratio, 1000))
+    return max(ratio, 1 / ratio) > (MAX_RATIO if trained.is_even else MAX_UNEVEN_RATIO)
