@@ -118,7 +118,7 @@ def test_all_seeds_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.Mon
         return 0 if len(jobs) < 2 else 3
 
     monkeypatch.setattr(supervisor, "train", train)
-    monkeypatch.setattr(run_folder, "list_numbered", lambda runs, name: [runs / name])
+    monkeypatch.setattr(run_folder, "list_numbered", lambda runs, name: [runs / f"{name}-001"])
     (spec.parent / "runs" / "tiny-seed0-001").mkdir(parents=True)
     (spec.parent / "runs" / "tiny-seed1-001").mkdir(parents=True)
     assert repeating.repeat(RepeatRequest(spec, runs=spec.parent / "runs", seeds=2)) == 3
