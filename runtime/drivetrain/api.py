@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from drivetrain.job.workload import Workload
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan as plans
 from drivetrain.system.child_process import build_environment
+from drivetrain.system.files import parse_json
 
 
 def facts_here(runs: Path | str = "runs") -> Hardware:
@@ -74,5 +74,5 @@ def memory_for(
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=build_environment({}))
     if done.returncode:
         raise DrivetrainError(done.stderr.strip())
-    measured: dict[str, Any] = json.loads((Path(output) / "memory.json").read_text(encoding="utf-8"))
+    measured: dict[str, Any] = parse_json((Path(output) / "memory.json").read_text(encoding="utf-8"), dict)
     return measured

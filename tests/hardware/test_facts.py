@@ -140,8 +140,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
     [
         ("", "--hardware FILE: Expecting value: line 1 column 1 (char 0)"),
         ('{"name": ', "--hardware FILE: Expecting value: line 1 column 10 (char 9)"),
-        ("[]", "--hardware FILE: not a JSON object"),
-        ('"t4"', "--hardware FILE: not a JSON object"),
+        ("[]", "--hardware FILE: it holds a list, not an object"),
+        ('"t4"', "--hardware FILE: it holds a value, not an object"),
     ],
 )
 def test_a_file_that_is_no_machine(tmp_path: Path, content: str, expected: str) -> None:

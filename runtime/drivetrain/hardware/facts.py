@@ -185,18 +185,19 @@ def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
     return from_json_as(Hardware, data, source)
 
 
+RECORD_AGAIN = "run that command on the machine, or use a file from tests/machines"
+
+
 def read_hardware(path: Path) -> Hardware:
     """Read the hardware of a recorded machine; raises SpecError if the file cannot be read or lacks a value."""
     try:
-        data = parse_json(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes(), dict)
     except (OSError, ValueError) as error:
         raise SpecError(
             f"--hardware {path}: {error}",
             "a JSON file as written by `drivetrain facts --json`",
-            "run that command on the machine, or use a file from tests/machines",
+            RECORD_AGAIN,
         ) from None
-    if not isinstance(data, dict):
-        raise SpecError(f"--hardware {path}: not a JSON object", "the output of `drivetrain facts --json`")
     return from_json(data, str(path))
 
 
@@ -211,12 +212,14 @@ def from_json_as(kind: type[Kind], values: dict[str, Any], source: str) -> Kind:
     for key in values.keys() - FORMER_KEYS:
         if key not in names:
             raise SpecError(
-                f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(names))}", nearest(key, names)
+                f"{source}: unknown fact {key!r}",
+                f"known: {', '.join(sorted(names))}",
+                nearest(key, names) or RECORD_AGAIN,
             )
     try:
         return kind(**{key: _convert(hints[key], values[key], f"{source}: {key}") for key in values if key in names})
     except TypeError as error:
-        raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints") from None
+        raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints", RECORD_AGAIN) from None
 
 
 def _convert(hint: object, value: object, source: str) -> object:

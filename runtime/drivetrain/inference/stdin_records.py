@@ -24,6 +24,7 @@ from drivetrain.data.formats import csv_layout, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
+from drivetrain.system.files import parse_json
 from drivetrain.system.spelling import clean_text
 
 NAME = "standard input"
@@ -109,7 +110,7 @@ def read_table(stream: BinaryIO, columns: Sequence[str], files: CsvFiles) -> Tab
 def _is_object(line: bytes) -> bool:
     """Whether a line is an object of JSON lines."""
     try:
-        return isinstance(json.loads(line.removeprefix(_UTF8_MARK)), dict)
+        return isinstance(parse_json(line.removeprefix(_UTF8_MARK)), dict)
     except ValueError:
         return False
 
@@ -167,8 +168,8 @@ def _read_objects(first: Line, lines: Iterator[Line], columns: Sequence[str]) ->
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line)
+        except ValueError as error:
             yield Record(number, line, f"no JSON: {error}: {printable(line.decode('utf-8', 'replace').strip())}")
             continue
         if isinstance(value, dict):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from drivetrain.errors import DeviceError
 from drivetrain.launch.project import PROJECT
+from drivetrain.system.files import parse_json
 
 LABEL = "drivetrain.contents"
 PACKAGES_LABEL = "drivetrain.packages"
@@ -59,7 +60,7 @@ def check_in_container(variant: str, record: Path = RECORD, checkout: Path = CHE
     """
     if not record.is_file() or not (checkout / "runtime").is_dir() or not (checkout / "docker").is_dir():
         return  # not in an image, or no checkout is mounted: there is nothing to compare
-    built_hashes, current_hashes = json.loads(record.read_text()), hash_files(variant, checkout)
+    built_hashes, current_hashes = parse_json(record.read_text(), dict), hash_files(variant, checkout)
     if changed := sorted(
         name for name in {*built_hashes, *current_hashes} if built_hashes.get(name) != current_hashes.get(name)
     ):

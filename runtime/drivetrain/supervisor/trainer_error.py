@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import DrivetrainError
-from drivetrain.system.files import parse_json, write_json
+from drivetrain.system.files import read_json, write_json
 
 ERROR_FILE = "DRIVETRAIN_ERROR_FILE"
 """Variable: the file that gets the error; without it nobody asks."""
@@ -23,5 +23,5 @@ def store_error(error: DrivetrainError) -> None:
 
 def read_error(path: Path) -> dict[str, Any]:
     """The error in JSON; empty if no trainer wrote one."""
-    content = parse_json(path.read_bytes()) if path.exists() else None
+    content = read_json(path)
     return content if isinstance(content, dict) else {}

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shlex
 import stat
@@ -109,12 +110,47 @@ def _replace_nan(value: object) -> object:
     return [_replace_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text; raises ValueError if it is invalid, or nested too deeply."""
+def parse_json(text: str | bytes, kind: type[dict[str, Any]] | type[list[Any]] | None = None) -> Any:
+    """Parse the content of a JSON file, which a stranger may have written.
+
+    Args:
+        kind: what the file must hold; None if the caller checks it.
+
+    Raises:
+        ValueError: with what is wrong, be it the syntax, the encoding or a value; of a syntax error a JSONDecodeError.
+    """
     try:
-        return json.loads(text)
+        data = json.loads(text, object_pairs_hook=_build_object, parse_float=_parse_float)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, _BadJson):
+        raise
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise ValueError("it has a number of too many digits") from None
+    if kind is not None and not isinstance(data, kind):
+        raise ValueError(f"it holds {_JSON_KINDS.get(type(data), 'a value')}, not {_JSON_KINDS[kind]}")
+    return data
+
+
+_JSON_KINDS: dict[type, str] = {dict: "an object", list: "a list"}
+
+
+class _BadJson(ValueError):
+    """A value that JSON allows, and that would be read as another one."""
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs) and (repeated := next((key for key, value in pairs if data[key] != value), None)):
+        raise _BadJson(f'it has the key "{repeated[:40]}" twice, with different values')
+    return data
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _BadJson(f"it has a number that is too large: {text[:40]}")
+    return number
 
 
 def parse_row(line: str | bytes) -> dict[str, object] | None:

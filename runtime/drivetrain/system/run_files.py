@@ -271,9 +271,12 @@ def parse_suffix(path: Path | str) -> int:
 
 def _read_limited(file: IO[Any]) -> Any:
     """The content of an open file; raises OSError EFBIG if it has more than MAX_FILE_BYTES bytes."""
-    if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
-    return file.read(MAX_FILE_BYTES)  # it may have grown
+    return file.read(
+        size + 1
+    )  # a read allocates as much as it asks for; who needs more than the file had reads it again
 
 
 def read_lines(file: IO[Any]) -> Iterator[Any]:

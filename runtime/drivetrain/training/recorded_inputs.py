@@ -34,8 +34,8 @@ from drivetrain.job.extension import describe_unfinished
 from drivetrain.job.formatting import dot_key
 from drivetrain.pretrained import earlier_run, hub_name
 from drivetrain.pretrained import folder as pretrained
-from drivetrain.system.files import hash_file, write_json
-from drivetrain.system.run_files import DATA_FILE, PREPROCESSING_FILE, RunFiles
+from drivetrain.system.files import hash_file, parse_json, write_json
+from drivetrain.system.run_files import DATA_FILE, PREPROCESSING_FILE, RunFiles, damaged_error
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.run import Run
 from drivetrain.training.start_checks import first_difference
@@ -330,7 +330,11 @@ def check_data_of_nodes(run: Run) -> None:
     if NODES not in os.environ:
         return
     path = run.folder / DATA_FILE
-    record = json.loads(run.ranks.copy_text_from(0, path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""))
+    try:
+        text = path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""
+        record = parse_json(run.ranks.copy_text_from(0, text), dict)
+    except ValueError as error:
+        raise damaged_error(path, str(error)) from None
     reads = not run.ranks.is_rank0 and os.environ.get(LOCAL_RANK, "0") == "0"
     if difference := first_difference(run.ranks, "; ".join(_list_node_differences(run, record)) if reads else ""):
         raise DataError(

@@ -23,6 +23,7 @@ from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 from drivetrain.system import spelling
+from drivetrain.system.files import parse_json
 
 EMPTY_CELL_BYTES = 4
 """Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
@@ -153,16 +154,14 @@ def _parse_object(line: bytes, line_title: str, no_object: str) -> dict[str, Any
         ValueError: with the title of the line and what is wrong, which is `no_object` for any other value.
     """
     try:
-        value = json.loads(line)
-    except RecursionError:
-        raise ValueError(f"{line_title} is nested too deeply: {_quote_line(line)}") from None
+        value = parse_json(line)
     except json.JSONDecodeError as error:
         description = f"{line_title}, column {error.colno}: {error.msg.lower()}: {_quote_line(line)}"
         raise ValueError(description) from None
     except UnicodeDecodeError:
         raise
-    except ValueError:  # Python reads no integer of more than 4,300 digits
-        raise ValueError(f"{line_title} has a number of too many digits: {_quote_line(line)}") from None
+    except ValueError as error:
+        raise ValueError(f"{line_title}: {error}: {_quote_line(line)}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{line_title} {no_object}: {_quote_line(line)}")
     return value

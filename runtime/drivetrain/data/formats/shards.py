@@ -7,7 +7,6 @@ or that the README.md of a dataset in the hub's cache declares.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from drivetrain.data import decoded_size
 from drivetrain.errors import DataError
 from drivetrain.pretrained.hub_dataset_files import README, read_header
+from drivetrain.system.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -123,7 +123,7 @@ def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
 
 def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
     try:
-        features = json.loads(metadata[FEATURES])["info"]["features"]
+        features = parse_json(metadata[FEATURES], dict)["info"]["features"]
         return {
             name: list(map(str, feature["names"]))
             for name, feature in features.items()

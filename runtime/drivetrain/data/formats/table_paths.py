@@ -6,18 +6,18 @@ Spreadsheets and compressed files are no tables, and are refused with the comman
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import image_paths
 from drivetrain.data.images.image_paths import is_leftover
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
-from drivetrain.system.files import is_below
+from drivetrain.system.files import is_below, parse_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test": image_paths.TEST}
@@ -129,18 +129,31 @@ def _find_saved(folder: Path, key: str) -> dict[str, str] | None:
     """The splits of a folder that save_to_disk wrote; None if it did not."""
     splits_file = folder / "dataset_dict.json"
     if splits_file.is_file():
-        names = json.loads(splits_file.read_text(encoding="utf-8"))["splits"]
-        check_named_files(splits_file, names, key, follow_links=True)
+        names = _read_names(splits_file, key, lambda data: data["splits"])
         return {name: os.path.join(name, _find_first_file(folder / name, key)) for name in names}
     return {"": _find_first_file(folder, key)} if (folder / "state.json").is_file() else None
 
 
 def _find_first_file(folder: Path, key: str) -> str:
     """The first file of a split, which stands for all files of its table."""
-    state_file = folder / "state.json"
-    names = [row["filename"] for row in json.loads(state_file.read_text(encoding="utf-8"))["_data_files"]]
-    check_named_files(state_file, names, key, follow_links=True)
-    return str(sorted(names)[0])
+    return min(_read_names(folder / "state.json", key, lambda data: [row["filename"] for row in data["_data_files"]]))
+
+
+def _read_names(file: Path, key: str, select: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+    """Read the names in a file of save_to_disk; raises DataError if it has none that are below its folder."""
+    try:
+        names = list(select(parse_json(file.read_bytes(), dict)))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    else:
+        reason = "" if names else "it names nothing"
+        check_named_files(file, names, key, follow_links=True)
+    if reason:
+        description = f"{key}: {file} cannot be read: {reason}"
+        raise DataError(
+            description, "the file as save_to_disk wrote it", "save the dataset again, or name one table file"
+        )
+    return names
 
 
 def _stays_below(folder: Path, name: str) -> bool:

@@ -27,7 +27,7 @@ import numpy as np
 from drivetrain.errors import StorageError
 from drivetrain.system import file_lock
 from drivetrain.system.disk_cache import DiskCache
-from drivetrain.system.files import blame_storage, make_folder
+from drivetrain.system.files import blame_storage, make_folder, parse_json
 from drivetrain.system.units import format_bytes
 
 _SLOTS = 512
@@ -188,7 +188,7 @@ def _read_lease(path: Path) -> dict[str, Any]:
     deadline = time.monotonic() + MAX_WRITE_SECONDS
     while True:
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(path.read_bytes())
             return content if isinstance(content, dict) else {}
         except OSError:
             return {}

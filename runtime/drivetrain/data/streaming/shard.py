@@ -14,11 +14,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job.text import TextJob
+from drivetrain.system.files import parse_json
 
 TAR, PARQUET, JSONL = ".tar", ".parquet", ".jsonl"
 ENDINGS = {
@@ -178,7 +179,7 @@ class ShardList:
 def parse_list(content: bytes) -> ShardList | None:
     """The list that a file holds; None if it is another file of this name."""
     try:
-        document: Any = json.loads(content)
+        document = parse_json(content, dict)
         if document["format"] != FORMAT:
             return None
         shards = tuple(ListedShard(**row) for row in document["shards"])

@@ -23,6 +23,7 @@ from pyarrow import array, float64, int64, list_, string, table
 
 from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.streaming.shard import Shard, unreadable_error
+from drivetrain.system.files import parse_json
 
 _NAME_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -101,9 +102,11 @@ def read_text(opened: BinaryIO, member: Member, max_bytes: int) -> str:
 def read_object(opened: BinaryIO, member: Member, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a member; raises ValueError if it is too large, or holds something else."""
     try:
-        content = json.loads(read_text(opened, member, max_bytes))
+        content = parse_json(read_text(opened, member, max_bytes))
     except json.JSONDecodeError as error:
         raise ValueError(f"{member.name} line {error.lineno}, column {error.colno}: {error.msg.lower()}") from None
+    except ValueError as error:
+        raise ValueError(f"{member.name}: {str(error).removeprefix(f'{member.name} ')}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{member.name} is no mapping of names to values")
     return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
+from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import JOB_FILE
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -229,14 +229,14 @@ def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
     if (folder / JOB_FILE).is_file() or (folder / "model").is_dir():
         return f"{{source: run, name: {path}, {FROZEN}}}"
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = parse_json((folder / "config.json").read_text("utf-8"), dict)
     except (OSError, ValueError) as error:
         raise SpecError(
             f"{OPTION} {folder}: its config.json cannot be read: {error}",
             "a folder in the layout of Hugging Face or timm, or a run folder",
             "name the folder that holds config.json and model.safetensors",
         ) from None
-    architecture = config.get("architecture") if isinstance(config, dict) else None
+    architecture = config.get("architecture")
     if task in image_draft.TASKS and isinstance(architecture, str):
         return f"{{source: timm, name: {quote(architecture)}, pretrained: {path}, {FROZEN}}}"
     return f"{{source: transformers, name: {path}, {FROZEN}}}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from drivetrain.data.tables import text_column
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.errors import DataError
 from drivetrain.job.tables import TableData
+from drivetrain.system.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -100,8 +100,8 @@ def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
 def find_index_columns(table: pyarrow.Table) -> list[str]:
     """The columns of a table that are the index of a pandas data frame, by its metadata or by their names."""
     try:
-        pandas_columns = json.loads((table.schema.metadata or {})[b"pandas"])["index_columns"]
-    except (KeyError, TypeError, ValueError, RecursionError):
+        pandas_columns = parse_json((table.schema.metadata or {})[b"pandas"], dict)["index_columns"]
+    except (KeyError, ValueError):
         pandas_columns = []
     index_names = (
         {name for name in pandas_columns if isinstance(name, str)} if isinstance(pandas_columns, list) else set()

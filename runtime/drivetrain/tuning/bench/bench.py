@@ -8,7 +8,6 @@ own under its own plan, so that threads, OpenMP runtime and allocator are measur
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from drivetrain.plan.plan_table import describe_machine
 from drivetrain.report.formatting import format_tick
 from drivetrain.system import signals
 from drivetrain.system.console import open_console, say, say_aside, say_json
-from drivetrain.system.files import blame_storage, write_json
+from drivetrain.system.files import blame_storage, parse_json, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
@@ -126,7 +125,7 @@ def write_results(
 def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
     """Print the table with its conclusions, or the JSON."""
     if as_json:
-        say_json(json.loads((folder / "bench.json").read_text(encoding="utf-8")))
+        say_json(parse_json((folder / "bench.json").read_text(encoding="utf-8")))
         return
     screen = open_console()
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
