@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import object_store, tiers
+from tests import object_store, recorded_machine, tiers
 from tests.paths import ROOT, TESTS
 
 # Tests compute on the CPU, on a machine with a GPU too, where they would find other settings; `tests/gpu` uses the GPU.
@@ -66,6 +66,17 @@ def environment_of_the_test() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def machine_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A quick test sees a recorded machine, so that its result is the same on every host."""
+    with (
+        contextlib.nullcontext()
+        if recorded_machine.sees_host(request.node)
+        else recorded_machine.replace_host(request.node)
+    ):
+        yield
 
 
 @pytest.fixture

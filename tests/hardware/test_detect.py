@@ -100,6 +100,7 @@ def test_an_empty_machine_raises_nothing(tmp_path: Path) -> None:
     assert (machine.cpu.budget, machine.memory.limit, machine.storage.shm) == (1, None, None)
 
 
+@pytest.mark.host
 def test_this_machine_as_the_json_file_gives_it_back(tmp_path: Path) -> None:
     machine = detect(tmp_path)
     assert machine.cpu.affinity == len(os.sched_getaffinity(0))

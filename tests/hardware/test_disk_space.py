@@ -100,6 +100,7 @@ def test_a_file_in_the_way_of_the_cache_is_not_writable(tmp_path: Path) -> None:
     assert not read_storage(tmp_path, tmp_path, {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/file/cache"}).cache_writable
 
 
+@pytest.mark.host
 def test_the_real_machine_answers(tmp_path: Path) -> None:
     storage = read_storage(Path("/"), tmp_path, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
     assert storage.runs_free is not None

@@ -11,6 +11,7 @@ from drivetrain.hardware.facts import Libraries, Torch
 from drivetrain.hardware.software import read_compiler, read_libraries, read_torch
 from tests.file_trees import write_files
 
+pytestmark = pytest.mark.host
 TRIPLET = f"usr/lib/{platform.machine()}-linux-gnu"
 CPU = "__version__ = '2.13.0+cpu'\ndebug = False\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
 CUDA = '__version__ = "2.7.1+cu126"\ncuda: Optional[str] = "12.6"\n'

@@ -25,7 +25,10 @@ def has_compose() -> bool:
     )
 
 
-pytestmark = pytest.mark.skipif(not has_compose(), reason="no docker client with compose is installed: `make engine`")
+pytestmark = [
+    pytest.mark.host,
+    pytest.mark.skipif(not has_compose(), reason="no docker client with compose is installed: `make engine`"),
+]
 
 
 def read_configuration(word: str, environment: dict[str, str]) -> dict[str, Any]:

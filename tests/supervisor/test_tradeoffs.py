@@ -92,6 +92,7 @@ def read(job: Path) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in content["lines"]}
 
 
+@pytest.mark.machine("vm-2core-cgroup1")
 def test_all_variants_are_trained_in_full_if_the_time_is_enough(tmp_path: Path, trainer: Trainer) -> None:
     job = small_job.write_job(tmp_path, epochs="16", batch_size="32")
     assert run(job) == 0
@@ -110,6 +111,7 @@ def test_all_variants_are_trained_in_full_if_the_time_is_enough(tmp_path: Path, 
     assert len(trainer.runs) == before, "the same command finds all of them"
 
 
+@pytest.mark.machine("vm-2core-cgroup1")
 def test_less_time_trains_fewer_epochs_and_only_the_better_half_longer(
     tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from tests import tiny
 from tests.paths import IMPORTS, ROOT
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.host
 CPU_COUNT = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 ALONE = CpuTimes(waited=0.05, used=2.0, busy=2.0)
 """Seconds of a window of one second."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -362,9 +363,8 @@ def test_a_disk_that_is_too_small_is_reported_at_the_start(
     saver = saving.Saver(run)
     saver.save_final()
     used_bytes = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
-    usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: usage._replace(free=needed_bytes - used_bytes - missing_bytes)
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=needed_bytes - used_bytes - missing_bytes)
     )
     saver.warn_if_disk_small()
     run.metrics.close()
