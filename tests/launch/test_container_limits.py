@@ -95,7 +95,7 @@ def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None
     ids=["engine", "rootless", "no engine"],
 )
 def test_the_env_file_fits_compose_to_this_machine(
-    tmp_path: Path, info: dict[str, Any], uid: str | None, cpus: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], uid: str | None, cpus: str | None
 ) -> None:
     """Names and tags of a copied checkout are renewed, as are owners of another kind of engine; all else stays."""
     own = dict(zip(("DRIVETRAIN_UID", "DRIVETRAIN_GID"), map(str, env_file.find_owner(tmp_path)), strict=True))
@@ -103,6 +103,7 @@ def test_the_env_file_fits_compose_to_this_machine(
     (tmp_path / ".env").write_text(
         f"COMPOSE_PROJECT_NAME=drivetrain-old\n{stale}\nDRIVETRAIN_TAG=checkout-old\nDRIVETRAIN_MEMORY=7g\nMINE=a=b"
     )
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
     added = env_file.write(info, "debian", tmp_path)
     written = container_limits.read_env_file()
     assert written.items() >= added.items()
@@ -110,7 +111,7 @@ def test_the_env_file_fits_compose_to_this_machine(
     assert written["DRIVETRAIN_TAG"] == image_tag(tmp_path)
     assert (written["MINE"], written["DRIVETRAIN_MEMORY"], written["BASE_IMAGE"]) == ("a=b", "7g", "debian")
     assert written["DRIVETRAIN_UID"] == (uid or (own["DRIVETRAIN_UID"] if info else "0"))
-    assert written["DRIVETRAIN_CPUS"] == (cpus or f"{default_cpus(os.cpu_count() or 1, gpu=False):g}")
+    assert written["DRIVETRAIN_CPUS"] == (cpus or f"{default_cpus(6, gpu=False):g}")
     assert env_file.write(info, "debian", tmp_path) == {}
 
 
