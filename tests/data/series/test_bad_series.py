@@ -70,16 +70,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
                 + [f"2024-10-28 00:00:{i:02}" for i in range(10)]
             },
             {},
-            ["has an hour twice, when the clocks go back: row 31 (line 32) and row 61 (line 62)", "write them in UTC"],
-        ),
-        (
-            CLASSES,
-            {
-                "t": [f"2024-10-26 0{h}:{m:02}:00" for h in (1, 2, 2) for m in range(0, 60, 2)]
-                + [f"2024-10-28 00:00:{i:02}" for i in range(10)]
-            },
-            {},
-            ["has 30 duplicate times in one series"],
+            ["has 30 duplicate times in one series: row 31 (line 32) and row 61 (line 62)", "needs times in UTC"],
         ),
         (CLASSES, {"t": [None] * 10 + list(range(90))}, {}, ["10 of 100 samples", "a.csv row 1 (line 2): t is empty"]),
         (

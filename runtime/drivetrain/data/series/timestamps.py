@@ -120,20 +120,6 @@ def _number_series(
     return np.maximum(numbers, 0), numbers >= 0
 
 
-def _is_clock_change(times: npt.NDArray[Any], per_second: float) -> bool:
-    """Whether duplicate times are within an hour of a Sunday night, in a month in which clocks go back."""
-    if per_second == 1.0:
-        return False
-    days, ticks = np.divmod(times, int(86_400 * per_second))
-    # Day 0, in 1970, was a Thursday.
-    is_sunday_night = (days % 7 == 3) & (ticks < 4 * 3600 * per_second)
-    months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
-    tick_spans = [np.ptp(ticks[days == day]) for day in np.unique(days)]
-    return bool(
-        is_sunday_night.all() and np.isin(months, (3, 4, 9, 10, 11)).all() and max(tick_spans) < 3600 * per_second
-    )
-
-
 def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, source: Source) -> None:
     is_duplicate = (series_order.times[1:] == series_order.times[:-1]) & (
         series_order.series[1:] == series_order.series[:-1]
@@ -143,12 +129,6 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, s
         first_row, second_row = (
             source.name_row(row) for row in sorted((int(series_order.rows[first]), int(series_order.rows[first + 1])))
         )
-        if _is_clock_change(series_order.times[1:][is_duplicate], series_order.per_second):
-            raise DataError(
-                f"{source.key}: {source.path} has an hour twice, when the clocks go back: {first_row} and {second_row} have the same {time}",
-                "times that never go back: in UTC, or with their offset, as 2024-10-27 02:30:00+01:00",
-                "write them in UTC; in pandas: tz_localize(ZONE, ambiguous='infer').tz_convert('UTC')",
-            )
         within = f"in a series of {group}" if group else "in one series"
         action = (
             "remove the duplicates"
@@ -158,5 +138,5 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, s
         raise DataError(
             f"{source.key}: {source.path} has {int(is_duplicate.sum()):,} duplicate times {within}: {first_row} and {second_row} have the same {time}",
             "every time only once per series",
-            action,
+            f"{action}; an hour that the clocks repeat in autumn needs times in UTC, or with their offset",
         )

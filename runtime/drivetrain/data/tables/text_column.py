@@ -34,7 +34,7 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
     if len(texts) > max(MAX_CATEGORIES, filled_count / 2):
         raise DataError(
             f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{held}',
-            "categories that repeat, or numbers: digits alone, at most with a percent sign or a currency",
+            "categories that repeat, or numbers: digits alone, in CSV files also with a percent sign or a currency",
             f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical"
             + ("; write numbers in digits alone" if held else ""),
         )
@@ -48,7 +48,7 @@ def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
     beside = f"; the others are {list_names(others, 3)}" if others else ""
     return [
         f'"{name}" is read as text, although {share:.0%} of its cells hold digits, such as {examples}{beside}; numbers are '
-        "digits alone, or with % or a currency"
+        "digits alone, in CSV files also with % or a currency"
     ]
 
 
@@ -76,7 +76,8 @@ def _find_digits(counts: Mapping[str, int]) -> tuple[float, str, list[str]]:
 
 def date_column_error(name: str, source: str, kind: str, form: str | None = None) -> DataError:
     """The error for a column of dates of which the job makes no numbers; `form` is the result of `times.find_form`."""
-    parts = "hour, minute" if times.has_clock_alone(form) else "year, month, weekday"
+    # The share of the day keeps the seconds, which a duration may have.
+    parts = "hour, minute, days" if times.has_clock_alone(form) else "year, month, weekday"
     forms = [repr(one) for one in form.split(" or ")] if form and " or " in form else []
     return DataError(
         f'data.train: column "{name}" of {source} is a date ({kind})',
