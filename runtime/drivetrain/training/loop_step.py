@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from drivetrain.data.custom.broadcasts import SAME_SHAPE, find_broadcast, watch_broadcasts
 from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
@@ -45,6 +47,7 @@ class UserBatches:
     """The keys of the current batch, if it is a mapping."""
     micro_batch_inputs: Inputs = ()
     """The inputs of the current micro-batch."""
+    has_called_loss: bool = False
 
     def to_batch(self, user_batch: Any) -> Batch:
         """Convert a batch of the user; all its tensors have the samples along the first dimension.
@@ -103,7 +106,7 @@ class UserBatches:
         if self.loss is not None:
             name = "loss"
             with blame_user_code(SpecError, "loss raised"):
-                loss = self.loss(_to_float32(outputs), targets if self.argument_names else targets[""])
+                loss = self._call_loss(_to_float32(outputs), targets if self.argument_names else targets[""])
         elif isinstance(outputs, Mapping):
             loss = outputs.get("loss")
         elif not isinstance(outputs, Tensor):
@@ -117,6 +120,22 @@ class UserBatches:
                 f"{name} gives {description} as the loss", LOSS_FORMS, "give loss=, or return the loss from the model"
             )
         return loss.float().mean()
+
+    def _call_loss(self, outputs: Any, targets: Any) -> Any:
+        """Call the loss; the first call refuses one that combines every sample with every other by mistake."""
+        assert self.loss is not None
+        if self.has_called_loss or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+            return self.loss(outputs, targets)
+        self.has_called_loss = True
+        with watch_broadcasts(len(targets)) as found:
+            loss = self.loss(outputs, targets)
+        if found:
+            # A constant of the loss may be as long as the batch, so other numbers of rows decide.
+            with torch.random.fork_rng(devices=[]):
+                broadcast = find_broadcast(copy.deepcopy(self.loss), outputs.detach(), targets)
+            if broadcast:
+                raise SpecError(f"loss {broadcast}", *SAME_SHAPE)
+        return loss
 
 
 def _to_float32(outputs: Any) -> Any:

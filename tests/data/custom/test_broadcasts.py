@@ -167,6 +167,27 @@ def test_a_broadcast_in_a_metric_is_refused(tmp_path: Path) -> None:
     assert "metrics: update() of distance-error" in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["broadcast", "as many bins as rows"])
+def test_a_broadcast_in_a_loop_of_ones_own_is_refused(kind: str) -> None:
+    x = torch.randn(12, 4)
+    model, by_hand = nn.Linear(4, 1), nn.Linear(4, 1)
+    by_hand.load_state_dict(model.state_dict())
+    loss = {
+        "broadcast": lambda o, t: (o - t).square().mean(),
+        "as many bins as rows": lambda o, t: ((o - torch.linspace(0, 1, 12)) * t[:, None]).square().mean(),
+    }[kind]
+    sgd, sgd_by_hand = (torch.optim.SGD(network.parameters(), 0.1) for network in (model, by_hand))
+    with drivetrain.prepare(model, sgd, loss=loss, optimize={"cpu_threads": 1}, quiet=True) as step:
+        if kind == "broadcast":
+            with pytest.raises(SpecError, check=saying("broadcast-every-sample")):
+                step((x, x.sum(dim=1)))
+            return
+        step((x, x.sum(dim=1)))
+    loss(by_hand(x), x.sum(dim=1)).backward()
+    sgd_by_hand.step()
+    assert torch.equal(model.weight, by_hand.weight)
+
+
 OTHER: dict[str, tuple[Any, Any]] = {
     "classes, mean": (torch.arange(48) % 2, lambda o, t: F.cross_entropy(o, t)),
     "numbers, each": (torch.randn(48), lambda o, t: (o[:, 0] - t) ** 2),
