@@ -42,7 +42,7 @@ class FeatureCells:
             return
         self.filled += 1
         self.counts[cell] += 1
-        if is_number(cell):
+        if is_number(cell) and not text_column.has_leading_zero(cell):
             self.numbers += 1
         else:
             self.texts.setdefault(cell, row)

@@ -68,6 +68,8 @@ class CsvFiles:
     """Cells that stand for no value, in tables of any kind."""
     notes: list[str] = field(default_factory=list)
     """What was detected in the files, for the user."""
+    keeps_zeros: bool = False
+    """Whether a column of whole numbers, some with leading zeros such as 02139, is read as text: these are labels."""
     rewritten: set[str] = field(default_factory=set)
     """Columns of text whose numbers were read with a decimal point, and are no longer as written."""
 

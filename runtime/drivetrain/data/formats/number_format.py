@@ -82,9 +82,13 @@ def read(
     Raises:
         DataError: if the decimal sign is not clear.
     """
+    if files.keeps_zeros:
+        table = _keep_zeros(table, text, parse)
     table, notes = _read_truth(table, text, files.missing)
     kinds = {field.name: field.type for field in table.schema if field.name not in text}
     text_columns = [name for name, kind in kinds.items() if types.is_string(kind)]
+    if files.keeps_zeros:
+        text_columns = [name for name in text_columns if not number_marks.have_leading_zeros(table[name])]
     suspects = [name for name in text_columns if _looks_numeric(table[name], files.missing)]
     declared = files.list_settings.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
@@ -109,6 +113,18 @@ def read(
             units[clean_text(column.name)] = column.sign
     notes += _check_units_of_training(table, kinds, units, key, path, files)
     return table, decimal, notes, units
+
+
+def _keep_zeros(table: Any, text: Sequence[str], parse: Parse) -> Any:
+    """Read columns of whole numbers again as text if some of them have leading zeros."""
+    names = [part.name for part in table.schema if types.is_integer(part.type) and part.name not in text]
+    if not names:
+        return table
+    written = parse(names, names)
+    for name in names:
+        if number_marks.have_leading_zeros(cells := written[name].slice(0, len(table))):
+            table = table.set_column(table.column_names.index(name), name, cells)
+    return table
 
 
 def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:

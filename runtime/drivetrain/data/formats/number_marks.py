@@ -47,6 +47,17 @@ def match(cells: Any, pattern: str) -> Any:
     return compute.fill_null(compute.match_substring_regex(cells, pattern), False)
 
 
+def have_leading_zeros(cells: Any) -> bool:
+    """Whether texts are whole numbers, some with leading zeros such as 02139: labels, such as postal codes."""
+    from pyarrow import array, compute
+
+    if not compute.any(match(cells, r"^\s*0\d+\s*$")).as_py():
+        return False
+    is_missing = compute.is_in(compute.utf8_trim_whitespace(cells), array(MISSING_NUMBERS, cells.type))
+    is_label = compute.or_(compute.or_(match(cells, r"^\s*\d+\s*$"), is_missing), compute.is_null(cells))
+    return bool(compute.all(is_label).as_py())
+
+
 def count_missing_marks(cells: Any) -> dict[str, int]:
     """Number of cells with a rare mark of a missing value, by the mark."""
     from pyarrow import array, compute

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from drivetrain.data import time_order
-from drivetrain.data.formats import column_values, table_file, times
+from drivetrain.data.formats import column_values, number_marks, table_file, times
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import Source
@@ -138,6 +138,7 @@ def read(path: Path, files: CsvFiles) -> TableSample:
     Raises:
         DataError: as from `table_file.read`.
     """
+    files.keeps_zeros = True
     if path.exists() and path.stat().st_size > WHOLE_FILE_BYTES:
         table, rows = table_file.head(path, KEY, SAMPLED_ROWS, files)
         if path.suffix.lower() != ".parquet":
@@ -221,7 +222,8 @@ def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) 
         return "", False
     if number:
         return "a row counter", False
-    if (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled:
+    is_label = not number and number_marks.have_leading_zeros(table[name])
+    if is_label or (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled:
         return f"{different:,} different texts in {filled:,} rows", False
     return ("", True) if unusable_share <= MOST_UNUSABLE_SHARE else ("numbers with text in many rows", False)
 

@@ -19,6 +19,8 @@ from drivetrain.system.files import parse_json
 if TYPE_CHECKING:
     import pyarrow
 
+MIN_NUMBERED_ROWS = 20
+"""Smallest number of rows that a column with equal steps other than 1 is taken to number."""
 _INDEX_NAME = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
 """Names of columns that pandas writes for an index without a name, in Parquet and in CSV."""
 
@@ -116,6 +118,9 @@ def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     texts = column_values.texts(column)
     filled_count = len(texts) - texts.null_count
     distinct_texts = column_values.different(texts)
+    if number_marks.have_leading_zeros(texts):
+        text_column.check_distinct(distinct_texts, filled_count, name, source)
+        return
     # Most text columns have few distinct values and no numbers, so only columns with a number are read in full.
     if not np.isnan(
         column_values.numbers(array(set(distinct_texts).difference(column_values.TRUTH), string()))[0]
@@ -136,10 +141,13 @@ def _check_not_text(column: pyarrow.ChunkedArray, name: str, source: str) -> Non
         raise text_column.date_column_error(name, source, str(column.type), times.recognize(column))
     column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
-        values, _ = column_values.numbers(column)
-        if (np.diff(values) == 1).all():
+        steps = np.diff(column_values.numbers(column)[0])
+        # A few numbers at equal distances may be a measurement, and counts of seconds are times.
+        is_numbering = steps[0] == 1 or (steps[0] and len(column) >= MIN_NUMBERED_ROWS and not times.recognize(column))
+        if is_numbering and (steps == steps[0]).all():
+            in_steps = "" if steps[0] == 1 else f", in steps of {steps[0]:,.0f}"
             raise DataError(
-                f'data.train: column "{name}" of {source} is a row number',
+                f'data.train: column "{name}" of {source} is a row number{in_steps}',
                 "columns with information about the row",
                 f"add {name} to data.ignore, or to data.numeric if it is a measurement",
             )

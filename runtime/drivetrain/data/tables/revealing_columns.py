@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data import target_columns
-from drivetrain.data.formats import column_values
+from drivetrain.data.formats import column_values, times
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables.column_roles import Roles
 from drivetrain.data.target_columns import TargetColumn
@@ -79,16 +79,20 @@ def _limit_lines(lines: list[str], reason: str) -> list[str]:
 def _find_row_numbers(column: pyarrow.ChunkedArray) -> tuple[float, float] | None:
     """The smallest and the largest number of a column that numbers the rows; None for other columns.
 
-    Such a column has distinct whole numbers with few gaps, in any order: the table may be a part of a larger one.
+    Such a column has distinct whole numbers with few gaps, perhaps in equal steps (10, 20, 30), in any order: the table may
+    be a part of a larger one.
     """
     if column_values.kind(column) not in ("number", "text"):
         return None
     values, _ = column_values.numbers(column)
     low, high = float(values.min()), float(values.max())
-    if not (np.isfinite(low) and np.isfinite(high)) or not len(values) - 1 <= high - low < 2 * len(values):
+    if not (np.isfinite(low) and np.isfinite(high)) or high - low >= 2**53 or not (values == np.floor(values)).all():
         return None
-    is_integer = bool((values == np.floor(values)).all())
-    return (low, high) if is_integer and len(np.unique(values)) == len(values) else None
+    step = int(np.gcd.reduce((values - low).astype(np.int64))) or 1
+    if not len(values) - 1 <= (high - low) / step < 2 * len(values) or len(np.unique(values)) < len(values):
+        return None
+    # Counts of seconds at equal distances are times.
+    return None if step > 1 and times.recognize(column) else (low, high)
 
 
 def _group_rows(table: pyarrow.Table, name: str, rows: Ids, is_category: bool) -> Groups:

@@ -78,6 +78,8 @@ def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earli
         required |= dict.fromkeys(earlier.file_columns, "model.from")
         text += [category.name for category in earlier.categories]
 
+    source.files.keeps_zeros = True
+
     def read(categories: Collection[str] = ()) -> tuple[pyarrow.Table, dict[int, str]]:
         table = table_file.read(
             source.path,
@@ -105,6 +107,7 @@ def read_new_rows(source: Source, fitted: Features, target: Sequence[str], class
         DataError: if they cannot be used.
     """
     target = target if source.labelled else ()
+    source.files.keeps_zeros = True
     required = dict.fromkeys((*fitted.file_columns, *target), source.key)
     text = [*(category.name for category in fitted.categories), *_select_class_column(target, classes)]
     table = table_file.read(source.path, source.key, required=required, only=True, text=text, csv=source.files)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from drivetrain.data.formats import times
+from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
@@ -45,11 +46,19 @@ def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
     share, examples, others = _find_digits(counts)
     if share < DIGITS_SHARE:
         return []
+    padded = next(filter(has_leading_zero, counts), "")
+    if padded and all(cell.isdecimal() or cell in MISSING_NUMBERS for cell in counts):
+        return [f'"{name}" is a category, since `{padded}` has a leading zero; data.numeric: [{name}] reads numbers']
     beside = f"; the others are {list_names(others, 3)}" if others else ""
     return [
         f'"{name}" is read as text, although {share:.0%} of its cells hold digits, such as {examples}{beside}; numbers are '
         "digits alone, in CSV files also with % or a currency"
     ]
+
+
+def has_leading_zero(cell: str) -> bool:
+    """Whether a cell is a whole number with a leading zero, such as 02139: a label."""
+    return len(cell) > 1 and cell.startswith("0") and cell.isdecimal()
 
 
 def note_digit_classes(name: str, counts: Mapping[str, int]) -> list[str]:
