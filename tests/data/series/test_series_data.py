@@ -31,7 +31,7 @@ from tests.data.series.series_rows import (
     write_npz,
     write_rows,
 )
-from tests.messages import begins_with, ends_with, saying, says, says_only
+from tests.messages import begins_with, ends_with, get_message, saying, says, says_only
 
 torch.set_num_threads(1)
 
@@ -296,6 +296,14 @@ def test_seconds_since_1970_are_times(tmp_path: Path, ticks: int) -> None:
     )
     same = load_data.load_new([tmp_path / "a.csv"], data.preprocessing, data.heads, labelled=True)
     assert len(new.split) == len(same.split)
+
+
+def test_classes_that_look_like_numbers_have_a_line(tmp_path: Path) -> None:
+    rows = one_series(600) | {"y": [f"{n // 4 % 25} mV" for n in range(600)]}
+    assert any(
+        get_message("classes-hold-digits", "y", 25) in note
+        for note in series.load(job(write_rows(tmp_path, rows))).notes
+    )
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])

@@ -22,6 +22,7 @@ from drivetrain.data.series import augment, overlap, sampling, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.windows import SeriesSplit, WindowSplit
 from drivetrain.data.source import BadSample, Source
+from drivetrain.data.tables import text_column
 from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
@@ -60,6 +61,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     notes = [
         f"{len(train):,} training and {len(validation):,} validation windows of {train_part.length} rows",
         *note_similar_names(target.names[0], head.classes),
+        *text_column.note_digit_classes(target.names[0], dict.fromkeys(head.classes, 1)),
         *train_part.notes,
         *validation_part.notes,
     ]
