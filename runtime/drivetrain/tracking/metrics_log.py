@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from drivetrain.system.console import say
-from drivetrain.system.files import blame_storage
-from drivetrain.system.run_files import METRICS_FILE, RunFiles
+from drivetrain.system.files import blame_storage, parse_row
+from drivetrain.system.run_files import METRICS_FILE, RunFiles, read_lines
+from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 
+DAMAGED_FILE = "metrics-damaged-{}.jsonl"
+"""Name of a copy of metrics.jsonl, from before the lines were removed that cannot be read."""
+MAX_NAMED_LINES = 10
 FLUSH_SECONDS = 1.0
 """Seconds between two flushes; a write per step would take longer than the step of a small network."""
 
@@ -53,14 +60,43 @@ class MetricsLog:
         """Remove rows after step `after`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [
+        rows, damaged = self._read_rows()
+        if damaged:
+            self._keep_damaged(damaged, after)
+        kept = [
             row
-            for row in self.files.read_rows(METRICS_FILE)
+            for row in rows
             # Only rows of steps have a learning rate.
             if row["step"] < after or (row["step"] == after and (row["epoch"] < epoch or "lr" in row))
         ]
-        self.files.write_text(METRICS_FILE, "".join(json.dumps(row) + "\n" for row in rows))
+        self.files.write_text(METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
         self._open()
+
+    def _read_rows(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """The rows, and the numbers of the lines that hold none; a last line that a kill cut off is neither."""
+        rows, damaged = [], []
+        with self.files.open(METRICS_FILE, "rb") as file:
+            for number, line in enumerate(read_lines(file), start=1):
+                row = parse_row(line) or {}
+                if all(type(row.get(key)) is int for key in ("step", "epoch")):
+                    rows.append(row)
+                elif line.endswith(b"\n"):
+                    damaged.append(number)
+        return rows, damaged
+
+    def _keep_damaged(self, lines: list[int], step: int) -> None:
+        """Copy the file with lines that cannot be read, which the file without them replaces, and say so."""
+        copy = next(name for n in itertools.count(1) if not self.files.is_file(name := DAMAGED_FILE.format(n)))
+        with (
+            blame_storage(self.files.path / copy),
+            self.files.open(METRICS_FILE, "rb") as damaged_file,
+            self.files.open(copy, "xb") as file,
+        ):
+            shutil.copyfileobj(damaged_file, file)
+        names, more = ", ".join(map(str, lines[:MAX_NAMED_LINES])), len(lines) - MAX_NAMED_LINES
+        names = f"line{'s' * (len(lines) > 1)} {names}" + (f" and {more} more" if more > 0 else "")
+        text = f"{METRICS_FILE}: {names} cannot be read and are missing in the curves; the file as it was is {copy}"
+        EventLog(self.files.run).add("metrics", text, step)
 
     def write(self, step: int, epoch: int, values: Mapping[str, float], *, batch: str = "") -> None:
         """Write one row. NaN and infinity are written as such: a bad number is never hidden.
