@@ -87,12 +87,12 @@ class Scale:
         return is_code
 
     def scale(self, values: Numbers) -> npt.NDArray[np.float32]:
-        """Return (value - mean) / std, and codes as `limit` deviations."""
+        """Return (value - mean) / std; what is far away and written like a code counts as `limit` deviations."""
         scaled = np.clip((values - self.mean) / self.std, -MAX_DEVIATIONS, MAX_DEVIATIONS)
         # Few columns have values so far away that they can be codes.
-        if np.abs(scaled).max(initial=0) > self.limit or np.isnan(scaled).any():
-            is_code = self.find_codes(values)
-            scaled[is_code] = np.clip(scaled[is_code], -self.limit, self.limit)
+        far = np.flatnonzero(np.abs(scaled) > self.limit)
+        codes = far[self.find_codes(values[far]) & _are_written_like_codes(values[far])]
+        scaled[codes] = np.clip(scaled[codes], -self.limit, self.limit)
         return scaled.astype(np.float32)
 
     def note_codes(
@@ -131,7 +131,9 @@ class Scale:
         elif is_new:
             effect, cure = "what is predicted there is a guess", cure or "leave the cells empty"
         else:
-            effect = f"the scale is made without such numbers, and they count as {self.limit:.3g} deviations"
+            effect = "the scale is made without such numbers"
+            if _are_written_like_codes(different).any():
+                effect += f", and what is written like a code counts as {self.limit:.3g} deviations"
             cure = cure or f"data.missing: [{', '.join(map(format_number, listed))}]"
             cure += f" and data.bad_samples: {math.ceil(bad_samples * 100 + 1) / 100:g}" if bad_samples else ""
         return [

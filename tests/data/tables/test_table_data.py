@@ -241,14 +241,14 @@ def test_codes_leave_the_other_numbers_as_they_are(tmp_path: Path, code: float, 
     rows["size"] = np.where(np.arange(80) % every == 0, code, sizes)
     path = write_rows(tmp_path, rows)
     data = tables.load(job(path))
-    notes = [note for note in data.notes if "they count as" in note]
+    notes = [note for note in data.notes if "without such numbers" in note]
     assert len(notes) == is_noted
     if is_noted:
         row = every + 1
         assert begins_with(notes[0], "size-is-in-rows", format_number(code), f"row 1, row {row}, row {2 * row - 1}")
         assert ends_with(notes[0], "stand-for-no-value", format_number(code))
         missing = tables.load(job(path, missing=[format_number(code)], bad_samples=0.5))
-        assert not [note for note in missing.notes if "they count as" in note]
+        assert not [note for note in missing.notes if "without such numbers" in note]
     scaled = gather_all(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
     assert len(scaled.unique()) > 0.6 * len(scaled)
     assert scaled.abs().max() <= 10
