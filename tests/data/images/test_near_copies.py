@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from drivetrain.data.dataset import Dataset
+from drivetrain.data.dataset import Dataset, InputRecord
 from drivetrain.data.images import near_copies
+from drivetrain.data.images.held_out import SOURCES_KEY
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
@@ -134,6 +136,20 @@ def test_a_split(tmp_path: Path, case: str, options: str, divided: bool, key: st
         assert says(text, key, *((SOURCES * EACH, SOURCES) if key.startswith("images") else ()))
     else:
         assert "sources" not in text
+
+
+def test_a_resumed_run_keeps_its_split(tmp_path: Path) -> None:
+    """With sources as it began, and one by one if it began so."""
+    photos = tmp_path / "photos"
+    rows = write_sources(photos, NAMES["Roboflow"][0])
+    data = read(tmp_path, "train: photos, validation: 0.25")
+    job = job_spec.load(tmp_path / "job.yaml")
+    stored = json.loads(json.dumps(data.preprocessing))
+    resumed = load(job, InputRecord(stored, data.heads))
+    titles = [[part.validation.title(i) for i in range(len(part.validation))] for part in (data, resumed)]
+    assert titles[0] == titles[1]
+    assert stored.pop(SOURCES_KEY) == SOURCES
+    assert not is_divided_by_source(load(job, InputRecord(stored, data.heads)), rows, photos)
 
 
 def test_images_that_differ_are_no_sources(tmp_path: Path) -> None:
