@@ -75,6 +75,8 @@ CALLS: dict[str, tuple[Any, Tensor, Tensor, bool]] = {
     "masks": (lambda o, t: 1 - (o.sigmoid() * t).sum() / (o.sigmoid() + t).sum(), PIXELS, MASK, True),
     "in place": (lambda o, t: torch.where(t > 0, o - t, o).mean(), ONE, torch.randn(2), True),
     "two of the outputs": (lambda o, t: ((o[:, :1] - t[:, None]) * o[:, 1].exp()).mean(), ROWS, torch.randn(2), True),
+    "columns of the targets": (lambda o, t: (o * (t[:, :1] * t[:, 1])).mean(), ONE, torch.randn(2, 2), True),
+    "distances": (lambda o, t: ((s := o.square().sum(1))[:, None] + s - 2 * o @ o.T).mean(), ROWS, C, False),
     "quantiles": (lambda o, t: torch.maximum((t[:, None] - o) * Q, (o - t[:, None]) * (1 - Q)).mean(), ROWS, torch.randn(2), False),
     "Gaussian": (lambda o, t: F.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp()), ROWS, torch.randn(2), False),
     "all pairs": (lambda o, t: F.relu((o - o.T) * (t[:, None] - t[None, :])).mean(), ONE, torch.randn(2), False),

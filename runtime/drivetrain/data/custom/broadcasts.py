@@ -72,11 +72,11 @@ def watch_broadcasts(rows: int) -> Iterator[list[str]]:
     depth = len(traceback.extract_stack()) - 2  # without this function and the one that enters the block
 
     def look(arguments: Iterable[object]) -> None:
-        shapes = [tuple(argument.shape) for argument in arguments if isinstance(argument, Tensor)]
-        for longer, shorter in itertools.permutations(shapes, 2):
-            if _pairs_samples(longer, shorter, rows):
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        for longer, shorter in itertools.permutations(tensors, 2):
+            if _pairs_samples(longer.shape, shorter.shape, rows) and not _are_same_values(longer, shorter):
                 lines = list_user_frames(traceback.extract_stack()[depth:])[-1:]
-                texts = [_format_shape(shape, rows) for shape in (longer, shorter)]
+                texts = [_format_shape(tensor.shape, rows) for tensor in (longer, shorter)]
                 found.append("\n".join([f"combines {texts[0]} with {texts[1]}, every sample with every other", *lines]))
                 return
 
@@ -90,6 +90,11 @@ def _pairs_samples(longer: Sequence[int], shorter: Sequence[int], rows: int) -> 
     """Whether the samples of a tensor meet a dimension of size 1 of another one, whose samples are in front of it."""
     added = len(longer) - len(shorter)
     return added > 0 and len(shorter) > 0 and longer[0] == shorter[0] == rows and longer[added] == 1
+
+
+def _are_same_values(longer: Tensor, shorter: Tensor) -> bool:
+    """Whether a tensor meets itself, as in `a[:, None] - a`, which is meant."""
+    return longer.numel() == shorter.numel() and longer.data_ptr() == shorter.data_ptr()
 
 
 def _format_shape(shape: Sequence[int], rows: int) -> str:
