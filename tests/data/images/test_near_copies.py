@@ -81,6 +81,15 @@ def test_names(case: str, looks: str) -> None:
 
     strata = np.array(["abc".index(path[0]) for path in paths])
     sources = near_copies.find(paths, strata, measure_distances, in_classes=True, requested="")
+    # Rows of a manifest that repeat all paths change nothing.
+    twice = near_copies.find(
+        paths * 2,
+        np.tile(strata, 2),
+        lambda first, second: measure_distances(first % len(paths), second % len(paths)),
+        in_classes=True,
+        requested="",
+    )
+    assert (twice and twice.names) == (sources and sources.names * 2)
     if when == "always" or when == looks:
         assert sources
         assert sources.count == SOURCES

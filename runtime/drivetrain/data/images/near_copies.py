@@ -84,6 +84,19 @@ def find(
         in_classes: whether each path begins with the folder of its class.
         requested: FOLDERS or NAMES if the job says which names count; else empty.
     """
+    rows = {path: row for row, path in reversed(list(enumerate(paths)))}
+    if len(rows) < len(paths):
+        # Rows that repeat a path are copies, whatever its name.
+        chosen = np.array(list(rows.values()))
+        sources = find(
+            list(rows),
+            strata[chosen],
+            lambda first, second: distances(chosen[first], chosen[second]),
+            in_classes=in_classes,
+            requested=requested,
+        )
+        name_of_path = dict(zip(rows, sources.names, strict=True)) if sources else {}
+        return Sources([name_of_path[path] for path in paths], sources.reason) if sources else None
     files = [os.path.splitext(path)[0] for path in paths]
     folders = [os.sep.join(path.split(os.sep)[in_classes:-1]) or path for path in paths]
     exported = [_cut_export(name) for name in files]
