@@ -273,9 +273,15 @@ def test_plan_state_and_the_process_afterwards() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "a dict without a loss": ({"loss": None}, {"input": X}, SpecError, "the model gives"),
-    "texts": ({}, (["a", "b"], Y), DataError, "the batch holds a str\n  possible: (inputs, targets) with tensors"),
+    "texts": ({}, (["a", "b"], Y), DataError, "the batch holds a str\n  possible: (inputs, targets), where inputs"),
     "a bare tensor": ({}, X, DataError, "the batch is an array of shape (96, 2)"),
-    "rows": ({}, (X, Y[:3]), DataError, "the tensors of the batch have 96, 3 rows"),
+    "rows": ({}, (X, Y[:3]), SpecError, "loss raised ValueError: Expected input batch_size (96)"),
+    "rows to split": (
+        {"optimize": {"micro_batch": 8}},
+        (X, Y[:3]),
+        SpecError,
+        "the tensors of the batch have 96, 3 rows",
+    ),
     "a loss without a gradient": ({"loss": lambda o, y: o.detach().mean()}, (X, Y), SpecError, "without a gradient"),
     "a loss that raises": ({"loss": lambda o, y: o[7, 7, 7]}, (X, Y), SpecError, "loss raised IndexError"),
     "workers": ({"optimize": {"loader_workers": 2}}, (X, Y), SpecError, "optimize.loader_workers: is set"),

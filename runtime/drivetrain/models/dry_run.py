@@ -96,7 +96,12 @@ def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
 
 def _run_network(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
     call = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
-    with blame_user_code(refuse, call):
+    kinds = (p.dtype for p in module.parameters() if p.is_floating_point() and p.dtype != torch.float32)
+    possible, action = "", None
+    if kind := next(kinds, None):
+        possible = f"float32 weights, as the data; here they are {str(kind).removeprefix('torch.')}"
+        action = "call .float() on it" + ("; drivetrain.prepare keeps float64" if kind == torch.float64 else "")
+    with blame_user_code(refuse, call, possible, action):
         return module(*batch.inputs)
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from drivetrain import optimizations
 from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import SPLITTABLE
+from drivetrain.data.notes import list_names
 from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, SpecError
 from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
@@ -36,10 +37,11 @@ from drivetrain.supervisor import embedded_call, embedded_parts, host_process
 from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
-from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
+from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite, Scaler
 from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.step_options import StepOptions, StepResult
+from drivetrain.training.user_batches import UserBatches
 from drivetrain.training.user_parts import UserOptimizer
 
 STEP_OPTIMIZATIONS = (
@@ -121,13 +123,17 @@ def prepare(
     job = embedded_call.build_job(spec_keys, call_site)
     # The loop's first batch shows its size; set here, since a call with `auto` is refused elsewhere.
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
+    user_batches = UserBatches(model, loss)
+    if untrained := user_batches.list_untrained():
+        say(
+            f"loss: {list_names(untrained, 3)} of it are not trained here: the optimizer has parameters of the model alone; "
+            "put the loss into the model, which may return it"
+        )
     machine = calibration_file.add_calibration(host_process.select_gpu(detect(Path()), job))
     plan = _make_plan(job, machine, model)
     if not quiet:
         open_console().print(render(plan, job, machine))
-    return _run_block(
-        job, machine, plan, model, user_optimizer, LoopLoss(UserBatches(model, loss), accumulate, weight_of)
-    )
+    return _run_block(job, machine, plan, model, user_optimizer, LoopLoss(user_batches, accumulate, weight_of))
 
 
 def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:
@@ -283,10 +289,18 @@ class PreparedStep:
         device_batch = self._objective.user_batches.to_batch(batch).to(self.device)
         self._objective.current_batch = device_batch
         step, gradients = self._run.step, self._gradients
-        size = len(device_batch)
-        if (step.micro_batch or size) < size and (obstacle := self._objective.split_obstacle):
+        size, whole_reason = len(device_batch), self._objective.user_batches.whole
+        is_split = (
+            isinstance(self.plan.value("micro_batch"), int) if whole_reason else (step.micro_batch or size) < size
+        )
+        if is_split and (obstacle := self._objective.split_obstacle):
+            action = (
+                "leave out micro_batch; for less memory give smaller batches, and accumulate=N"
+                if whole_reason
+                else SPLITTABLE
+            )
             raise SpecError(
-                f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", SPLITTABLE
+                f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", action
             )
         step.random.clear()
         loss = float(step.compute_gradients(device_batch, 0))

@@ -1,10 +1,9 @@
-"""The training step for a loop that the user writes: converts its batches, and accumulates gradients over several."""
+"""The training step for a loop that the user writes: its loss over micro-batches, and gradients over several."""
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,138 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.custom.broadcasts import SAME_SHAPE, find_broadcast, watch_broadcasts
-from drivetrain.data.custom.map_dataset import describe
-from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch, Inputs, Targets
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import SpecError
 from drivetrain.models.frozen_split import evaluating
 from drivetrain.training.step import Step
+from drivetrain.training.user_batches import UserBatches
 
-BATCH_FORMS = (
-    "(inputs, targets) with tensors, where inputs may be a tuple of them; a mapping of tensors, whose keys are arguments "
-    "of the model; without loss= also a tensor or a tuple of tensors, the arguments of the model"
-)
 TRIAL_SAMPLES = 32
 """Samples of the trial that finds out how a loss is averaged."""
-LOSS_FORMS = (
-    "one number, or one for each sample, shape (N,): a tensor; of a model also an object with `loss`, or a mapping"
-)
-
-
-@dataclass
-class UserBatches:
-    """Converts batches of the user's loop to `Batch`, and back to the arguments of the user's model and loss.
-
-    Args:
-        model: the network.
-        loss: a callable of (outputs, targets), or (outputs, batch) for a mapping; None if the model returns the loss.
-    """
-
-    model: nn.Module
-    loss: Callable[[Any, Any], Any] | None
-    argument_names: tuple[str, ...] = ()
-    """The keys of the current batch, if it is a mapping."""
-    micro_batch_inputs: Inputs = ()
-    """The inputs of the current micro-batch."""
-    has_called_loss: bool = False
-
-    def to_batch(self, user_batch: Any) -> Batch:
-        """Convert a batch of the user; all its tensors have the samples along the first dimension.
-
-        Raises:
-            DataError: if the batch has none of the forms in BATCH_FORMS.
-        """
-        inputs, targets = self._split_batch(user_batch)
-        tensors = (*inputs, *targets.values())
-        wrong = next((value for value in tensors if not isinstance(value, Tensor) or not value.ndim), None)
-        if wrong is not None or not inputs:
-            description = describe(user_batch if wrong is None else wrong)
-            raise DataError(f"the batch holds {description}", BATCH_FORMS, "convert it")
-        if len({len(value) for value in tensors}) > 1:
-            raise DataError(
-                f"the tensors of the batch have {', '.join(str(len(value)) for value in tensors)} rows",
-                "one row for each sample in all of them",
-                "put the samples along the first dimension",
-            )
-        return Batch(np.arange(len(inputs[0]), dtype=np.int64), inputs, targets)
-
-    def _split_batch(self, user_batch: Any) -> tuple[tuple[Any, ...], Targets]:
-        self.argument_names = ()
-        if isinstance(user_batch, Mapping):
-            self.argument_names = tuple(user_batch)
-            values = tuple(user_batch.values())
-            return values, dict(user_batch) if self.loss else {}
-        if self.loss is None:
-            return tuple(user_batch) if isinstance(user_batch, tuple | list) else (user_batch,), {}
-        if not isinstance(user_batch, tuple | list) or len(user_batch) != 2:
-            raise DataError(f"the batch is {describe(user_batch)}", BATCH_FORMS, "return such a batch from your loader")
-        inputs = tuple(user_batch[0]) if isinstance(user_batch[0], tuple | list) else (user_batch[0],)
-        return inputs, {"": user_batch[1]}
-
-    def forward(self, *inputs: Tensor) -> Any:
-        """The model, called with the inputs of a batch."""
-        if self.argument_names:
-            return self.model(**dict(zip(self.argument_names, inputs, strict=True)))
-        return self.model(*inputs)
-
-    def weighted_values(self, inputs: Inputs, targets: Targets) -> Any:
-        """The argument of `weight_of` for some samples: their targets, or the model's inputs if it computes the loss."""
-        if self.loss is not None:
-            return targets if self.argument_names else targets[""]
-        if self.argument_names:
-            return dict(zip(self.argument_names, inputs, strict=True))
-        return inputs if len(inputs) > 1 else inputs[0]
-
-    def mean_loss(self, outputs: Any, targets: Targets) -> Tensor:
-        """The mean loss of some samples; a float32 scalar.
-
-        Raises:
-            SpecError: if the loss or the model raises, or returns something else than LOSS_FORMS.
-        """
-        name, loss = "the model", outputs
-        if self.loss is not None:
-            name = "loss"
-            with blame_user_code(SpecError, "loss raised"):
-                loss = self._call_loss(_to_float32(outputs), targets if self.argument_names else targets[""])
-        elif isinstance(outputs, Mapping):
-            loss = outputs.get("loss")
-        elif not isinstance(outputs, Tensor):
-            loss = getattr(outputs, "loss", None)
-        has_gradient = isinstance(loss, Tensor) and (loss.requires_grad or not torch.is_grad_enabled())
-        if not isinstance(loss, Tensor) or loss.ndim > 1 or not has_gradient:
-            description = describe(loss)
-            if isinstance(loss, Tensor) and not loss.requires_grad:
-                description += " without a gradient"
-            raise SpecError(
-                f"{name} gives {description} as the loss", LOSS_FORMS, "give loss=, or return the loss from the model"
-            )
-        return loss.float().mean()
-
-    def _call_loss(self, outputs: Any, targets: Any) -> Any:
-        """Call the loss; the first call refuses one that combines every sample with every other by mistake."""
-        assert self.loss is not None
-        if self.has_called_loss or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
-            return self.loss(outputs, targets)
-        self.has_called_loss = True
-        with watch_broadcasts(len(targets)) as found:
-            loss = self.loss(outputs, targets)
-        if found:
-            # A constant of the loss may be as long as the batch, so other numbers of rows decide.
-            with torch.random.fork_rng(devices=[]):
-                broadcast = find_broadcast(copy.deepcopy(self.loss), outputs.detach(), targets)
-            if broadcast:
-                raise SpecError(f"loss {broadcast}", *SAME_SHAPE)
-        return loss
-
-
-def _to_float32(outputs: Any) -> Any:
-    """Outputs of half precision as float32, since half precision has too few digits for a loss."""
-    if isinstance(outputs, Mapping):
-        return {name: _to_float32(value) for name, value in outputs.items()}
-    is_half = isinstance(outputs, Tensor) and outputs.dtype in (torch.float16, torch.bfloat16)
-    return outputs.float() if is_half else outputs
 
 
 @dataclass
@@ -171,6 +47,8 @@ class LoopLoss:
         Raises:
             SpecError: if `weight_of` is not what the loss divides by.
         """
+        if self.user_batches.whole:
+            return self.user_batches.whole
         if self.division is None:
             self.division = self._try_division()
         return self.division.obstacle
@@ -215,7 +93,11 @@ class LoopLoss:
         """The weight of the current micro-batch in the loss of its batch, from 0 to 1."""
         user_batches, batch = self.user_batches, self.current_batch
         assert batch is not None
-        if len(user_batches.micro_batch_inputs[0]) == len(batch) or (self.division and self.division.summed):
+        if (
+            user_batches.whole
+            or len(user_batches.micro_batch_inputs[0]) == len(batch)
+            or (self.division and self.division.summed)
+        ):
             return 1.0
         if self.division is None or self.division.count is None:
             return len(user_batches.micro_batch_inputs[0]) / len(batch)

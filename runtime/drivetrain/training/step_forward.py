@@ -80,7 +80,8 @@ class StepForward:
         """The compiled forward pass for the usual size of training, the uncompiled one for all others."""
         compiled, usual_size = self.options.compiled, self.micro_batch or self.options.batch_size
         # Evaluation and an epoch's last batch would each be compiled again.
-        if not torch.is_grad_enabled() or usual_size not in (None, len(inputs[0])) or compiled is None:
+        is_usual = usual_size is None or usual_size == len(inputs[0])
+        if compiled is None or not torch.is_grad_enabled() or not is_usual:
             return self.options.forward
         return partial(compiled, replay=self.graphs and not self.micro_batch and self.state.part_count == 1)
 
@@ -104,7 +105,8 @@ class StepForward:
 
     def lay_out(self, inputs: Inputs) -> Inputs:
         """The inputs, with images in this step's memory format."""
-        return tuple(x.contiguous(memory_format=self.options.memory_format) if x.ndim == 4 else x for x in inputs)
+        layout = self.options.memory_format
+        return tuple(x.contiguous(memory_format=layout) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs)
 
     def _restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
         if self.state.deterministic_only:

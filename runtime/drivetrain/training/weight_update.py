@@ -242,7 +242,8 @@ class StepUpdate(StepForward):
     def _halve_micro_batch(self, largest_part: int, error: BaseException) -> None:
         samples = min(self.micro_batch or largest_part, largest_part)
         if obstacle := self.objective.split_obstacle:
-            raise cannot_split_error(f"out of memory with {samples} samples at once", obstacle) from None
+            given = f"{samples} samples at once" if samples > 1 else "the whole batch"
+            raise cannot_split_error(f"out of memory with {given}", obstacle) from None
         if samples <= self.options.min_samples:
             raise torch_errors.out_of_memory_error(error, samples) from None
         self.use_micro_batch(max(self.options.min_samples, samples // 2))

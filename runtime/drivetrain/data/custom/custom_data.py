@@ -141,10 +141,15 @@ def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
 
 
 def _note_reading(train: Items, head: Head, names: tuple[str, ...] | None) -> list[str]:
-    """Notes on a dataset that is read item by item."""
-    if isinstance(train, ArraySplit | StreamSplit):
-        return []
-    notes = ["the dataset returns one sample at a time; batches are collated while training"]
+    """Notes on float64 numbers that float32 changes, in the first samples, and on a dataset that is read item by item."""
+    is_array = isinstance(train, ArraySplit)
+    rows = np.arange(min(len(train), 1000 if is_array else 1))
+    values = (*train.gather(rows), *([train.all_targets()[: len(rows)]] if is_array else []))
+    is_rounded = any(x.dtype == torch.float64 and not torch.equal(x.float().double(), x) for x in values)
+    notes = ["float64 numbers are rounded to float32, the precision of the training"] if is_rounded else []
+    if is_array or isinstance(train, StreamSplit):
+        return notes
+    notes.append("the dataset returns one sample at a time; batches are collated while training")
     if head.kind == "classes" and names is None:
         notes.append("every target was read once to count the classes; set `names` to skip this")
     return notes

@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from drivetrain.data import stateless_random
+from drivetrain.data.custom.sample_forms import FORMS as FORMS
+from drivetrain.data.custom.sample_forms import ITEM, OWN_LOOP, split_item
+from drivetrain.data.custom.sample_forms import describe as describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
-# The forms of data, for messages.
-FORMS = "a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last holds the targets"
-# The form of an item, for messages.
-ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of them"
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of a list of items."""
 HASHED_BYTES = 1 << 24
@@ -148,19 +147,6 @@ def _convert_array(value: object, name: str) -> Tensor:
 def no_samples_error(name: str) -> DataError:
     """The error for data without a sample."""
     return DataError(f"{name}: has no samples", "at least one sample", "check how the samples are selected")
-
-
-def describe(value: Any) -> str:
-    """Describe a value for messages: `None`, `the class Net`, `an array of shape (3, 4)`, `a list of 3`, `a str`."""
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, Tensor | np.ndarray):
-        return f"an array of shape {tuple(value.shape)}"
-    count = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}{count}"
 
 
 def keep_targets(targets: Tensor) -> Tensor:
@@ -290,24 +276,23 @@ class ItemSplit:
         batch = self._call_collate(items, ids)
         if self._lacks_target(items[0]):
             batch = (batch, None)
-        elif not isinstance(batch, tuple | list) or len(batch) != 2:
-            if self.collate is not default_collate:
-                raise DataError(f"{self.name}: collate_fn gives {describe(batch)}", ITEM, "return such a pair")
-            raise self._collate_error(items, ids, "no pair")
-        inputs = tuple(batch[0]) if isinstance(batch[0], tuple | list) else (batch[0],)
-        not_tensor = next((x for x in (*inputs, batch[1]) if x is not None and not isinstance(x, Tensor)), None)
-        if not_tensor is not None and self.collate is not default_collate:
-            raise DataError(f"{self.name}: collate_fn gives {describe(not_tensor)}", ITEM, "return tensors")
-        if not_tensor is not None:
-            raise self._collate_error(items, ids, "no numbers")
-        sizes = {len(value) if value.ndim else 0 for value in (*inputs, batch[1]) if value is not None}
+        is_complete = isinstance(batch, tuple | list) and len(batch) > 1
+        inputs, targets = split_item(batch) if is_complete else ((), batch)
+        wrong = next((x for x in (*inputs, targets) if x is not None and not isinstance(x, Tensor)), None)
+        if not is_complete or wrong is not None:
+            if self.collate is default_collate:
+                raise self._collate_error(items, ids, "no numbers")
+            text = f"{self.name}: collate_fn gives {describe(wrong if is_complete else batch)}"
+            raise DataError(text, ITEM, f"return tensors; {OWN_LOOP}")
+        sizes = {len(value) if value.ndim else 0 for value in (*inputs, targets) if value is not None}
         if self.collate is not default_collate and sizes != {len(items)}:
+            rows = ", ".join(map(str, sorted(sizes)))
             raise DataError(
-                f"{self.name}: collate_fn makes tensors of {', '.join(map(str, sorted(sizes)))} rows of {len(items)} samples",
+                f"{self.name}: collate_fn makes tensors of {rows} rows of {len(items)} samples",
                 "one row for each sample in every tensor, so that a batch can be split",
-                "stack the samples along the first dimension",
+                f"stack the samples along the first dimension; {OWN_LOOP}",
             )
-        return inputs, batch[1]
+        return inputs, targets
 
     def _call_collate(self, items: list[Any], ids: Ids) -> Any:
         """Make a batch of the items, by the user's collate function or that of torch."""
@@ -323,26 +308,32 @@ class ItemSplit:
         """Whether an item has no target."""
         if self.inputs is None:
             return False
-        if not isinstance(item, tuple | list) or len(item) != 2:
+        if not isinstance(item, tuple | list) or len(item) < 2:
             return True
-        # Two values are two inputs if the network takes two, unless the first holds both.
-        return self.inputs == 2 and not isinstance(item[0], tuple | list)
+        # As many values as the network takes are its inputs, unless the first value holds all of them.
+        return len(item) == self.inputs and not isinstance(item[0], tuple | list)
 
     def _collate_error(self, items: list[Any], ids: Ids, reason: str) -> DataError:
         """The error for items that cannot be collated; it names the first one that is wrong or differs."""
         parts = []
         for index, item in zip(ids.tolist(), items, strict=True):
             pair = (item, 0) if self._lacks_target(item) else item
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                return DataError(f"{self.name}: sample {index} is {describe(item)}", ITEM, "return such a pair")
-            parts.append([*pair[0], pair[1]] if isinstance(pair[0], tuple | list) else [*pair])
+            if not isinstance(pair, tuple | list) or len(pair) < 2:
+                return DataError(
+                    f"{self.name}: sample {index} is {describe(item)}", ITEM, f"return inputs and target; {OWN_LOOP}"
+                )
+            inputs, target = split_item(pair)
+            parts.append([*inputs, target])
             for position, value in enumerate(parts[-1]):
                 if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
-                    where = "the target" if position == len(parts[-1]) - 1 else "an input"
+                    is_target = position == len(inputs)
+                    advice = (
+                        "put its numbers into one tensor, which your loss takes apart" if is_target else "convert it"
+                    )
                     return DataError(
-                        f"{self.name}: {where} of sample {index} is {describe(value)}",
+                        f"{self.name}: {'the target' if is_target else 'an input'} of sample {index} is {describe(value)}",
                         ITEM,
-                        "convert it in the dataset",
+                        f"{advice} in the dataset; {OWN_LOOP}",
                     )
         shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
         differing = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
@@ -351,7 +342,7 @@ class ItemSplit:
         return DataError(
             f"{self.name}: samples {ids[0]} and {ids[differing]} differ in shape: {shapes[0]} and {shapes[differing]}",
             "inputs and targets of one shape",
-            "pad or crop them in the dataset",
+            f"pad or crop them in the dataset; {OWN_LOOP}",
         )
 
 
