@@ -29,6 +29,10 @@ class BadSample:
         return f"{self.title}: {self.reason}"
 
 
+MAX_SKIPPED_SHARE = 0.5
+"""Largest share of bad samples that an error advises to skip."""
+
+
 def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list[str]:
     """Notes that list the bad samples of `total` samples, bad ones included; `key` is the spec key that names the data.
 
@@ -45,7 +49,10 @@ def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: 
         raise DataError(
             "\n    ".join([head, *lines]),
             f"at most a share of {budget:g} (data.bad_samples)",
-            "repair or remove them, or raise data.bad_samples to skip them",
+            # Skipping most of the samples is no way out.
+            "repair or remove them, or raise data.bad_samples to skip them"
+            if len(bad) <= MAX_SKIPPED_SHARE * total
+            else "repair them: without them, most samples would be gone",
         )
     return [f"{head} and {'is' if len(bad) == 1 else 'are'} skipped", *(f"left out: {line}" for line in lines)]
 

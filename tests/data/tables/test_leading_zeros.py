@@ -113,3 +113,14 @@ def test_few_numbers_at_equal_distances_are_a_measurement(tmp_path: Path) -> Non
     path = tmp_path / "t.csv"
     write_csv(path, {"dose": [10 * i for i in range(8)], "y": ["a", "b"] * 4})
     assert [column["name"] for column in load(make_job(path)).preprocessing["numeric"]] == ["dose"]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_no_advice_leaves_out_every_row(tmp_path: Path, name: str) -> None:
+    """Decimal commas, which only CSV files show."""
+    WRITERS[name](tmp_path / name, {"z": [i * i % 7 for i in range(40)], "y": [f"{i},5" for i in range(40)]})
+    with pytest.raises(DataError) as caught:
+        load(make_job(tmp_path / name, task="regression"))
+    assert "`0,5`, not a number" in caught.value.given
+    assert "bad_samples" not in caught.value.action
+    assert says(caught.value.action, "repair-most-samples")
