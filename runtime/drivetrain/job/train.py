@@ -74,10 +74,14 @@ class StepDown(Spec):
 
 
 class Plateau(Spec):
-    """Multiplies by `factor` if the watched metric has not improved for `patience` epochs."""
+    """Multiplies by `factor` after more than `patience` epochs without any improvement of the watched metric, as torch's
+    ReduceLROnPlateau with `threshold=0`.
+    """
 
     name: Literal["plateau"]
-    patience: Natural = Field(5, description="epochs without improvement before a drop")
+    patience: Natural = Field(
+        5, description="epochs without improvement that are tolerated; the next one drops the rate"
+    )
     factor: Fraction = Field(0.1, description="factor of the rate at each drop")
     metric: str = Field("validation/loss", description="metric to watch")
 
@@ -246,7 +250,9 @@ class Train(Spec):
         "augmentation changes the inputs, the network is yours or several processes train",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="decay of an exponential moving average of the weights, which is validated and saved too"
+        None,
+        description="decay of an exponential moving average of the weights, which is validated and saved too; update n has the "
+        "decay min(ema, (1 + n) / (10 + n)), so that a short run does not keep its first weights",
     )
 
     @property
