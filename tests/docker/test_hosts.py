@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.docker.clone import copy_project
+from tests.docker.conftest import TAG
+from tests.docker.launched_checkout import NO_TORCH
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -47,6 +54,40 @@ def clone(cpu_image: str, tmp_path: Path) -> Path:
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
     return folder
+
+
+@pytest.fixture
+def own_engine(cpu_image: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Start another engine that has the image; returns its address."""
+    engines: list[subprocess.Popen[bytes]] = []
+    folder = Path(tempfile.mkdtemp(prefix="drivetrain-engine-", dir="/var/lib"))
+    folder.chmod(0o755)  # the root of remapped users must get through
+
+    def start(*options: str) -> str:
+        address = f"unix://{folder}/socket"
+        places = [
+            f"--data-root={folder}/data",
+            f"--exec-root={folder}/exec",
+            f"--pidfile={folder}/pid",
+            f"-H={address}",
+        ]
+        log = (folder / "log").open("wb")
+        nets = ["--bridge=none", "--iptables=false", f"--group={SOCKET.stat().st_gid}"]
+        engines.append(subprocess.Popen(["dockerd", *places, *nets, *options], stdout=log, stderr=log))
+        for _ in range(120):
+            if subprocess.run(["docker", "-H", address, "info"], capture_output=True, check=False).returncode == 0:
+                break
+            time.sleep(0.5)
+        with subprocess.Popen(["docker", "save", cpu_image], stdout=subprocess.PIPE) as saved:
+            subprocess.run(["docker", "-H", address, "load"], stdin=saved.stdout, capture_output=True, check=True)
+        (folder / "socket").chmod(0o666)
+        return address
+
+    yield start
+    for engine in engines:
+        engine.terminate()
+        engine.wait(60)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_as_user(folder: Path, *words: str, umask: int = 0o022, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -93,3 +134,36 @@ def test_compose_up_alone_in_a_fresh_clone(clone: Path) -> None:
         run_as_user(clone, "docker", "compose", "down", **names)
         image = f"localhost/drivetrain/cpu:{names['DRIVETRAIN_TAG']}"
         subprocess.run(["docker", "rmi", "-f", image], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("command", ["train jobs/tiny.yaml", "find-lr jobs/tiny.yaml", "doctor --json"])
+def test_an_engine_that_does_not_see_the_folder(clone: Path, command: str) -> None:
+    """A DOCKER_HOST elsewhere, or an engine outside of this container: it made empty folders there."""
+    hidden = clone.parent / "hidden"
+    hidden.mkdir()
+    python = f"exec {sys.executable} -c {shlex.quote(NO_TORCH)} {command}"
+    places = f"mount --make-rprivate / && mount -t tmpfs none {hidden} && cp -r {clone} {hidden}/drivetrain && cd {hidden}/drivetrain"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{hidden}/drivetrain/runtime:{hidden}/drivetrain",
+        "DOCKER_HOST": f"unix://{SOCKET}",
+    }
+    line = ["unshare", "-m", "sh", "-c", f"{places} && {python}"]
+    done = subprocess.run(line, env=environ, capture_output=True, text=True, check=False, timeout=600)
+    output = done.stdout + done.stderr
+    assert says(output, "engine-see-engine", f"{hidden}/drivetrain", f"DOCKER_HOST=unix://{SOCKET}"), output
+    assert "unset DOCKER_HOST" in output
+    assert command.startswith("doctor") or done.returncode == 9
+    assert list(hidden.iterdir()) == []
+
+
+def test_an_engine_that_remaps_users(clone: Path, tmp_path: Path, own_engine: Callable[..., str]) -> None:
+    """Its containers could not write to runs/."""
+    environ: dict[str, Any] = {
+        "DOCKER_HOST": own_engine("--userns-remap=default"),
+        "DRIVETRAIN_USERNS": "host",
+        "DRIVETRAIN_TAG": TAG,
+    }
+    done = run_as_user(clone, "docker", "compose", "up", "trainer", **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (clone / "runs" / "tiny-001" / "model").stat().st_uid == USER

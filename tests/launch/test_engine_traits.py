@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from drivetrain.launch import container, engine_traits
 from drivetrain.launch.engine_traits import EngineTraits
 from drivetrain.launch.run_secrets import RunSecrets
 from tests.launch.engine_answers import ROOTFUL, ROOTLESS
 from tests.messages import begins_with, says_only
+from tests.paths import ROOT
 
 NONE = ("cpus", "memory", "pids")
 
@@ -37,8 +39,8 @@ def test_an_engine_is_recognized(info: dict[str, Any], expected: EngineTraits) -
 def test_in_a_rootless_engine_root_is_the_user() -> None:
     engine = engine_traits.find(ROOTLESS)
     assert engine.owner() == {"DRIVETRAIN_UID": "0", "DRIVETRAIN_GID": "0"}
-    assert engine.limits(gpu=False) == {"DRIVETRAIN_CPUS": "0"}, "a limit would be refused"
-    assert engine.limits(gpu=True) == {"DRIVETRAIN_GPU_CPUS": "0"}
+    assert engine.variables(gpu=False) == {"DRIVETRAIN_CPUS": "0"}, "a limit would be refused"
+    assert engine.variables(gpu=True) == {"DRIVETRAIN_GPU_CPUS": "0"}
     assert says_only(engine.note(), "limits-engine-enforce-cpus", "systemd.unified_cgroup_hierarchy", 1)
     delegated = engine_traits.find(ROOTLESS | {"MemoryLimit": True, "PidsLimit": True, "CgroupVersion": "2"})
     assert begins_with(delegated.note(), "limits-engine-enforce-cpus-rootless")
@@ -74,6 +76,14 @@ def test_data_outside_of_the_project_is_never_relabelled(tmp_path: Path, selinux
     assert trainer.get("security_opt") == (["label=disable"] if selinux and outside else None)
 
 
+def test_an_engine_that_remaps_users_is_asked_for_those_of_the_host() -> None:
+    """Uid 1000 was another one outside, which cannot write to runs/, and the advice named a uid that cannot help."""
+    engine = engine_traits.find(ROOTFUL | {"SecurityOptions": ["name=seccomp,profile=default", "name=userns"]})
+    assert engine.variables(gpu=False) == {"DRIVETRAIN_USERNS": "host"}
+    services = yaml.safe_load((ROOT / "compose" / "base.yaml").read_text())["services"]
+    assert {service["userns_mode"] for service in services.values()} == {"${DRIVETRAIN_USERNS:-}"}
+
+
 def test_an_ordinary_engine_changes_nothing() -> None:
     engine = engine_traits.find(ROOTFUL)
-    assert (engine.owner(), engine.limits(gpu=False), engine.note()) == ({}, {}, "")
+    assert (engine.owner(), engine.variables(gpu=False), engine.note()) == ({}, {}, "")

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from drivetrain.errors import Busy, DeviceError
-from drivetrain.launch import nvidia_toolkit
+from drivetrain.launch import docker_engine, nvidia_toolkit
 from drivetrain.launch import project as checkout
 from drivetrain.launch.mounts import Mount
 from drivetrain.launch.project import COMPOSE, PROJECT
@@ -68,6 +68,8 @@ class ComposeProject:
             for container in self._containers("prepare"):
                 for line in container.logs().decode(errors="replace").splitlines():
                     say_aside(line)
+            image = override["services"]["trainer"].get("image") or checkout.image_name(word)
+            docker_engine.check_project_is_seen(image)
             raise nvidia_toolkit.explain_refusal(done.stderr) or DeviceError(
                 f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
                 "see the engine's message above",

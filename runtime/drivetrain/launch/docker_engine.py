@@ -13,7 +13,7 @@ from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, published_image
 from drivetrain.launch.project import PROJECT, image_name
 from drivetrain.system.console import say
-from drivetrain.system.installation import CHECKOUT, INSTALL_ENGINE, INSTALL_HOST
+from drivetrain.system.installation import CHECKOUT, INSTALL_ENGINE, INSTALL_HOST, INSTALL_TORCH
 
 ANSWER_SECONDS = 5
 """Timeout in seconds for answers of a local engine."""
@@ -80,6 +80,50 @@ def provide_image(engine: Any, variant: str) -> None:
         _build_image(variant, is_missing)
     else:
         raise _explain_missing_image(variant)
+
+
+def look_into_project(image: str) -> list[str]:
+    """Return the command that lists the project as a container sees it."""
+    mount = f'type=bind,"source={PROJECT}",target=/workspace,readonly'
+    # As root of the host, so that neither a closed folder nor labels are in the way.
+    words = [
+        "--network",
+        "none",
+        "--userns",
+        "host",
+        "--user",
+        "0",
+        "--security-opt",
+        "label=disable",
+        "--mount",
+        mount,
+    ]
+    return ["docker", "run", "--rm", "--pull", "never", *words, "--entrypoint", "ls", image, "-A", "/workspace"]
+
+
+def explain_unseen_project(listing: str | None) -> DeviceError | None:
+    """Return an error if the engine has another folder at the project's path, or none: it is on another machine.
+
+    Args:
+        listing: what `look_into_project` prints; None if it fails.
+    """
+    if listing is not None and set(os.listdir(PROJECT)) <= set(listing.splitlines()):
+        return None
+    address = os.environ.get("DOCKER_HOST")
+    where = f"DOCKER_HOST={address}" if address else "`docker context show`, or of the host of this container"
+    return DeviceError(
+        f"the engine does not see {PROJECT}: it is the engine of {where}, where this path is another folder or none",
+        "an engine on this machine, or one whose host has this folder at the same path",
+        ("unset DOCKER_HOST" if address else "docker context use default")
+        + f"; or, without a container, `{INSTALL_TORCH}`, then `drivetrain train JOB`",
+    )
+
+
+def check_project_is_seen(image: str) -> None:
+    """Raise that error, after the engine has refused a container."""
+    done = subprocess.run(look_into_project(image), capture_output=True, text=True, check=False)
+    if unseen := explain_unseen_project(None if done.returncode else done.stdout):
+        raise unseen
 
 
 def has_image(variant: str) -> bool:

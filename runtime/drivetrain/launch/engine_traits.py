@@ -28,6 +28,8 @@ class EngineTraits:
     """It sees the home folders, without hidden files, and neither /tmp nor /run/user."""
     desktop: bool = False
     """It runs in a machine of its own, which sees the home folders."""
+    remapped: bool = False
+    """Every uid in a container is another one outside (`userns-remap`), which can write no file of the user."""
     unenforced: tuple[str, ...] = ()
     """Limits that it cannot enforce."""
     cgroup: str = ""
@@ -37,10 +39,11 @@ class EngineTraits:
         """Who runs the container so that its files belong to the user; empty if that is not decided by the engine."""
         return {"DRIVETRAIN_UID": "0", "DRIVETRAIN_GID": "0"} if self.rootless else {}
 
-    def limits(self, *, gpu: bool) -> dict[str, str]:
-        """The limits that must be left out: an engine refuses CPUs that it cannot limit, and ignores the others."""
+    def variables(self, *, gpu: bool) -> dict[str, str]:
+        """Return what the compose files need for this engine: it refuses CPUs that it cannot limit, and ignores other limits."""
         name = "DRIVETRAIN_GPU_CPUS" if gpu else "DRIVETRAIN_CPUS"
-        return {name: "0"} if "cpus" in self.unenforced else {}
+        limits = {name: "0"} if "cpus" in self.unenforced else {}
+        return limits | ({"DRIVETRAIN_USERNS": "host"} if self.remapped else {})
 
     def labels(self, *, outside: bool) -> dict[str, Any]:
         """What a compose service needs to read files from outside of the project where SELinux enforces.
@@ -81,6 +84,7 @@ def find(info: Mapping[str, Any], delegated: Collection[str] | None = None) -> E
     return EngineTraits(
         rootless=rootless,
         selinux="name=selinux" in options,
+        remapped="name=userns" in options,
         snap=str(info.get("DockerRootDir", "")).startswith(_SNAP),
         desktop=info.get("OperatingSystem") == "Docker Desktop",
         unenforced=tuple(limit for key, limit in _LIMITS.items() if _is_false(info, key) or limit in lacks),

@@ -64,7 +64,7 @@ def list_settings(info: dict[str, Any], project: Path = PROJECT) -> dict[str, st
             f"{prefix}_CPUS": f"{default_cpus(cpus, gpu=gpu):g}",
             f"{prefix}_MEMORY": default_memory(memory, gpu=gpu),
         }
-        settings |= limits | engine.limits(gpu=gpu)
+        settings |= limits | engine.variables(gpu=gpu)
     return settings
 
 

@@ -41,7 +41,7 @@ from drivetrain.launch import (
 )
 from drivetrain.launch.command_output import RUNS
 from drivetrain.launch.mounts import Mount
-from drivetrain.launch.project import PROJECT, TAG, image_tag
+from drivetrain.launch.project import PROJECT, TAG, image_name, image_tag
 from drivetrain.pretrained.convert import WEIGHTS_NAME
 from drivetrain.pretrained.earlier_run import CONFIG
 from drivetrain.system import signals
@@ -120,7 +120,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         needs = _needs(parsed)
         docker_engine.provide_image(client, "cpu")
-    variables = container_limits.variables(info, needs.job) | engine.limits(gpu=False)
+    variables = container_limits.variables(info, needs.job) | engine.variables(gpu=False)
     variables |= {"DRIVETRAIN_NETWORK": "bridge" if needs.network else "none", TAG: image_tag()}
     # What writes new files of the user's, and runs none of their code, runs as the user who called it.
     caller = {"DRIVETRAIN_UID": str(os.getuid()), "DRIVETRAIN_GID": str(os.getgid())}
@@ -140,7 +140,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         name = f"{project.name}-{parsed.command}-{os.getpid()}"
         options = ["--name", name, f"--interactive={str(has_input).lower()}", "--workdir", str(workdir)]
         command = [*line, *options, "trainer", *arguments]
-        return _wait(command, {**os.environ, **variables}, partial(_stop, client, name))
+        code = _wait(command, {**os.environ, **variables}, partial(_stop, client, name))
+    # No command of ours ends with 1: the engine has refused the container.
+    if code == 1:
+        docker_engine.check_project_is_seen(image_name("cpu"))
+    return code
 
 
 def _stop(client: Any, name: str, number: int) -> None:

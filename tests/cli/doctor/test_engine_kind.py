@@ -55,3 +55,10 @@ def test_podman_counts_its_versions_in_another_way(tmp_path: Path) -> None:
         if finding.name == "engine"
     ]
     assert [(finding.level, finding.text) for finding in findings] == [(Level.OK, "Podman 4.3.1")]
+
+
+@pytest.mark.parametrize("listing", [None, "", "runs"], ids=["no folder", "empty", "another"])
+def test_an_engine_that_does_not_see_the_project(tmp_path: Path, listing: str | None) -> None:
+    """Doctor said 16 times ok."""
+    findings = list(docker_engine.check(snapshot(tmp_path, "laptop", {}, answers={"docker run": listing})))
+    assert [finding.name for finding in findings if finding.level is Level.FAIL] == ["project"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
-from drivetrain.launch import engine_traits, image_contents
-from drivetrain.launch.project import container_prefix, image_name
+from drivetrain.launch import docker_engine, engine_traits, image_contents
+from drivetrain.launch.project import PROJECT, container_prefix, image_name
 from drivetrain.system import installation
 from drivetrain.system.files import parse_row
 from drivetrain.system.run_records import read_mapping, read_objects
@@ -105,6 +105,10 @@ def _check_image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
     if answer is None:
         return
     data = json.loads(answer)[0]
+    if word == "cpu" and snapshot.project == PROJECT:
+        listing = snapshot.run(docker_engine.look_into_project(image_name(word)))
+        if unseen := docker_engine.explain_unseen_project(listing):
+            yield fail("project", unseen.given, unseen.action)
     labels = (data.get("Config") or {}).get("Labels") or {}
     built = labels.get("org.opencontainers.image.revision", "unknown")
     age = snapshot.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
