@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -58,7 +59,7 @@ def clone(cpu_image: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_engine(cpu_image: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Start another engine that has the image; returns its address."""
+    """Start another engine that has the image, with its own network, since it would remove docker0; returns its address."""
     engines: list[subprocess.Popen[bytes]] = []
     folder = Path(tempfile.mkdtemp(prefix="drivetrain-engine-", dir="/var/lib"))
     folder.chmod(0o755)  # the root of remapped users must get through
@@ -72,8 +73,10 @@ def own_engine(cpu_image: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
             f"-H={address}",
         ]
         log = (folder / "log").open("wb")
-        nets = ["--bridge=none", "--iptables=false", f"--group={SOCKET.stat().st_gid}"]
-        engines.append(subprocess.Popen(["dockerd", *places, *nets, *options], stdout=log, stderr=log))
+        nets = ["--iptables=false", f"--group={SOCKET.stat().st_gid}"]
+        engines.append(
+            subprocess.Popen(["unshare", "--net", "dockerd", *places, *nets, *options], stdout=log, stderr=log)
+        )
         for _ in range(120):
             if subprocess.run(["docker", "-H", address, "info"], capture_output=True, check=False).returncode == 0:
                 break
@@ -86,7 +89,9 @@ def own_engine(cpu_image: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
     yield start
     for engine in engines:
         engine.terminate()
-        engine.wait(60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine.wait(30)
+        engine.kill()
     shutil.rmtree(folder, ignore_errors=True)
 
 
