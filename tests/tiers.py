@@ -54,7 +54,6 @@ SLOW = frozenset(
         "supervisor/test_library_objects",
         "supervisor/test_library_parts",
         "supervisor/test_one_read",
-        "supervisor/test_preemption",
         "supervisor/test_repeat",
         "supervisor/test_reproduce",
         "supervisor/test_requested_plan",

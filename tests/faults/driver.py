@@ -48,11 +48,10 @@ def main() -> int:
 
 
 def trainer(arguments: list[str]) -> int:
-    from drivetrain.supervisor import preemption, trainer_process
+    from drivetrain.supervisor import trainer_process
     from drivetrain.training.evaluation import metrics  # noqa: F401
     from drivetrain.tuning import tuner
 
-    preemption.POLL_SECONDS = 0.05
     tuner.MIN_FULL_SECONDS, tuner.MIN_COMPILE_SECONDS = 2.0, 10**9
     sys.argv[:] = ["trainer", *arguments]
     fault = os.environ.get("FAULT", "")

@@ -72,7 +72,7 @@ KEYS = (
     Row("limits: {memori: 4g}", "4:10", "limits.memori: unknown key",
         "known keys: cpus, memory, shm, gpus, gpu_memory, processes, nodes", 'did you mean "memory"?'),
     Row("checkpoint: {evry: 5m}", "4:14", "checkpoint.evry: unknown key",
-        "known keys: every, keep, best, notice, copy_to", 'did you mean "every"?'),
+        "known keys: every, keep, best, copy_to", 'did you mean "every"?'),
     Row("train: {optimizer: adamv}", "4:9", "train.optimizer: is 'adamv'",
         "one of adamw, adam, sgd", 'did you mean "adam"?'),
     Row("train: {optimizer: {name: adamv, lr: 1e-3}}", "4:21", "train.optimizer.name: is 'adamv'",

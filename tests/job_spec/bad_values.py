@@ -20,10 +20,6 @@ VALUES = (
         "{store}", "change the value"),
     Row('data: {train: data}\ncheckpoint: {copy_to: "https://host/runs"}', "4:14",
         "checkpoint.copy_to: is 'https://host/runs'", "{store}", "change the value"),
-    Row("data: {train: data}\ncheckpoint: {notice: http://169.254.169.254/latest/user-data}", "4:14",
-        "checkpoint.notice: is 'http://169.254.169.254/latest/user-data'",
-        "a URL where a cloud gives notice, such as http://169.254.169.254/latest/meta-data/spot/instance-action "
-        "(docs/failures.md), or one of this machine itself, such as http://127.0.0.1:8000/notice", "change the value"),
     Row("data: data", "3:1", "data: is 'data'",
         "a mapping", "change the value"),
     Row("data: {train: 3}", "3:8", "data.train: is 3",

@@ -374,10 +374,6 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
         ),
         ("model: {source: transformers, name: photos}\n", "network: off, the job needs no download"),
         (
-            "checkpoint: {notice: http://127.0.0.1/x}\n",
-            "network: on, for checkpoint.notice: http://127.0.0.1/x is polled",
-        ),
-        (
             "checkpoint: {copy_to: s3://bucket/runs}\n",
             "network: on, for checkpoint.copy_to: s3://bucket/runs gets a copy of the run",
         ),

@@ -14,7 +14,6 @@ from drivetrain.data.formats import jsonl_file
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware import facts
 from drivetrain.plan import plan
-from drivetrain.supervisor import preemption
 from drivetrain.system import files
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import manifest
@@ -57,10 +56,6 @@ def test_a_line_of_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n')
     with pytest.raises(DataError, check=saying("line-nested-too-deeply", "a.jsonl", 2)):
         jsonl_file._check_lines(tmp_path / "a.jsonl", "data.train")
-
-
-def test_an_unreadable_answer_counts_as_a_notice() -> None:
-    assert preemption._is_notice(DEEP)
 
 
 @pytest.mark.parametrize("mine", [True, False])

@@ -33,10 +33,8 @@ except Stopped as stop:
 """
 """A trainer that saves while signals arrive."""
 STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-NOTHING = ("SIGPIPE", "SIGXFSZ", "SIGCHLD", "SIGCONT", "SIGWINCH")
+NOTHING = ("SIGPIPE", "SIGXFSZ", "SIGCHLD", "SIGCONT", "SIGWINCH", "SIGURG")
 PAUSES = ("SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
-NOTICED = ("SIGURG",)
-"""What the thread that polls for a preemption notice sends."""
 
 
 def run_trainer(numbers: list[int], *, ignored: tuple[int, ...] = ()) -> tuple[int, str]:
@@ -73,8 +71,6 @@ def test_every_signal(name: str) -> None:
     code, said = run_trainer([signal.Signals[name]])
     if name in STOPS:
         assert (code, said.split(" (")[0].strip()) == (75, f"stopped by {name}")
-    elif name in NOTICED:
-        assert (code, said) == (75, f"stopped by {signals.PREEMPTION_NOTICE}\n")
     else:
         harmless = signal.Signals[name] in [signal.Signals[one] for one in (*NOTHING, *PAUSES)]
         assert code == (0 if harmless else -signal.Signals[name])
@@ -88,7 +84,7 @@ def test_what_the_starter_ignores_stays_ignored() -> None:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Signals, list[int]]]:
     """The signals of a trainer whose clock goes on by a second with each, and the codes with which it would end at once."""
-    before = {number: signal.getsignal(number) for number in (*signals.HANDLED_SIGNALS, signals.PREEMPTION_SIGNAL)}
+    before = {number: signal.getsignal(number) for number in signals.HANDLED_SIGNALS}
     ends: list[int] = []
     clock = iter(range(1, 99))
     monkeypatch.setattr(Signals, "_end_at_once", lambda self, number: ends.append(number))
@@ -105,7 +101,6 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Signals, list[int
         (["SIGTERM", "SIGINT"], ["SIGINT"]),
         (["SIGHUP", "SIGHUP", "SIGTERM"], []),
         (["SIGUSR1", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGXCPU", "SIGTERM"], []),
-        (["SIGURG", "SIGTERM"], []),
         (["SIGUSR2", "SIGINT", "SIGTERM"], ["SIGTERM"]),
         (["SIGTERM", "SIGHUP", "SIGUSR1"], []),
     ],
@@ -114,9 +109,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Signals, list[int
 def test_only_a_second_wish_ends_at_once(trainer: tuple[Signals, list[int]], names: list[str], ends: list[str]) -> None:
     """A terminal that closes and a scheduler at its limit send several signals."""
     ours, codes = trainer
-    with pytest.raises(
-        Interrupted, match=f"stopped by {names[0] if names[0] != 'SIGURG' else signals.PREEMPTION_NOTICE}"
-    ):
+    with pytest.raises(Interrupted, match=f"stopped by {names[0]}"):
         signal.raise_signal(signal.Signals[names[0]])
     for name in names[1:]:
         signal.raise_signal(signal.Signals[name])

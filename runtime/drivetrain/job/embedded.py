@@ -153,11 +153,10 @@ class EmbeddedJob(CustomTask):
                 "1",
                 "leave it out; `drivetrain train` starts several",
             )
-        for key, value in (("notice", self.checkpoint.notice), ("copy_to", self.checkpoint.copy_to)):
-            if value is not None:
-                yield self.problem(
-                    ("checkpoint", key),
-                    f"is {value!r} in a call from Python",
-                    f"checkpoint.{key} in a job that `drivetrain train` runs",
-                    "leave it out",
-                )
+        if self.checkpoint.copy_to is not None:
+            yield self.problem(
+                ("checkpoint", "copy_to"),
+                f"is {self.checkpoint.copy_to!r} in a call from Python",
+                "checkpoint.copy_to in a job that `drivetrain train` runs",
+                "leave it out",
+            )

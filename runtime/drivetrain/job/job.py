@@ -24,7 +24,6 @@ from drivetrain.job.values import (
     Duration,
     Interval,
     Name,
-    NoticeUrl,
     Spec,
     StoreAddress,
     VariableName,
@@ -59,11 +58,6 @@ class Checkpoint(Spec):
         None,
         description="metric of the best checkpoint, which is kept; by task if absent; of equal values that with the lower "
         "validation loss",
-    )
-    notice: NoticeUrl | None = Field(
-        None,
-        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice, on which the run stops with"
-        " exit code 75",
     )
     copy_to: StoreAddress | None = Field(
         None,

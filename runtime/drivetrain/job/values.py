@@ -30,18 +30,6 @@ _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 # No user name and password, because the spec is copied into every run folder.
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
-# Under other paths the same addresses give credentials of the machine, so only these paths are allowed. A loopback
-# address is allowed for a service of the machine's owner.
-_NOTICE = re.compile(
-    r"http://("
-    r"(169\.254\.169\.254|\[fd00:ec2::254\])/latest/meta-data/"
-    r"(spot/instance-action|spot/termination-time|events/recommendations/rebalance)"
-    r"|(169\.254\.169\.254|metadata\.google\.internal)/computeMetadata/v1/instance/(preempted|maintenance-event)"
-    r"|169\.254\.169\.254/metadata/scheduledevents\?api-version=[0-9]{4}-[0-9]{2}-[0-9]{2}"
-    r"|100\.100\.100\.200/latest/meta-data/instance/spot/termination-time"
-    r"|(localhost|127(\.(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}|\[::1\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/?=&%-]*)?"
-    r")"
-)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _REVISION = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _FOLD = re.compile(r"([1-9][0-9]?|100)/([2-9]|[1-9][0-9]|100)")
@@ -243,23 +231,9 @@ def _is_address(text: str, pattern: re.Pattern[str]) -> bool:
 
 
 def check_web_address(text: str) -> None:
-    """Check a URL that is polled during the run."""
+    """Check the URL of a server; it becomes part of the run folder, so it holds no credentials."""
     if not _is_address(text, _ADDRESS):
-        raise PydanticCustomError(
-            "address",
-            "a URL without user and password, such as http://169.254.169.254/latest/meta-data/spot/instance-action",
-        )
-
-
-def check_notice_address(text: str) -> None:
-    """Check a URL that is polled during the run: one where a cloud announces that it takes a machine away."""
-    if not _is_address(text, _NOTICE):
-        raise PydanticCustomError(
-            "notice",
-            "a URL where a cloud gives notice, such as "
-            "http://169.254.169.254/latest/meta-data/spot/instance-action (docs/failures.md), or one of this machine "
-            "itself, such as http://127.0.0.1:8000/notice",
-        )
+        raise PydanticCustomError("address", "a URL without user and password, such as https://mlflow.example.org")
 
 
 def check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -317,7 +291,6 @@ def check_store_address(value: object) -> object:
 
 StoreAddress = Annotated[str, BeforeValidator(check_store_address), Field(json_schema_extra={"pattern": STORE_PATTERN})]
 Address = Annotated[str, _CheckedText(check_web_address, _ADDRESS.pattern)]
-NoticeUrl = Annotated[str, _CheckedText(check_notice_address, _NOTICE.pattern)]
 Name = Annotated[str, _CheckedText(check_run_name, _NAME.pattern)]
 VariableName = Annotated[str, _CheckedText(check_variable_name, _VARIABLE.pattern)]
 Revision = Annotated[str, _CheckedText(check_revision, _REVISION.pattern)]

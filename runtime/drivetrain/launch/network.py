@@ -18,8 +18,6 @@ def need(job: Job) -> str | None:
         return f"checkpoint.copy_to: {job.checkpoint.copy_to} gets a copy of the run"
     if stored := remote_data.list_remote_paths(job):
         return f"{'.'.join(stored[0][0])}: {stored[0][1]} is in a store or on the web"
-    if job.checkpoint.notice:
-        return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None
 
 

@@ -247,7 +247,6 @@ MAY_CHANGE_ON_RESUME = (
     "baselines",
     "checkpoint.every",
     "checkpoint.keep",
-    "checkpoint.notice",
     "checkpoint.copy_to",
     "data.stream.cache",
     "train.max_time",

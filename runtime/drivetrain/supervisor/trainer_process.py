@@ -17,7 +17,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor import preemption, trainer_error
+from drivetrain.supervisor import trainer_error
 from drivetrain.system import interpreter
 from drivetrain.system.console import describe_lost_output, guard_output, report_if_slow, say_error
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
@@ -84,7 +84,7 @@ def train(
     clock.phases["import"] = process_seconds()  # the start of the interpreter counts, too
     plan_at_start = plans.read_plan(folder)
     try:
-        with blame_job_code(job), preemption.watch(job.checkpoint.notice if is_leader else None, folder):
+        with blame_job_code(job):
             # In another process than the leader's, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
             plan_of_leader = plans.read_plan(folder)

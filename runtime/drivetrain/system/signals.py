@@ -36,9 +36,6 @@ CRASH_EXIT_CODES = {
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 }
 """Signals raised by a fault inside a kernel, by exit code."""
-PREEMPTION_SIGNAL = signal.SIGURG
-"""Sent by the thread that polls for a notice of preemption; nobody else sends it, and elsewhere it has no effect."""
-PREEMPTION_NOTICE = "a notice that this machine will be shut down"
 KILLED_EXIT_CODE = 137
 """128 plus the number of SIGKILL."""
 
@@ -77,7 +74,6 @@ class Signals:
         self.received: str | None = None
         self.depth = 0
         install_handler(self._handle)
-        signal.signal(PREEMPTION_SIGNAL, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -87,7 +83,7 @@ class Signals:
             if now - self.first > SIGNAL_GROUP_SECONDS and not (self.scheduled and number == signal.SIGTERM):
                 self._end_at_once(number)
         if self.received is None:
-            self.received = PREEMPTION_NOTICE if number == PREEMPTION_SIGNAL else describe_signal(number)
+            self.received = describe_signal(number)
             self.check()
 
     def _end_at_once(self, number: int) -> None:
