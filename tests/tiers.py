@@ -30,7 +30,6 @@ SLOW = frozenset(
         "docs/test_tracker",
         "inference/test_evaluate",
         "inference/test_export",
-        "inference/test_predict_stream",
         "job_spec/test_fuzzed_specs",
         "job_spec/test_many_specs",
         "job_spec/test_stored_data",

@@ -130,14 +130,8 @@ def test_predict_runs_in_the_image(commands: list[Started], tmp_path: Path, caps
     assert capsys.readouterr().out == ""  # it is the table of answers alone
 
 
-def test_standard_input_reaches_the_container_if_it_is_asked_for(commands: list[Started]) -> None:
-    main.main(["predict", "runs/parts-001", "-"])
-    main.main(["predict", "runs/parts-001", "runs"])
-    assert ["--interactive=true" in started.options for started in commands] == [True, False]
-
-
 def test_head_has_seen_enough() -> None:
-    """The engine's client ends with 1 then, which made `predict RUN - | head` fail."""
+    """The engine's client ends with 1 then, which made `predict RUN FILE | head` fail."""
     reading, writing = os.pipe()
     assert not run_in_image._has_no_reader(writing)
     os.close(reading)

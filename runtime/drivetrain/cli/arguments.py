@@ -278,8 +278,7 @@ def _add_use(add: Add) -> None:
         type=Path,
         nargs="+",
         metavar="INPUT",
-        help="input files or folders, in the format of the training data; - reads standard input: CSV, JSON lines, or a "
-        "path of an image in each line",
+        help="input files or folders, in the format of the training data",
     )
     command.add_choice("--format", ("csv", "jsonl"), "output format: one CSV row or JSON line per sample")
     command.add_path(

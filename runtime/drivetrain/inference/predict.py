@@ -4,7 +4,6 @@ CSV has a row per sample: `sample` (path, or file and row), then for each output
 the prefix `<head>.` for named heads. JSON lines have the same keys, those of named heads under `heads`. In CSV, text
 that a spreadsheet would run as a formula gets an apostrophe; JSON lines keep it as it is. Samples that cannot be read
 are listed on stderr and have no row. Predictions are computed in fp32, even if the training used another precision.
-The input `-` is standard input: each prediction is written as soon as it is known.
 """
 
 from __future__ import annotations
@@ -29,18 +28,13 @@ from drivetrain.system.printable import escape_cell, escape_row, printable, prin
 from drivetrain.tracking.live import time_left
 
 if TYPE_CHECKING:
-    import torch
-
     from drivetrain.data.dataset import NewSamples
     from drivetrain.data.formats.csv_dialect import CsvFiles
     from drivetrain.inference.annotated_table import InputTable, TableForm
     from drivetrain.inference.predictions import Answer, TitledAnswer
-    from drivetrain.models.saved_model import SavedModel
 
 TERMINAL = "DRIVETRAIN_TERMINAL"
 """Set in a container whose stdout is a user's terminal."""
-STDIN = Path("-")
-"""Stands for standard input on the command line."""
 LABEL_SEPARATOR = ";"
 """Separates the classes in a CSV cell of a multi-label head."""
 
@@ -71,8 +65,7 @@ def predict(request: PredictRequest) -> int:
     Raises:
         CheckpointError: if there is no trained model.
         DataError: if no sample can be read.
-        SpecError: if standard input is named beside others, or the model's samples cannot come in lines, or columns of the
-            input are asked for that it does not have.
+        SpecError: if columns of the input are requested that it does not have.
         StorageError: if the output cannot be written.
     """
     machine = thread_limits.limit_threads()
@@ -84,9 +77,6 @@ def predict(request: PredictRequest) -> int:
     from drivetrain.models import forward, saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
-    if STDIN in request.inputs:
-        device = torch.device(device_check.select_usable_device(machine, say_aside))
-        return _predict_stream(request, trained, device)
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
     data = load_data.load_new(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
     table = _open_input_table(request, data, files)
@@ -151,24 +141,6 @@ def _write(request: PredictRequest, answers: Iterable[TitledAnswer], file: IO[st
 
 def _format_count(count: int) -> str:
     return "1 sample" if count == 1 else f"{count:,} samples"
-
-
-def _predict_stream(request: PredictRequest, trained: SavedModel, device: torch.device) -> int:
-    """Predict what comes from standard input, as it comes."""
-    from drivetrain.inference.predict_stream import PredictStream
-
-    if len(request.inputs) > 1:
-        raise SpecError("-: standard input beside other inputs", "one of them", "remove - or the others")
-    if sys.stdin.isatty():
-        say_aside("predict: reading what you type; Ctrl-D ends it")
-    stream_predictor = PredictStream(trained, device, request.probabilities, request.csv)
-    # Not sys.stdin, and never closed: both would wait for the thread that reads, which may never end.
-    stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
-    with _open_output(request.output) as file:
-        _write(request, stream_predictor.predict(stream, file.flush), file)
-    left_out = f", {stream_predictor.left_out:,} lines left out" if stream_predictor.left_out else ""
-    say_aside(f"{_format_count(stream_predictor.count)}{left_out}")
-    return 0
 
 
 @contextlib.contextmanager

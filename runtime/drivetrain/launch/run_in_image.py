@@ -25,7 +25,7 @@ from typing import IO, Any, TextIO
 
 from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
-from drivetrain.inference.predict import STDIN, TERMINAL
+from drivetrain.inference.predict import TERMINAL
 from drivetrain.job import Job
 from drivetrain.job.draft import name_job_file
 from drivetrain.job.remote_data import list_whole_paths
@@ -126,7 +126,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     caller = {"DRIVETRAIN_UID": str(os.getuid()), "DRIVETRAIN_GID": str(os.getgid())}
     variables |= engine.owner() or (caller if parsed.command in ("sample", "init") else container_limits.owner(PROJECT))
     uid = int(variables["DRIVETRAIN_UID"])
-    project, has_input = compose_project.ComposeProject(client), STDIN in getattr(parsed, "inputs", ())
+    project = compose_project.ComposeProject(client)
     with (
         command_output.open_output(_list_outputs(parsed), uid, needs.list_mounts()) as bind_mounts,
         run_secrets.write_for_block(needs.secrets, info, uid) as secrets,
@@ -135,10 +135,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         override = {"services": {"trainer": _service([*bind_mounts, *secrets.mounts()], engine)}}
         file.write(project.to_yaml(override, variables))
         file.flush()
-        # Standard input may be the command's own, so compose reads what is added from a file.
         line = [*project.list_words("cpu", file.name), "run", "--rm", "-T", "--no-deps"]
         name = f"{project.name}-{parsed.command}-{os.getpid()}"
-        options = ["--name", name, f"--interactive={str(has_input).lower()}", "--workdir", str(workdir)]
+        options = ["--name", name, "--interactive=false", "--workdir", str(workdir)]
         command = [*line, *options, "trainer", *arguments]
         code = _wait(command, {**os.environ, **variables}, partial(_stop, client, name))
     # No command of ours ends with 1: the engine has refused the container.
