@@ -287,12 +287,12 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
 def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     assert "Made from" not in text_of(run), "one that has not ended has no record of it"
     assert not (run / "model-card.md").exists()
-    origin = {"commit": f"{'c' * 40}-changed", "later_commits": ["d" * 40], "image": {"name": "cpu", "id": "sha256:11"}}
+    origin = {"commit": "c" * 40, "later_commits": ["d" * 40], "image": {"name": "cpu", "id": "sha256:11"}}
     digests = {"data": {"data.train": "d1"}, "code": {"net.py": "c1"}, "spec": "s1", "plan": "p1", "model": "m1"}
     (run / "provenance.json").write_text(json.dumps(origin | digests | {"torch": "2.13.0", "drivetrain": "0.1.0"}))
     text = text_of(run)
     for row in (
-        f"| commit of the job's folder | {'c' * 40}, with changes that are not committed |",
+        f"| commit of the job's folder | {'c' * 40} |",
         f"| commit when it was resumed | {'d' * 40} |",
         "| image | cpu sha256:11 |",
         "| versions | drivetrain 0.1.0, torch 2.13.0 |",

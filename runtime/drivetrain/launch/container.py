@@ -240,7 +240,7 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
     """
     facts = {
         provenance.IMAGE: str(client.images.get(image).id),
-        provenance.COMMIT: provenance.read_commit(spec.absolute().parent, PROJECT / "runs") or "",
+        provenance.COMMIT: provenance.read_commit(spec.absolute().parent) or "",
     }
     return {TRACKED_BY_VARIABLE: "host", **{name: text for name, text in facts.items() if text}}
 

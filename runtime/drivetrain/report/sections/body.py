@@ -242,8 +242,6 @@ def final_test_section(record: Record, summary: Summary) -> Section | None:
     return Section("test", "Final test", tuple(blocks))
 
 
-_CHANGED = "-changed"
-"""Ends a commit from which files differed; the word of provenance.json."""
 _MAX_CODE_FILES = 30
 """Files of code that are named."""
 
@@ -280,7 +278,4 @@ def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_commit(commit: object) -> str:
-    if not commit:
-        return "not under git"
-    text = format_json(commit)
-    return f"{text.removesuffix(_CHANGED)}, with changes that are not committed" if text.endswith(_CHANGED) else text
+    return format_json(commit) if commit else "not under git"
