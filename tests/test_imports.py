@@ -24,7 +24,6 @@ LIGHT = [
     "drivetrain.hardware.image_selection",
     "drivetrain.supervisor.supervisor",
     "drivetrain.launch.container",
-    "drivetrain.launch.clusters.cluster_launch",
     "drivetrain.supervisor.run_folder",
     "drivetrain.job.workload",
     "drivetrain.inference.predict",

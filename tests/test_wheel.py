@@ -11,7 +11,7 @@ import pytest
 
 from tests import installed_wheel
 from tests.messages import get_message, says_each
-from tests.paths import PACKAGE, ROOT
+from tests.paths import ROOT
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 
@@ -41,14 +41,10 @@ def table(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_compose_files_and_templates_travel(wheel: Path) -> None:
+def test_the_compose_files_travel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         for path in (ROOT / "compose").glob("*.yaml"):
             assert file.read(f"drivetrain/launch/compose/{path.name}") == path.read_bytes()
-        templates = list((PACKAGE / "launch" / "templates").iterdir())
-        assert templates
-        for path in templates:
-            assert file.read(f"drivetrain/launch/templates/{path.name}") == path.read_bytes()
         assert "drivetrain/data/sample_data/reports.yaml" in file.namelist()
         tops = {name.split("/")[0] for name in file.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"drivetrain"}

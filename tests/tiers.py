@@ -34,7 +34,6 @@ SLOW = frozenset(
         "job_spec/test_many_specs",
         "job_spec/test_stored_data",
         "launch/test_follow_container",
-        "launch/test_real_slurm",
         "models/networks/test_text_encoder",
         "models/test_feature_cache",
         "storage/test_bad_remote",

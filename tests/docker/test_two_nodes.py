@@ -11,18 +11,12 @@ import pytest
 import yaml
 
 from tests.docker.container_nodes import HARDENED, container_nodes, prepare_job, run_docker, train_reference
-from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.messages import says
+from tests.paths import ROOT
 from tests.supervisor.tiny_run import have_same_weights, read_rows
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.nightly
-SECTION: dict[str, Any] = {
-    "image": IMAGE,
-    "runs": "/data/runs",
-    "claims": [{"claim": "datasets", "at": "/data"}],
-    "grace": "60s",
-}
 
 
 def trains(run: Path) -> bool:
@@ -37,8 +31,9 @@ def options(pod: dict[str, Any], folder: Path, number: int) -> list[str]:
     assert not inside["allowPrivilegeEscalation"]
     assert inside["capabilities"] == {"drop": ["ALL"]}
     arguments = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true"]
-    arguments += [f"--user={user['runAsUser']}:{user['runAsGroup']}", f"--env=JOB_COMPLETION_INDEX={number}"]
-    arguments += [f"--env={variable['name']}={variable['value']}" for variable in container["env"]]
+    arguments += [f"--user={user['runAsUser']}:{user['runAsGroup']}"]
+    # The rank comes from the number that Kubernetes gives a pod.
+    arguments += [f"--env={variable['name']}={variable.get('value', number)}" for variable in container["env"]]
     limits = container["resources"]["limits"]
     arguments += [f"--cpus={limits['cpu']}", f"--memory={limits['memory'].removesuffix('i').lower()}"]
     volumes = {volume_spec["name"]: volume_spec for volume_spec in pod["volumes"]}
@@ -55,20 +50,14 @@ def options(pod: dict[str, Any], folder: Path, number: int) -> list[str]:
     return arguments
 
 
-def test_the_pod_template_trains_in_two_containers(
-    cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pod_template_trains_in_two_containers(cpu_image: str, tmp_path: Path) -> None:
     """With its arguments, variables, user and hardening, and no others; the engine's stop is that of a drained node."""
-    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "claim"
     job = prepare_job(folder, epochs=40, data="/data/images.npz")
-    site = ClusterSite("k8s", SECTION, ("--nodes", "2", "--output", "out.yaml"))
-    site.prepare(tmp_path, job.read_text())
-    assert site.launch() == 0
-    documents = {document["kind"]: document for document in yaml.safe_load_all((tmp_path / "out.yaml").read_text())}
+    manifest = (ROOT / "examples" / "clusters" / "kubernetes.yaml").read_text()
+    documents = {document["kind"]: document for document in yaml.safe_load_all(manifest)}
     (folder / "job").mkdir()
-    for name, text in documents["ConfigMap"]["data"].items():
-        (folder / "job" / name).write_text(text)
+    (folder / "job" / "job.yaml").write_text(job.read_text())
     pod = documents["Job"]["spec"]["template"]["spec"]
     arguments: Sequence[str] = pod["containers"][0]["args"]
     run = folder / "runs" / "tiny-001"
@@ -77,7 +66,7 @@ def test_the_pod_template_trains_in_two_containers(
         def start() -> list[str]:
             return [
                 network.start(
-                    number, arguments, options(pod, folder, number), hostname=f"tiny-{number}.{pod['subdomain']}"
+                    number, arguments, options(pod, folder, number), hostname=f"digits-{number}.{pod['subdomain']}"
                 )
                 for number in range(2)
             ]
@@ -91,7 +80,6 @@ def test_the_pod_template_trains_in_two_containers(
         pods = start()
         assert network.codes(pods) == [0, 0], run_docker("logs", pods[0])
         log = run_docker("logs", pods[0])
-    assert "(JOB_COMPLETION_INDEX of Kubernetes)" in log
     assert "resumes" in log
     alone = train_reference(cpu_image, folder, "/data/tiny.yaml")
     assert have_same_weights(alone, run)

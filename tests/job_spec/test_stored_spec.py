@@ -155,7 +155,10 @@ def test_another_type_or_order_is_a_change(tmp_path: Path, before: dict[str, obj
     )
     (tmp_path / "a.py").write_text("def build(**arguments): ...\n\n\ndef train_data(**arguments): ...\n")
     (tmp_path / "run").mkdir()
-    jobs = [load_job.load_unseen(write(tmp_path, text % json.dumps(arguments))) for arguments in (before, now)]
+    jobs = [
+        load_job.check(load_job.read_spec(write(tmp_path, text % json.dumps(arguments)), ()))
+        for arguments in (before, now)
+    ]
     store_spec(tmp_path / "run", jobs[0])
     assert compare_stored_spec(tmp_path / "run", jobs[0]).lines == []
     assert compare_stored_spec(tmp_path / "run", jobs[1]).lines
@@ -176,7 +179,7 @@ def list_numbers(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_number_may_have_another_default(tmp_path: Path, path: Path) -> None:
-    job = load_job.load_unseen(path)
+    job = load_job.check(load_job.read_spec(path, ()))
     run = store(tmp_path, job, {})
     spec, written = job.dump(), json.loads((run / COPY / WRITTEN_FILE).read_text())
     changes = {}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from drivetrain.distributed.world import WORLD_SIZE
 from drivetrain.errors import CheckpointError, Replanned, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.launch.clusters import engines
 from drivetrain.supervisor import repeat as repeating
 from drivetrain.supervisor import run_folder, supervisor
 from drivetrain.supervisor.repeat import RepeatRequest
@@ -142,37 +139,6 @@ def test_a_trial_is_trained_from_the_copy_of_its_sweep(spec: Path, monkeypatch: 
         reader = sweep.EpochReader(lambda: None, "loss", lambda epoch, value: False)
         sweep.train_trial(source, [], forward, reader, spec)
     assert job_of(requests[0].source) == AS_STARTED
-
-
-def test_a_batch_script_carries_the_job_as_it_was_written(
-    spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
-    assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
-    edit(spec)
-    head = (tmp_path / "a.sbatch").read_text().partition("srun_options=")[0]
-    done = subprocess.run(
-        ["bash", "-c", head + '\necho "${train[1]}"'],
-        env={**os.environ, "SLURM_JOB_ID": "7"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    name, _, copy = done.stdout.strip().partition("=")
-    assert name == spec_source.COPY_VARIABLE
-    assert job_of(SpecSource(spec, copy=Path(copy))) == AS_STARTED
-
-
-def test_files_that_a_batch_script_cannot_hold_are_named(
-    spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engines, "MAX_SCRIPT_FILE_BYTES", 100)
-    (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
-    assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
-    assert says(capsys.readouterr().err, "read-run-starts", "code/scale.json")
-    assert "scale.json" not in (tmp_path / "a.sbatch").read_text()
 
 
 def test_what_is_changed_between_two_commands_is_refused(spec: Path, tmp_path: Path) -> None:

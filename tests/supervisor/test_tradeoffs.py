@@ -176,13 +176,13 @@ def test_memory_that_runs_out_is_the_result_of_a_variant(tmp_path: Path, trainer
 def test_the_example_jobs_have_variants_that_are_valid_jobs(
     job: str, preprocessing: dict[str, int], expected: dict[str, object]
 ) -> None:
-    loaded = job_spec.load_unseen(JOBS / f"{job}.yaml")
+    loaded = job_spec.check(job_spec.read_spec(JOBS / f"{job}.yaml", ()))
     variants = list_variants(loaded, preprocessing, "fp32")
     values = {variant.name: variant.values for variant in variants}
     for name, changes in expected.items():
         assert changes is None or values[name] == changes
     for variant in variants:
-        job_spec.load_unseen(JOBS / f"{job}.yaml", variant.assignments())
+        job_spec.check(job_spec.read_spec(JOBS / f"{job}.yaml", variant.assignments()))
     solved = {variant.name for variant in list_variants(loaded, preprocessing, "fp32", is_solved=True)}
     assert values.keys() - solved == ABOUT_STEPS & values.keys()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from drivetrain.cli import cluster_options, runs_option
+from drivetrain.cli import runs_option
 from drivetrain.cli.command_parser import CommandParser
 from drivetrain.data.formats.csv_dialect import OPTION
 from drivetrain.errors import SpecError, nearest
@@ -132,8 +132,7 @@ def _add_training(add: Add) -> None:
     command = _add_job(
         add(
             "launch",
-            "train in a Docker container under the job's resource limits, or on a cluster (use this on the host, not "
-            "inside a container)",
+            "train in a Docker container under the job's resource limits (use this on the host, not inside a container)",
         )
     )
     _add_verbose(command)
@@ -143,7 +142,6 @@ def _add_training(add: Add) -> None:
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
     command.add_switch("--network", "give the container network access, for your own code")
     command.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
-    cluster_options.add(command)
 
 
 def _add_nodes(command: CommandParser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_type_hints
 
-from drivetrain.cli import cluster_options, json_output
+from drivetrain.cli import json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
 from drivetrain.cli.track import track as track
@@ -194,17 +194,10 @@ def train(options: argparse.Namespace) -> int:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Train in a container, or on a cluster."""
-    cluster_options.check(options)
+    """Train in a container."""
     from drivetrain.launch import container
 
-    flags = list_flags(options)
-    request = make_request(container.LaunchRequest, options, flags=flags, command="train", engine=options.on or "")
-    if not options.on:
-        return container.launch(request)
-    from drivetrain.launch.clusters import cluster_launch
-
-    return cluster_launch.launch(request)
+    return container.launch(make_request(container.LaunchRequest, options, flags=list_flags(options), command="train"))
 
 
 def run_in_container(options: argparse.Namespace) -> int:

@@ -160,22 +160,6 @@ def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
     return located_data.use_cached(job)
 
 
-def load_unseen(path: Path, assignments: Sequence[str] = (), *, content: bytes | None = None) -> Job:
-    """Read and check a job file whose data is on other machines: the files that its paths name are not checked.
-
-    Args:
-        path: the YAML file.
-        assignments: `key.path=value` texts, applied over the file.
-        content: the bytes of the file, if they were read before; None to read them now.
-
-    Raises:
-        SpecError: with all problems, each with file:line:column and key.
-    """
-    job = check(read_spec(path, assignments, content))
-    job._folder = path.parent
-    return job
-
-
 def check(document: Document, kind: type[Job] | None = None) -> Job:
     """Build a Job from a document.
 

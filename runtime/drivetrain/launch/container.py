@@ -62,15 +62,6 @@ class LaunchRequest:
     """The name of an image that replaces the image of this checkout or version."""
     command: str = "train"
     """The command that runs in the container: train, repeat, inspect, sweep or tradeoffs."""
-    engine: str = ""
-    """The engine of a cluster, which has what follows; empty for a container."""
-    nodes: int | None = None
-    per_node: int | None = None
-    """Processes on each node."""
-    site: Path | None = None
-    """The file about the cluster."""
-    output: Path | None = None
-    submit: bool = False
 
     def load_jobs(self, job: Job) -> list[Job]:
         """Load the job, and for a sweep also one job per choice: each can name other data or another network."""

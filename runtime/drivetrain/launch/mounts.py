@@ -11,13 +11,13 @@ import os
 import pwd
 import stat
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.data.images.image_paths import copy_without_links
-from drivetrain.errors import Problem, SpecError
-from drivetrain.job import Job, dot_key
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.formatting import printable
 from drivetrain.job.hub_address import is_on_hub
@@ -206,46 +206,13 @@ def _list_homes() -> set[Path]:
     return {form for home in homes if home.is_absolute() for form in (home, home.resolve()) if len(form.parts) > 1}
 
 
-def list_files(job: Job, *, here: bool = True) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every local path in the spec with its key: data, pretrained weights that exist here, and the user's code.
-
-    Args:
-        here: whether they are paths of this machine; on another one, which cannot be looked at, a name of a network that
-            does not begin as a path is none.
-    """
+def list_files(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every local path in the spec with its key: data, pretrained weights that exist here, and the user's code."""
     yield from ((key, text) for key, text in list_local_paths(job) if not is_on_hub(text))
     for key, text in job.model_paths():
-        begins_as_path = key[-1] in ("weights", "from") or text.startswith(("/", ".", "~"))
-        is_path = os.path.exists(job.resolve(text)) if here else begins_as_path and not is_on_hub(text)
-        if is_path and not is_remote(text):
+        if os.path.exists(job.resolve(text)) and not is_remote(text):
             yield key, text
     yield from (((*key, CODE_KEY), part.file) for key, part, _ in list_user_functions(job))
-
-
-def refuse_outside(
-    job: Job, others: Mapping[str, str], folders: Sequence[str], fault: str, action: str, *, here: bool
-) -> None:
-    """Check that the files of a job are below folders that the machines of a cluster see.
-
-    Args:
-        others: further paths, by how messages name them.
-        here: whether these are paths of this machine, whose links are followed.
-
-    Raises:
-        SpecError: with all that are not.
-    """
-    resolve: Callable[[str], str] = os.path.realpath if here else str
-    files = [(name, "", path) for name, path in others.items()]
-    for keys, text in list_files(job, here=here):
-        files.append((job.document.place(keys), dot_key(keys), os.path.abspath(job.resolve(text)) if here else text))
-    roots, problems = [resolve(folder) for folder in folders], []
-    possible = f"below {', '.join(folders)}" if folders else "folders that all nodes see; the site file lists none"
-    for location, key, path in files:
-        resolved = Path(resolve(path))
-        if ".." in resolved.parts or not any(resolved.is_relative_to(root) for root in roots):
-            problems.append(Problem(location, key, f"{path} {fault}", possible, action))
-    if problems:
-        raise SpecError(problems)
 
 
 def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
