@@ -57,10 +57,9 @@ JOB_COMMANDS = {
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
     "inspect": ["inspect", "job.yaml", "--folds", "2"],
     "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={space: {train.optimizer.lr: [0.01, 0.02]}}"],
-    "tradeoffs": ["tradeoffs", "job.yaml", "--within", "20s"],
     "bench": ["bench", "job.yaml", "--rounds", "3", "--output", "bench"],
 }
-LONG = ("memory", "find-lr", "repeat", "inspect", "sweep", "tradeoffs", "bench")
+LONG = ("memory", "find-lr", "repeat", "inspect", "sweep", "bench")
 RUN_COMMANDS = {
     "watch": ["watch", "runs/hostile-001"],
     "report": ["report", "runs/hostile-001"],

@@ -169,14 +169,6 @@ def _add_repeat(add: Add) -> None:
     command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
     command.add_switch("--new", "begin a new sweep, even if an earlier one is unfinished")
-    text = (
-        "measure what shorter texts, smaller networks, larger batches or fewer epochs save in time and cost in quality"
-    )
-    command = _add_runs(add("tradeoffs", text), plain=False)
-    command.add_argument(
-        "--within", default="30m", metavar="TIME", help="begin no training that would end later (default: 30m)"
-    )
-    command.add_switch("--new", "start new runs in place of unfinished ones")
 
 
 def _add_start(command: CommandParser) -> None:

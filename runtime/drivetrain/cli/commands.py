@@ -34,12 +34,11 @@ REQUESTS = {
     "repeat": "drivetrain.supervisor.repeat:repeat",
     "reproduce": "drivetrain.supervisor.reproduce:reproduce",
     "sweep": "drivetrain.supervisor.sweep.sweep:sweep",
-    "tradeoffs": "drivetrain.supervisor.tradeoffs.tradeoffs:measure_tradeoffs",
 }
 """Commands whose options are those of a request, by the function that takes it. The others are functions of this module."""
 OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
 """By field of a request: the option that it is, if that has another name."""
-TRAINING = ("train", "repeat", "inspect", "sweep", "tradeoffs")
+TRAINING = ("train", "repeat", "inspect", "sweep")
 """Commands that train."""
 FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
 FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
