@@ -287,10 +287,3 @@ def test_escapes_of_code_in_the_image_do_not_reach_the_terminal(tmp_path: Path) 
     assert sorted(text.decode().split()) == ["caf\u00e9\ufffd]0;owned\ufffd", "\ufffd[2Jno"]
     piped = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
     assert piped.stdout == b"caf\xc3\xa9\x1b]0;owned\x07\n"
-
-
-def test_a_plan_runs_there_only_if_it_times_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended with a traceback where torch is in the image alone."""
-    monkeypatch.setattr(run_in_image, "torch_is_missing", lambda: True)
-    assert not run_in_image.is_needed("plan")
-    assert run_in_image.is_needed("plan", times_steps=True)

@@ -1,4 +1,4 @@
-"""`train.within` and `plan --time`: the length of a run from timed steps, and a schedule that ends with it."""
+"""`train.within`: the length of a run from timed steps, and a schedule that ends with it."""
 
 from __future__ import annotations
 
@@ -162,19 +162,6 @@ def test_a_run_within_a_time_resumes_with_its_length_and_ends_its_schedule(tmp_p
     assert json.loads((run_folder / "report.json").read_text())["forecast"] == compared_forecast
     changes = [line for line in (run_folder / "events.jsonl").read_text().splitlines() if "steps instead of" in line]
     assert changes or rows[-1]["step"] == length["steps"]
-
-
-def test_the_time_of_a_plan_is_told_and_nothing_is_written(tmp_path: Path) -> None:
-    spec = str(write_job(tmp_path))
-    files_before = sorted(tmp_path.rglob("*"))
-    done = run_drivetrain(tmp_path, "plan", spec, "--time", "--set", "train.within=null", "--json")
-    assert done.returncode == 0, done.stderr
-    times = json.loads(done.stdout)
-    assert (times["epochs"], times["steps_per_epoch"], times["total_steps"]) == (10, 12, 120)
-    assert times["seconds"] > 120 * times["step"] + 10 * times["evaluation"]
-    assert sorted(tmp_path.rglob("*")) == files_before
-    refused = run_drivetrain(tmp_path, "plan", spec, "--time", "--hardware", str(tmp_path / "other.json"))
-    assert refused.returncode == 2
 
 
 def test_layers_may_be_unfrozen_in_any_epoch_before_the_length_is_known(tmp_path: Path) -> None:

@@ -90,11 +90,6 @@ def _add_plan(add: Add) -> None:
     command.add_switch("--json", "print JSON, which `plan --hardware` reads")
     command = _add_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
     command.add_path("--hardware", "FILE", "plan for another machine: the output of `facts --json` there")
-    command.add_switch("--time", "time a few steps, and say how long the training takes and what it needs")
-    command.add_argument(
-        "--on", metavar="MACHINES", help="time, memory and price here and on others, such as codespace-2,t4,a100"
-    )
-    command.add_path("--prices", "FILE", "with --on: prices by the hour (YAML)")
     command.add_switch("--plain", "turn all optimizations off")
     command.add_switch("--all", "include settings that do not apply to this machine and job")
     command.add_switch("--json", "print JSON, which `train --plan` reads")

@@ -95,17 +95,7 @@ def facts(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Show every decision; returns the code of a measurement that failed."""
-    from drivetrain.tuning.measuring_child import MeasurementEnded
-
-    try:
-        _show_plan(options)
-    except MeasurementEnded as ending:
-        return int(ending.args[0])
-    return 0
-
-
-def _show_plan(options: argparse.Namespace) -> None:
+    """Show every decision."""
     from drivetrain.hardware import calibration_file, facts, gpu_selection
     from drivetrain.hardware.detect import detect
     from drivetrain.job_spec import load_job as job_spec
@@ -113,7 +103,6 @@ def _show_plan(options: argparse.Namespace) -> None:
     from drivetrain.plan import evidence
     from drivetrain.plan import plan as plans
     from drivetrain.plan.plan_table import render
-    from drivetrain.tuning.run_length import forecast
 
     show = say_aside if options.json else say
     job = job_spec.load(options.job, options.set)
@@ -128,39 +117,11 @@ def _show_plan(options: argparse.Namespace) -> None:
             show(note)
     measured = {} if options.hardware else evidence.load_process_settings(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
-    _check_plan_options(options)
-    if options.on is not None:
-        from drivetrain.tuning.elsewhere.machine_catalog import find_machines, read_price_list
-        from drivetrain.tuning.elsewhere.machine_estimate import compare_machines
-
-        machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
-        compare_machines(
-            options.job,
-            options.set,
-            machine,
-            resolved,
-            machines,
-            plain=options.plain,
-            prices=prices,
-            as_json=options.json,
-        )
-    elif options.time:
-        forecast(options.job, options.set, machine, resolved, as_json=options.json)
-    elif options.json:
+    if options.json:
         say_json(resolved.to_json())
     else:
         open_console().print(render(resolved, job, machine, show_all=options.all))
-
-
-def _check_plan_options(options: argparse.Namespace) -> None:
-    """Refuse options of `plan` that exclude or need each other; raises SpecError."""
-    if options.prices and options.on is None:
-        raise SpecError("--prices without --on", "prices of the machines in --on", "add --on, or remove --prices")
-    if options.on is not None and options.time:
-        raise SpecError("--on with --time", "--on, whose first row has the time here", "remove --time")
-    for name, value in (("time", options.time), ("on", options.on is not None)):
-        if value and options.hardware:
-            raise SpecError(f"--{name} with --hardware", "steps of this machine, which are timed", "leave one out")
+    return 0
 
 
 def train(options: argparse.Namespace) -> int:

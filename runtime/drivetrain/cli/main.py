@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check(options)
         if getattr(options, "verbose", False):
             os.environ[VERBOSE_VARIABLE] = "1"
-        if run_in_image.is_needed(options.command, times_steps=getattr(options, "time", False)):
+        if run_in_image.is_needed(options.command):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
         if options.command in commands.TRAINING and run_in_image.torch_is_missing():
             return commands.run_in_container(options)

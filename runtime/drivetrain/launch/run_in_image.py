@@ -50,9 +50,9 @@ from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
 
-WITH_JOB = ("plan", "find-lr", "memory", "bench", "fetch", "baseline")
+WITH_JOB = ("find-lr", "memory", "bench", "fetch", "baseline")
 COMMANDS = (
-    *(command for command in WITH_JOB if command != "plan"),
+    *WITH_JOB,
     "report",
     "compare",
     "evaluate",
@@ -71,10 +71,8 @@ TRAINING = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
 """Libraries of which some are still missing while `make setup` is at work, or after it was interrupted."""
 
 
-def is_needed(command: str, *, times_steps: bool = False) -> bool:
+def is_needed(command: str) -> bool:
     """Whether this command needs the image: there is no torch here, and this is not one of our containers.
-
-    Of `plan` only the option that times steps computes.
 
     An export runs there, too, if its packages are missing here and the image is at hand.
     """
@@ -82,7 +80,7 @@ def is_needed(command: str, *, times_steps: bool = False) -> bool:
         return False
     if command == "export" and not all(map(find_spec, PACKAGES)) and "DRIVETRAIN_IMAGE" not in os.environ:
         return torch_is_missing() or docker_engine.has_image("cpu")
-    return (command in COMMANDS or (command == "plan" and times_steps)) and torch_is_missing()
+    return command in COMMANDS and torch_is_missing()
 
 
 def torch_is_missing() -> bool:

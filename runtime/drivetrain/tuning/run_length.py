@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from drivetrain.job.train import Train
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import Plan
-from drivetrain.system.console import say, say_json
+from drivetrain.system.console import say
 from drivetrain.system.files import read_json, write_json
 from drivetrain.system.run_files import BATCH_SIZE_FILE, RESULT_FILE, RUN_LENGTH_FILE, RunFiles
 from drivetrain.system.units import format_bytes
@@ -22,7 +22,7 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.live.time_left import format_clock_time
 from drivetrain.training.forecast import format_moment
 from drivetrain.training.time_target import MAX_EPOCHS
-from drivetrain.tuning import batch_size, measuring_child
+from drivetrain.tuning import measuring_child
 
 MIN_STEPS = 20
 """Fewer steps are no training: a schedule has no time to rise and fall."""
@@ -74,14 +74,8 @@ class RunTimes:
         """Seconds of a run from its command to its end."""
         return self.start + self.train_seconds(self.count_steps(train)) + self.test + ENDING_SECONDS
 
-    def to_json(self, train: Train) -> dict[str, float]:
-        """What was measured, and what follows for a run."""
-        return {**asdict(self), "total_steps": self.count_steps(train), "seconds": self.predict_seconds(train)}
-
     def describe(self, train: Train) -> str:
         """How long the run takes, in parts."""
-        if self.is_solved:
-            return f"its heads are solved in one pass over the data, not trained by steps; memory {format_bytes(self.peak_bytes)}"
         steps = self.count_steps(train)
         total = self.predict_seconds(train)
         evaluations = -(-steps // self.steps_per_epoch)
@@ -95,27 +89,6 @@ class RunTimes:
 def measure_times(source: SpecSource, plan: Plan, machine: Hardware) -> RunTimes:
     """Time a few steps and evaluation batches in a child process; raises MeasurementEnded if that failed."""
     return RunTimes(**measuring_child.measure_result("run_times", source, plan, machine))
-
-
-def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Plan, *, as_json: bool) -> None:
-    """Say how long a job takes on this machine, and what it needs; nothing is written.
-
-    Raises:
-        SpecError: if the batch size is still to be measured, or the time of `train.within` is too short.
-        MeasurementEnded: if the steps could not be timed.
-    """
-    source = SpecSource(spec, assignments).read()
-    job = source.load()
-    batch_size.refuse_auto(job, "plan --time")
-    times = measure_times(source, plan, machine)
-    chooses_length = job.train.within and not times.is_solved
-    train = job.train.model_copy(update=choose_length(job, times, 0.0) if chooses_length else {})
-    if as_json:
-        say_json({"epochs": train.epochs, **times.to_json(train)})
-    else:
-        for line in job.document.replaced:
-            say(line)
-        say(f"{job.name}: {train.epochs:,} epochs: {times.describe(train)}")
 
 
 def choose_once(

@@ -169,8 +169,6 @@ def test_it_starts_from_an_earlier_run_by_steps(tmp_path: Path) -> None:
 
 def test_commands_about_steps_say_that_there_are_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job = str(write_job(tmp_path))
-    assert main.main(["plan", job, "--time"]) == 0
-    assert says(capfd.readouterr().out, "solved-in-one-pass")
     assert main.main(["find-lr", job]) == 2
     assert says(capfd.readouterr().err, "no-rate-has-effect")
     assert main.main(["train", job, "--runs", str(tmp_path / "runs"), "--set", "train.batch_size=240"]) == 0

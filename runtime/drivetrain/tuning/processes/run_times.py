@@ -1,4 +1,4 @@
-"""Times a few steps and evaluation batches of a job, as a child of `drivetrain train` and `drivetrain plan --time`.
+"""Times a few steps and evaluation batches of a job, as a child of `drivetrain train`.
 
 It assembles the run as a training would, trains some steps and discards them.
 """
