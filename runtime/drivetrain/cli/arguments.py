@@ -169,6 +169,10 @@ def _add_repeat(add: Add) -> None:
 def _add_start(command: CommandParser) -> None:
     """Options that choose between a new run, the unfinished one, and one that continues a finished run."""
     command.add_switch("--new", "start a new run, even if an earlier one is unfinished")
+    command.add_switch(
+        "--if-unfinished",
+        "end with 0 at once if the newest run of the same job is done, for whatever restarts the command",
+    )
     command.add_argument(
         "--extend",
         type=named_run.parse,

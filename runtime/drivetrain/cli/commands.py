@@ -40,7 +40,7 @@ OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": 
 """By field of a request: the option that it is, if that has another name."""
 TRAINING = ("train", "repeat", "inspect", "sweep")
 """Commands that train."""
-FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
+FORWARDED_SWITCHES = ("plain", "new", "if_unfinished", "trace", "restart_schedule", "verbose")
 FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
 
 

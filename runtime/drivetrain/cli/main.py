@@ -87,5 +87,7 @@ def _check(options: argparse.Namespace) -> None:
         options.run = named_run.find_newest_trial(options.run)
     if options.command == "train" and options.plain and options.plan:
         raise SpecError("--plain and --plan together", "one of them", "remove one")
+    if getattr(options, "if_unfinished", False) and options.new:
+        raise SpecError("--new and --if-unfinished together", "one of them", "remove one")
     if getattr(options, "restart_schedule", False) and not options.extend:
         raise SpecError("--restart-schedule without --extend", "both together", "add --extend RUN, or remove it")

@@ -91,7 +91,7 @@ def find_unfinished(runs: Path, name: str) -> Path | None:
 
 def find_finished(runs: Path, job: Job) -> Path | None:
     """The last run folder of the job's name, if its run has finished and was trained with this spec."""
-    last = next(reversed(list_numbered(runs, job.name)), None)
+    last = next(reversed(list_numbered(runs, job.name)), None) if runs.is_dir() else None
     if last is None or RunState.read(last).status != "done" or not (last / run_files.JOB_FILE).is_file():
         return None
     return None if compare_stored_spec(last, job, MAY_CHANGE_ON_RESUME).lines else last

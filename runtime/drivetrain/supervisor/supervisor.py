@@ -18,7 +18,7 @@ from typing import Any
 
 from drivetrain.distributed import local_processes, world
 from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, find_placement
-from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, Stopped
+from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, SpecError, Stopped
 from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
@@ -67,6 +67,8 @@ class TrainRequest:
     plain: bool = False
     plan: Path | None = None
     new: bool = False
+    if_unfinished: bool = False
+    """Whether nothing is trained if the newest run of the same job is done."""
     extend: ExtendRequest | None = None
     """The finished run that this one continues."""
     trace: bool = False
@@ -100,7 +102,19 @@ def train(request: TrainRequest) -> int:
     request = replace(request, placement=find_placement(request.place, os.environ, job))
     if request.placement:
         say(f"placement: {request.placement.describe()}")
-    with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=request.leads) as copies:
+        if request.if_unfinished:
+            raise SpecError(
+                "--if-unfinished for a run on several machines",
+                "a run on one machine, which knows whether it is done",
+                "remove --if-unfinished, and start again only what has failed",
+            )
+    with remote_runs.open_runs(
+        request.runs, job, new=request.new, fetch_done=request.if_unfinished, is_leader=request.leads
+    ) as copies:
+        if request.if_unfinished and (done := run_folder.find_finished(request.runs, job)):
+            request.report_run(done)
+            say(f"{done} is done and was trained with this job: nothing is left to train (--if-unfinished)")
+            return 0
         try:
             return _Supervisor(request, job, copies).train()
         except MeasurementEnded as ending:

@@ -105,7 +105,7 @@ def check_resumed(proxy: FaultyStore, home: Path, prefix: str, kill_point: str) 
     second_disk = home / "two"
     runs = remote_runs(second_disk, prefix)
     try:
-        runs.fetch_unfinished()
+        runs.fetch_last(done=False)
     finally:
         runs.release()
     folder = second_disk / "parts-001"

@@ -101,7 +101,7 @@ def test_a_damaged_local_checkpoint_does_not_hide_the_good_one_in_the_store(prox
     open_copy("hidden/parts-001", run, 1).send()
     (path / "model.safetensors").write_bytes(b"x")
     ours = runs_at(run.parent, "hidden")
-    ours.fetch_unfinished()
+    ours.fetch_last(done=False)
     ours.release()
     assert verify(path) is None
 
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_in_the_store_does_not_hide_the_good_one_here(
     number = local_checkpoint.stat().st_ino
     proxy.requests.clear()
     ours = runs_at(run.parent, prefix)
-    ours.fetch_unfinished()
+    ours.fetch_last(done=False)
     ours.release()
     assert local_checkpoint.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
     assert (any(large in path for _, path in proxy.requests)) == (damage == "other bytes"), (
@@ -147,7 +147,7 @@ def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path
     open_copy("good/parts-001", run, 1).send()
     number = path.stat().st_ino
     ours = runs_at(run.parent, "good")
-    ours.fetch_unfinished()
+    ours.fetch_last(done=False)
     ours.release()
     assert path.stat().st_ino == number
 
@@ -194,3 +194,20 @@ def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> 
     shutil.rmtree(run)
     assert ours.finish(run, 4) == 4
     assert open_store("refused").objects() == []
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_finished_run_is_fetched_only_for_who_asks_whether_it_is_done(
+    proxy: FaultyStore, run: Path, done: bool
+) -> None:
+    """On another machine, which has no run folder; `--if-unfinished` has to know."""
+    write_checkpoint(run, "step-100")
+    write_state(run, "done")
+    copy = open_copy(f"done-{done}/parts-001", run)
+    copy.send()
+    copy.owner_file.release()
+    shutil.rmtree(run)
+    ours = runs_at(run.parent, f"done-{done}")
+    ours.fetch_last(done=done)
+    ours.release()
+    assert run.is_dir() == done

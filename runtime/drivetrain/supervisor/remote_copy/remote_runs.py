@@ -45,8 +45,11 @@ class RemoteRuns:
         self.highest_number = parse_suffix(self.names[-1]) if self.names else 0
         self.thread: CopyThread | None = None
 
-    def fetch_unfinished(self) -> None:
+    def fetch_last(self, *, done: bool) -> None:
         """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
+
+        Args:
+            done: whether it is also downloaded if it is done and there is no local run folder.
 
         Raises as `OwnerFile.take`, and CheckpointError if no checkpoint is intact.
         """
@@ -59,7 +62,7 @@ class RemoteRuns:
         if not file.read():
             return
         is_done = file.owner.status == "done"
-        if is_done and (not is_local or RunState.read(folder).status == "done"):
+        if is_done and (RunState.read(folder).status == "done" if is_local else not done):
             return
         with contextlib.ExitStack() as stack:
             if is_local:
@@ -71,7 +74,7 @@ class RemoteRuns:
             local_step = next((parse_suffix(path) for path in paths if verify(path) is None), -1)
             copied_step = max(map(parse_suffix, list_steps(file.owner.checkpoints)), default=-1)
             if is_done or not is_local or copied_step > local_step:
-                say(f"copy: {file.store.address} is unfinished; downloading it")
+                say(f"copy: {file.store.address} is {'done' if is_done else 'unfinished'}; downloading it")
                 for line in fetch_run(file, folder, local_step):
                     EventLog(folder).store("copy", line)
 
@@ -106,17 +109,20 @@ class RemoteRuns:
 
 
 @contextlib.contextmanager
-def open_runs(runs: Path, job: Job, *, new: bool, is_leader: bool) -> Iterator[RemoteRuns | None]:
+def open_runs(
+    runs: Path, job: Job, *, new: bool, is_leader: bool, fetch_done: bool = False
+) -> Iterator[RemoteRuns | None]:
     """A context with the copies of this job's runs, after an unfinished one is fetched; None if nothing is copied.
 
     Args:
         runs: parent of the run folders.
         new: whether a new run starts even if there is an unfinished one.
+        fetch_done: whether a last run that is done is fetched, too.
         is_leader: whether this process writes the run folder; the others copy nothing.
 
     Raises:
         RemoteError: if the store does not answer, so that nobody knows whether there is a run to continue.
-        Busy, CheckpointError: as `RemoteRuns.fetch_unfinished`.
+        Busy, CheckpointError: as `RemoteRuns.fetch_last`.
     """
     if job.checkpoint.copy_to is None or not is_leader:
         yield None
@@ -128,7 +134,7 @@ def open_runs(runs: Path, job: Job, *, new: bool, is_leader: bool) -> Iterator[R
             copies = RemoteRuns(runs, job, address)
             stack.callback(copies.release)
             if not new:
-                copies.fetch_unfinished()
+                copies.fetch_last(done=fetch_done)
         except RemoteError as error:
             description = f"{job.document.place(('checkpoint', 'copy_to'))}: checkpoint.copy_to: {error.given}"
             action = f"{error.action}; `--set checkpoint.copy_to=null` trains without a copy"
