@@ -22,7 +22,7 @@ from pyarrow import feather, orc
 
 from drivetrain.data.formats import table_file
 from drivetrain.data.survey import look
-from drivetrain.data.survey.look import SurveyRequest
+from drivetrain.data.survey.settings import SurveyRequest
 from drivetrain.errors import DataError
 from drivetrain.job_spec import data_columns, load_job
 

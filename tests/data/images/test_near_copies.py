@@ -123,17 +123,17 @@ def is_divided_by_source(data: Dataset, rows: list[tuple[str, int]], folder: Pat
 
 @pytest.mark.parametrize("manifest", [False, True])
 @pytest.mark.parametrize(
-    ("case", "options", "divided", "key"),
+    ("case", "options", "divided", "note"),
     [
-        ("Roboflow", "", True, "images-are-of-sources"),
+        ("Roboflow", "", True, "sources"),
         ("Roboflow", ", groups: off", False, ""),
-        ("Roboflow", ", fold: 1/4", True, "images-are-of-sources"),
-        ("Roboflow", ", fold: 1/10", False, "too-few-keep-each"),
-        ("beginnings", "", True, "images-are-of-sources"),
+        ("Roboflow", ", fold: 1/4", True, "sources"),
+        ("Roboflow", ", fold: 1/10", False, "folds"),
+        ("beginnings", "", True, "sources"),
         ("a camera", "", False, ""),
     ],
 )
-def test_a_split(tmp_path: Path, case: str, options: str, divided: bool, key: str, *, manifest: bool) -> None:
+def test_a_split(tmp_path: Path, case: str, options: str, divided: bool, note: str, *, manifest: bool) -> None:
     photos = tmp_path / "photos"
     rows = write_sources(photos, NAMES[case][0])
     (photos / "list.csv").write_text("\n".join(["path,label", *(f"{path},{path[0]}" for path, _ in rows)]) + "\n")
@@ -141,8 +141,10 @@ def test_a_split(tmp_path: Path, case: str, options: str, divided: bool, key: st
     data = read(tmp_path, f"train: photos{'/list.csv' * manifest}{split}{options}")
     assert is_divided_by_source(data, rows, photos) == divided
     text = "\n".join(data.notes)
-    if key:
-        assert says(text, key, *((SOURCES * EACH, SOURCES) if key.startswith("images") else ()))
+    if note == "sources":
+        assert says(text, "images-are-of-sources", SOURCES * EACH, SOURCES)
+    elif note == "folds":
+        assert says(text, "too-few-keep-each")
     else:
         assert "sources" not in text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,21 @@ from tests.messages import says
 CODES = ["02139", "90210", "01002", "60601"]
 
 
-def write_csv(path: Path, columns: dict[str, list[Any]]) -> None:
+def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     with path.open("w", newline="", encoding="utf-16" if path.stem.startswith("utf16") else "utf-8") as file:
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
-def write_lines(path: Path, columns: dict[str, list[Any]]) -> None:
+def write_lines(path: Path, columns: Mapping[str, Any]) -> None:
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-WRITERS: dict[str, Callable[[Path, dict[str, list[Any]]], None]] = {
+WRITERS: dict[str, Callable[[Path, Mapping[str, Any]], None]] = {
     "t.csv": write_csv,
     "utf16.csv": write_csv,
     "t.jsonl": write_lines,
-    "t.parquet": lambda path, columns: parquet.write_table(pyarrow.table(columns), path),
+    "t.parquet": lambda path, columns: parquet.write_table(pyarrow.table(dict(columns)), path),
 }
 
 

@@ -269,8 +269,9 @@ def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
         "validation images",
     )
     if isinstance(train.images, Files) and isinstance(validation.images, Files):
-        paths = ([side.images.names[row] for row in side.rows.tolist()] for side in (validation, train))
-        if shared := near_copies.count_shared(*paths):
+        validation_paths = [validation.images.names[row] for row in validation.rows.tolist()]
+        training_paths = [train.images.names[row] for row in train.rows.tolist()]
+        if shared := near_copies.count_shared(validation_paths, training_paths):
             notes.append(
                 f"{shared:,} of {len(validation.rows):,} validation images are copies of sources that training has, too, by their "
                 "names: the score says little about new ones; split before augmenting"
