@@ -125,7 +125,7 @@ class Scale:
         rows = "; ".join(
             f"{format_number(code)} in {_list_rows(codes[values[codes] == code], name_row)}" for code in listed
         )
-        more = f"; {len(different) - len(listed):,} more such numbers" if len(different) > len(listed) else ""
+        rest_text = f"; {len(different) - len(listed):,} more such numbers" if len(different) > len(listed) else ""
         if effect:
             cure = cure or "replace them, or leave out these samples"
         elif is_new:
@@ -137,7 +137,7 @@ class Scale:
             cure = cure or f"data.missing: [{', '.join(map(format_number, listed))}]"
             cure += f" and data.bad_samples: {math.ceil(bad_samples * 100 + 1) / 100:g}" if bad_samples else ""
         return [
-            f"{name} is {rows}{more}, far from {self.low:.4g} to {self.high:.4g} in the other rows: {effect}; if they stand for no value: {cure}"
+            f"{name} is {rows}{rest_text}, far from {self.low:.4g} to {self.high:.4g} in the other rows: {effect}; if they stand for no value: {cure}"
         ]
 
     def note_distant(self, name: str, values: Numbers, name_row: NameRow) -> list[str]:

@@ -37,8 +37,8 @@ def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] =
             continue
         for tried in form.split(" or "):
             with contextlib.suppress(DataError):
-                found = times.read(table[name], name, source, None if tried == times.ISO else tried)
-                ticks = found.values.drop_null().cast("timestamp[us]", safe=False).cast("int64").to_numpy()
+                parsed_times = times.read(table[name], name, source, None if tried == times.ISO else tried)
+                ticks = parsed_times.values.drop_null().cast("timestamp[us]", safe=False).cast("int64").to_numpy()
                 steps = np.sign(np.diff(ticks))
                 steps = steps[steps != 0]
                 if len(steps) >= MIN_STEPS and abs(steps.sum()) >= (2 * ORDER_SHARE - 1) * len(steps):

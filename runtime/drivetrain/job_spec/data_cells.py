@@ -135,8 +135,8 @@ def _explain_unchecked(job: Job, key: tuple[str, ...], text: str, path: Path) ->
     """Why the rows of a file are not checked here; empty if they are."""
     later = "checked when training starts"
     if job.streams(key) and (is_remote(text) or is_on_hub(text)):
-        place = "in an object store" if is_remote(text) else "on the Hugging Face hub"
-        return f"{text} is {place}; what is in it is {later}"
+        site = "in an object store" if is_remote(text) else "on the Hugging Face hub"
+        return f"{text} is {site}; what is in it is {later}"
     if (key, text) in job.list_unfetched():
         lack = "has no copy here" if is_remote(text) else "is not in the cache of the Hugging Face hub"
         fetch = f"`drivetrain fetch {job.document.name}` downloads it, and so does `train`"
@@ -243,11 +243,11 @@ def _check_file(
 
 def _check_form(first_rows: Mapping[str, int], column: str, path: Path) -> None:
     """Check that the cells of a column of dates have one form; raises DataError if not."""
-    found = times.find_form(list(first_rows), declared=True)
-    if first_rows and found != times.ISO and not any(times.is_time(cell, times.ISO) for cell in first_rows):
+    recognized_form = times.find_form(list(first_rows), declared=True)
+    if first_rows and recognized_form != times.ISO and not any(times.is_time(cell, times.ISO) for cell in first_rows):
         cell = next((cell for cell in first_rows if not times.is_time(cell, None)), next(iter(first_rows)))
-        place = f"{csv_dialect.name_row(path, first_rows[cell])} has `{printable(cell, 40)}`"
-        times.check_form(found, column, place)
+        cell_text = f"{csv_dialect.name_row(path, first_rows[cell])} has `{printable(cell, 40)}`"
+        times.check_form(recognized_form, column, cell_text)
 
 
 def _check_varying(

@@ -132,13 +132,13 @@ def _keep_defaults(value: Any, stored: Any, written: Collection[str], prefix: st
         return tuple(_keep_defaults(v, stored_v, written, f"{prefix}{i}.") for i, (v, stored_v) in pairs)
     if not isinstance(value, BaseModel):
         return value
-    kept: dict[str, object] = {}
+    stored_values: dict[str, object] = {}
     for name in type(value).model_fields:
         key = f"{prefix}{name}"
         is_user_value = name in value.model_fields_set or key in written
         v, stored_v = getattr(value, name), getattr(stored, name)
-        kept[name] = _keep_defaults(v, stored_v, written, f"{key}.") if is_user_value else stored_v
-    result = value.model_copy(update=kept)
+        stored_values[name] = _keep_defaults(v, stored_v, written, f"{key}.") if is_user_value else stored_v
+    result = value.model_copy(update=stored_values)
     result.model_fields_set.intersection_update(value.model_fields_set)
     return result
 

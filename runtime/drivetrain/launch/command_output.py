@@ -50,7 +50,7 @@ def open_output(paths: Sequence[Path], uid: int, mounts: Sequence[Mount]) -> Ite
         _check_writable(folder, uid)
         yield [*(mount for mount in mounts if mount.target != folder), Mount(folder.resolve(), folder, writable=True)]
         return
-    names = [Path(os.path.abspath(each)).relative_to(folder).parts[0] for each in paths]
+    names = [Path(os.path.abspath(path)).relative_to(folder).parts[0] for path in paths]
     with blame_storage(path):
         stand_in = Path(tempfile.mkdtemp(prefix=".drivetrain-output-", dir=folder))
     try:
@@ -59,12 +59,12 @@ def open_output(paths: Sequence[Path], uid: int, mounts: Sequence[Mount]) -> Ite
         for name in names:
             if (folder / name).exists():  # for commands that never overwrite a file
                 (stand_in / name).touch(mode=0o666)
-        others = [mount for mount in mounts if mount.target != folder]
+        other_mounts = [mount for mount in mounts if mount.target != folder]
         if folder.is_relative_to(PROJECT):
-            others += _list_neighbors(folder, stand_in, names, others)
-        for mount in others:
+            other_mounts += _list_neighbors(folder, stand_in, names, other_mounts)
+        for mount in other_mounts:
             _make_place(mount, folder, stand_in)
-        yield [*others, Mount(stand_in, folder, writable=True)]
+        yield [*other_mounts, Mount(stand_in, folder, writable=True)]
     finally:
         for name in names:
             written = stand_in / name
@@ -108,11 +108,11 @@ def _list_neighbors(folder: Path, stand_in: Path, skipped: Sequence[str], mounts
             f"a folder with at most {MAX_ENTRIES}, or a folder of its own",
             "name a file below runs/",
         )
-    taken = {mount.target for mount in mounts}
+    targets = {mount.target for mount in mounts}
     for entry in entries:
         if entry.is_symlink():
             (stand_in / entry.name).symlink_to(os.readlink(entry))
-        elif folder / entry.name not in taken and (entry.is_dir() or entry.is_file()):
+        elif folder / entry.name not in targets and (entry.is_dir() or entry.is_file()):
             yield Mount(Path(entry.path), folder / entry.name)
 
 
@@ -120,9 +120,9 @@ def _make_place(mount: Mount, folder: Path, stand_in: Path) -> None:
     """Make the file or folder that a mount covers; the engine would make it as root."""
     if not mount.target.is_relative_to(folder):
         return
-    place = stand_in / mount.target.relative_to(folder)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    stand_in_path = stand_in / mount.target.relative_to(folder)
+    stand_in_path.parent.mkdir(parents=True, exist_ok=True)
     if mount.source.is_dir():
-        place.mkdir(exist_ok=True)
-    elif not place.is_symlink():
-        place.touch()
+        stand_in_path.mkdir(exist_ok=True)
+    elif not stand_in_path.is_symlink():
+        stand_in_path.touch()

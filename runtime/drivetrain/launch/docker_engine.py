@@ -86,7 +86,7 @@ def look_into_project(image: str) -> list[str]:
     """Return the command that lists the project as a container sees it."""
     mount = f'type=bind,"source={PROJECT}",target=/workspace,readonly'
     # As root of the host, so that neither a closed folder nor labels are in the way.
-    words = [
+    options = [
         "--network",
         "none",
         "--userns",
@@ -98,7 +98,7 @@ def look_into_project(image: str) -> list[str]:
         "--mount",
         mount,
     ]
-    return ["docker", "run", "--rm", "--pull", "never", *words, "--entrypoint", "ls", image, "-A", "/workspace"]
+    return ["docker", "run", "--rm", "--pull", "never", *options, "--entrypoint", "ls", image, "-A", "/workspace"]
 
 
 def explain_unseen_project(listing: str | None) -> DeviceError | None:

@@ -74,21 +74,21 @@ def write(info: dict[str, Any], base: str = "", project: Path = PROJECT) -> dict
     Args:
         base: the base image that an image here is built on; empty if none is known.
     """
-    path, wanted = project / ".env", list_settings(info, project) | ({"BASE_IMAGE": base} if base else {})
+    path, settings = project / ".env", list_settings(info, project) | ({"BASE_IMAGE": base} if base else {})
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     # The checkout may have been copied, and an engine that runs as the user gives way to one that runs as root.
     derived = {"COMPOSE_PROJECT_NAME": "drivetrain-", TAG: "checkout-"}
-    kept = []
+    kept_lines = []
     for line in lines:
         name, _, value = line.partition("=")
-        is_other = name in derived and value.startswith(derived[name]) and value != wanted[name]
+        is_other = name in derived and value.startswith(derived[name]) and value != settings[name]
         if name in ("DRIVETRAIN_UID", "DRIVETRAIN_GID") and info:
-            is_other = (value == "0") != (wanted[name] == "0")
+            is_other = (value == "0") != (settings[name] == "0")
         if not is_other:
-            kept.append(line)
-    names = {line.partition("=")[0] for line in kept}
-    added = {name: value for name, value in wanted.items() if name not in names}
-    text = "".join(f"{line}\n" for line in [*kept, *(f"{name}={value}" for name, value in added.items())])
+            kept_lines.append(line)
+    names = {line.partition("=")[0] for line in kept_lines}
+    added = {name: value for name, value in settings.items() if name not in names}
+    text = "".join(f"{line}\n" for line in [*kept_lines, *(f"{name}={value}" for name, value in added.items())])
     path.write_text(text, encoding="utf-8")
     if os.getuid() == 0:  # also under sudo, .env belongs to whom the checkout belongs
         os.chown(path, project.stat().st_uid, project.stat().st_gid)

@@ -32,13 +32,13 @@ def report_other_checkout(
     record = (state or Path(os.environ.get("XDG_STATE_HOME", "/cache/state"))) / RECORD
     with contextlib.suppress(OSError, ValueError):  # only a note
         rows = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
-        here = next((row[3] for row in rows if row[4] == str(checkout)), "")
-        before = record.read_text(encoding="utf-8") if record.exists() else here
-        if here and before != here:
-            name = f"drivetrain-{hashlib.sha256(here.encode()).hexdigest()[:8]}"
+        host_path = next((row[3] for row in rows if row[4] == str(checkout)), "")
+        before = record.read_text(encoding="utf-8") if record.exists() else host_path
+        if host_path and before != host_path:
+            name = f"drivetrain-{hashlib.sha256(host_path.encode()).hexdigest()[:8]}"
             say(
                 f"the checkout {before} on this engine has the same project name, so `docker compose up` in one stops the "
                 f"training of the other; give this one a name of its own: echo COMPOSE_PROJECT_NAME={name} >> .env"
             )
-        if here:
-            record.write_text(here, encoding="utf-8")
+        if host_path:
+            record.write_text(host_path, encoding="utf-8")

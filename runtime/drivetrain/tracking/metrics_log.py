@@ -93,8 +93,8 @@ class MetricsLog:
             self.files.open(copy, "xb") as file,
         ):
             shutil.copyfileobj(damaged_file, file)
-        names, more = ", ".join(map(str, lines[:MAX_NAMED_LINES])), len(lines) - MAX_NAMED_LINES
-        names = f"line{'s' * (len(lines) > 1)} {names}" + (f" and {more} more" if more > 0 else "")
+        names, unnamed_count = ", ".join(map(str, lines[:MAX_NAMED_LINES])), len(lines) - MAX_NAMED_LINES
+        names = f"line{'s' * (len(lines) > 1)} {names}" + (f" and {unnamed_count} more" if unnamed_count > 0 else "")
         text = f"{METRICS_FILE}: {names} cannot be read and are missing in the curves; the file as it was is {copy}"
         EventLog(self.files.run).add("metrics", text, step)
 

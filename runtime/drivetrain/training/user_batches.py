@@ -221,9 +221,9 @@ class UserBatches:
         if self.has_called_loss or self.whole or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.loss(outputs, targets)
         self.has_called_loss = True
-        with watch_broadcasts(len(targets)) as found:
+        with watch_broadcasts(len(targets)) as broadcast_texts:
             loss = self.loss(outputs, targets)
-        if found:
+        if broadcast_texts:
             # A constant of the loss may be as long as the batch, so other numbers of rows decide.
             with torch.random.fork_rng(devices=[]):
                 broadcast = find_broadcast(copy.deepcopy(self.loss), outputs.detach(), targets)

@@ -75,7 +75,8 @@ def test_every_kind_of_tokenizer_is_measured(name: str) -> None:
     found = unknown_words.measure(text_tokenizer, text_tokenizer.encode([texts[0]]))
     assert (found.unread, found.texts, found.example) == (1, 3, 1)
     notes = unknown_words.describe(found, text_tokenizer, texts[:1], "texts", lambda row: f"row {row + 1}")
-    assert "1 of 3 texts have no known word, such as row 2" in notes[0]
+    assert "1 of 3 texts" in notes[0]
+    assert "row 2" in notes[0]
 
 
 def test_all_columns_of_a_text_count_without_special_tokens() -> None:

@@ -68,7 +68,7 @@ class _WatchOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextlib.contextmanager
 def watch_broadcasts(rows: int) -> Iterator[list[str]]:
     """List the broadcasts between samples inside the block; no other dimension should have the size `rows`."""
-    found: list[str] = []
+    broadcast_texts: list[str] = []
     depth = len(traceback.extract_stack()) - 2  # without this function and the one that enters the block
 
     def look(arguments: Iterable[object]) -> None:
@@ -77,13 +77,15 @@ def watch_broadcasts(rows: int) -> Iterator[list[str]]:
             if _pairs_samples(longer.shape, shorter.shape, rows) and not _are_same_values(longer, shorter):
                 lines = list_user_frames(traceback.extract_stack()[depth:])[-1:]
                 texts = [_format_shape(tensor.shape, rows) for tensor in (longer, shorter)]
-                found.append("\n".join([f"combines {texts[0]} with {texts[1]}, every sample with every other", *lines]))
+                broadcast_texts.append(
+                    "\n".join([f"combines {texts[0]} with {texts[1]}, every sample with every other", *lines])
+                )
                 return
 
     # The function modes see what torch warns about, too.
     with warnings.catch_warnings(), _WatchFunctions(look), _WatchOperations(look):
         warnings.simplefilter("ignore")
-        yield found
+        yield broadcast_texts
 
 
 def _pairs_samples(longer: Sequence[int], shorter: Sequence[int], rows: int) -> bool:
@@ -120,9 +122,9 @@ def find_broadcast(call: Callable[[Tensor, Tensor], object], outputs: Tensor, ta
     # A constant of the function may have as many elements as there are rows, but not twice.
     descriptions = []
     for rows in tile_rows(outputs, targets):
-        with watch_broadcasts(len(rows[0])) as found:
+        with watch_broadcasts(len(rows[0])) as broadcast_texts:
             call(*rows)
-        if not found:
+        if not broadcast_texts:
             return ""
-        descriptions.append(found[0])
+        descriptions.append(broadcast_texts[0])
     return descriptions[0]

@@ -76,12 +76,12 @@ def find_form(texts: Sequence[str], *, declared: bool = False) -> str | None:
         return _find_number_form(cells, least, declared)
     if cells and sum(_ISO.match(cell) is not None for cell in cells) >= least:
         return ISO
-    found = [cell_form for cell in cells if (cell_form := _find_cell_form(cell))]
-    counts = Counter(cell_form for cell_form, _ in found).most_common(1)
+    cell_forms = [cell_form for cell in cells if (cell_form := _find_cell_form(cell))]
+    counts = Counter(cell_form for cell_form, _ in cell_forms).most_common(1)
     if not counts or counts[0][1] < least:
         return None
     form = counts[0][0]
-    pairs = [pair for cell_form, pair in found if cell_form == form and pair]
+    pairs = [pair for cell_form, pair in cell_forms if cell_form == form and pair]
     if not pairs:
         return form
     day_first = any(first > 12 for first, _ in pairs) or form.startswith("{0}.")
@@ -120,23 +120,23 @@ def is_time(cell: str, form: str | None) -> bool:
     return False
 
 
-def check_form(found: str | None, column: str, place: str) -> str:
+def check_form(recognized_form: str | None, column: str, cell_text: str) -> str:
     """Return the form that was found in a declared column of times.
 
-    `column` names the column with key and file, `place` one of its cells with its row.
+    `column` names the column with key and file, `cell_text` one of its cells with its row.
 
     Raises:
         DataError: if there is none, or the cells can have two.
     """
-    first, _, second = (found or "").partition(" or ")
+    first, _, second = (recognized_form or "").partition(" or ")
     if second:
         raise DataError(
-            f"{column} has times that are {first} or {second}: {place}",
+            f"{column} has times that are {first} or {second}: {cell_text}",
             "a form that says which number is the day, in data.date_format",
             f'set data.date_format: "{first}" if the day comes first, "{second}" if the month does',
         )
-    if found in (None, ISO):
-        raise DataError(f"{column} has no known form of times: {place}", POSSIBLE, ADVICE)
+    if recognized_form in (None, ISO):
+        raise DataError(f"{column} has no known form of times: {cell_text}", POSSIBLE, ADVICE)
     return first
 
 
@@ -196,8 +196,8 @@ def _find_cell_form(cell: str) -> tuple[str, tuple[int, int] | None] | None:
         kind in _RANGES and not 1 <= int(number) <= _RANGES[kind] for number, kind in zip(numbers, kinds, strict=True)
     ):
         return None
-    rest = iter(kinds)
-    date_form = re.sub(r"\d+", lambda _: next(rest), named)
+    remaining_kinds = iter(kinds)
+    date_form = re.sub(r"\d+", lambda _: next(remaining_kinds), named)
     separators = re.sub(r"%[A-Za-z]|\{\d\}", "", date_form)
     is_date = re.fullmatch(
         r"[-/. ,]*" if named != cell else r"[-/]" if len(numbers) == 2 else r"([-/. ])\1", separators
@@ -240,8 +240,8 @@ def read(
     if types.is_boolean(column.type) or not (kind in ("text", "number") or types.is_time(column.type)):
         raise DataError(f"{description} is {column.type}", POSSIBLE, "name a column of times")
     texts = column_values.texts(column)
-    found = None if form and not later else find_form(_list_cells(texts), declared=True)
-    for tried in dict.fromkeys([form, ISO if kind == "text" and (later or not form) else None, found]):
+    recognized_form = None if form and not later else find_form(_list_cells(texts), declared=True)
+    for tried in dict.fromkeys([form, ISO if kind == "text" and (later or not form) else None, recognized_form]):
         if tried and " or " not in tried:
             times, is_wrong = _parse(texts, tried, name, source)
             if is_wrong.sum() <= TIMES_SHARE * (len(texts) - texts.null_count):
@@ -249,11 +249,11 @@ def read(
     cells = texts.to_pylist()
     is_wrong = np.array([cell is not None and not is_time(cell, form) for cell in cells])
     row = int((is_wrong if is_wrong.any() else texts.is_valid().to_numpy(zero_copy_only=False)).argmax())
-    place = f"{source.name_row(row)} has {column_values.format_cell(column, row)}"
+    cell_text = f"{source.name_row(row)} has {column_values.format_cell(column, row)}"
     if not form:
-        form = check_form(found, f"{description} is {column.type}, and", place)
+        form = check_form(recognized_form, f"{description} is {column.type}, and", cell_text)
     raise DataError(
-        f'{source.key}: {int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {form}: {place}',
+        f'{source.key}: {int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {form}: {cell_text}',
         "one form for all times, in data.date_format",
         "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
     )

@@ -66,9 +66,9 @@ def check_links(paths: Iterable[str], folder: Path, key: str) -> None:
     """
     broken = [f"{path} -> {os.readlink(path)}" for path in paths if is_broken_link(path)]
     if broken:
-        shown = [readable(link) for link in broken[:_SHOWN_LINKS]]
+        link_names = [readable(link) for link in broken[:_SHOWN_LINKS]]
         raise DataError(
-            f"{key}: {len(broken):,} of the files and folders are links to what does not exist here: {', '.join(shown)}",
+            f"{key}: {len(broken):,} of the files and folders are links to what does not exist here: {', '.join(link_names)}",
             "links to what exists; in a container, only to what it mounts: below the named folder or the project, by "
             "relative links",
             f"fetch what they lead to, or remove them; if a container does not see it: {copy_without_links(folder)}",

@@ -87,11 +87,11 @@ def find(
     rows = {path: row for row, path in reversed(list(enumerate(paths)))}
     if len(rows) < len(paths):
         # Rows that repeat a path are copies, whatever its name.
-        chosen = np.array(list(rows.values()))
+        paired_rows = np.array(list(rows.values()))
         sources = find(
             list(rows),
-            strata[chosen],
-            lambda first, second: distances(chosen[first], chosen[second]),
+            strata[paired_rows],
+            lambda first, second: distances(paired_rows[first], paired_rows[second]),
             in_classes=in_classes,
             requested=requested,
         )
@@ -120,11 +120,11 @@ def find(
     return _describe(exported, paths, "names of augmented copies") if len(set(exported)) < len(exported) else None
 
 
-def count_shared(paths: Sequence[str], others: Sequence[str]) -> int:
+def count_shared(paths: Sequence[str], other_paths: Sequence[str]) -> int:
     """Count the paths of augmented copies whose source has copies among others, too."""
     exported = [
         [source for path in group if (source := _cut_export(name := os.path.splitext(path)[0])) != name]
-        for group in (paths, others)
+        for group in (paths, other_paths)
     ]
     other_sources = set(exported[1])
     return sum(source in other_sources for source in exported[0])
@@ -196,6 +196,6 @@ def _look_alike(names: Sequence[str], strata: npt.NDArray[np.int64], distances: 
         return False
     medians = []
     for pairs in (within, between):
-        chosen = np.array(pairs)[np.unique(np.linspace(0, len(pairs) - 1, _MOST_PAIRS).astype(int))]
-        medians.append(np.median(distances(chosen[:, 0], chosen[:, 1])))
+        sampled_pairs = np.array(pairs)[np.unique(np.linspace(0, len(pairs) - 1, _MOST_PAIRS).astype(int))]
+        medians.append(np.median(distances(sampled_pairs[:, 0], sampled_pairs[:, 1])))
     return bool(medians[0] < _ALIKE * medians[1])

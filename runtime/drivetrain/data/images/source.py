@@ -79,8 +79,10 @@ class ImageSource(LabelledRows):
         """Notes on numbers to predict that are codes such as -9999; each is named by its image."""
         if not isinstance(self.targets, NumberTargets):
             return []
-        cure, goal = "leave out these images" if isinstance(self.images, ImageArrays) else "", self.targets.goal
-        return target_columns.note_codes(goal, self.rows, head, self.images.title, cure, is_new=is_new, budget=budget)
+        cure, target_name = "leave out these images" if isinstance(self.images, ImageArrays) else "", self.targets.goal
+        return target_columns.note_codes(
+            target_name, self.rows, head, self.images.title, cure, is_new=is_new, budget=budget
+        )
 
 
 def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:

@@ -64,14 +64,14 @@ def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
     start, sampling = other[0]
     source = line.source
     which = f"{len(other):,} of {len(starts):,} series, first that of {source.name_row(int(order.rows[start]))}"
-    given = f"{source.path}: `{time}` steps by {sampling.describe()} in {which}, and stepped by {trained.describe()} in training"
+    difference = f"{source.path}: `{time}` steps by {sampling.describe()} in {which}, and stepped by {trained.describe()} in training"
     if not trained.is_even or not sampling.is_even:
-        return [f"{given}: what is predicted is a guess if the network has learned speeds or frequencies"]
+        return [f"{difference}: what is predicted is a guess if the network has learned speeds or frequencies"]
     resample = (
         f"in pandas for each series: .resample('{trained.step:g}s').mean().interpolate()" if trained.are_dates else ""
     )
     raise DataError(
-        f"{source.key}: {given}: a window would span another time",
+        f"{source.key}: {difference}: a window would span another time",
         "series with the step of training, up to a quarter more or less",
         f"resample them{f', {resample}' if resample else ''}; or train on series with this step",
     )

@@ -61,7 +61,7 @@ def read_order(
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
     """
-    ticks, has_time, per_second, found = _read_times(table[time], time, source, form)
+    ticks, has_time, per_second, parsed_times = _read_times(table[time], time, source, form)
     series, has_series = (
         _number_series(table[group], group, source) if group else (np.zeros(len(table), np.int64), has_time)
     )
@@ -70,7 +70,7 @@ def read_order(
         source.describe_bad_row(
             row,
             f"{time} is {column_values.format_cell(table[time], row)}, no time"
-            if name == time and found.is_wrong[row]
+            if name == time and parsed_times.is_wrong[row]
             else f"{name} is empty",
         )
         for name, is_missing in missing
@@ -80,12 +80,12 @@ def read_order(
     rows = np.flatnonzero(has_time & has_series).astype(np.int64)
     if not len(rows):
         raise DataError(f"{source.key}: no row of {source.path} has a time", times.POSSIBLE, "fix the file")
-    if found.form and found.form != form:
-        notes.append(f"{source.path.name}: {time} is read in the form {found.form}")
+    if parsed_times.form and parsed_times.form != form:
+        notes.append(f"{source.path.name}: {time} is read in the form {parsed_times.form}")
     order = rows[np.lexsort((ticks[rows], series[rows]))]
     if (np.diff(rows) < 0).any() or (order != rows).any():
         notes.append(f"{source.path.name}: rows were sorted by {f'{group} and ' if group else ''}{time}")
-    series_order = SeriesOrder(ticks[order], per_second, series[order], order, found.form)
+    series_order = SeriesOrder(ticks[order], per_second, series[order], order, parsed_times.form)
     _check_duplicates(series_order, time, group, source)
     return series_order, notes
 
@@ -100,15 +100,20 @@ def _read_times(
     if is_number and form is None and times.recognize(column) is None:
         values, _ = column_values.numbers(column)
         has_time = np.isfinite(values)
-        found = times.Times(None, np.zeros(len(column), np.bool_))
+        parsed_times = times.Times(None, np.zeros(len(column), np.bool_))
         if types.is_integer(column.type):
-            return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), has_time, 1.0, found
-        return np.nan_to_num(values), has_time, 1.0, found
-    found = times.read(column, name, source, form, later=source.key != "data.train")
-    unit = found.values.type.unit if found.values.type.unit == "ns" else "us"
-    ticks = compute.fill_null(compute.cast(compute.cast(found.values, timestamp(unit)), int64()), 0)
-    has_time = compute.is_valid(found.values).to_numpy(zero_copy_only=False)
-    return ticks.to_numpy(zero_copy_only=False), has_time, 1e9 if unit == "ns" else 1e6, found
+            return (
+                compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64),
+                has_time,
+                1.0,
+                parsed_times,
+            )
+        return np.nan_to_num(values), has_time, 1.0, parsed_times
+    parsed_times = times.read(column, name, source, form, later=source.key != "data.train")
+    unit = parsed_times.values.type.unit if parsed_times.values.type.unit == "ns" else "us"
+    ticks = compute.fill_null(compute.cast(compute.cast(parsed_times.values, timestamp(unit)), int64()), 0)
+    has_time = compute.is_valid(parsed_times.values).to_numpy(zero_copy_only=False)
+    return ticks.to_numpy(zero_copy_only=False), has_time, 1e9 if unit == "ns" else 1e6, parsed_times
 
 
 def _number_series(

@@ -56,10 +56,10 @@ class DateFeatures:
         table_paths.check_date_columns(self.names, table.column_names, source.path, source.key)
         for name in self.parts:
             form = self.forms.get(name, self.form)
-            found = times.read(table[name], name, source, form, later=name in self.zones)
-            self._check_parts(found, table[name], name, source)
-            values = self._convert_zone(found.values, name, source)
-            for row in np.flatnonzero(found.is_wrong).tolist():
+            parsed_times = times.read(table[name], name, source, form, later=name in self.zones)
+            self._check_parts(parsed_times, table[name], name, source)
+            values = self._convert_zone(parsed_times.values, name, source)
+            for row in np.flatnonzero(parsed_times.is_wrong).tolist():
                 reason = f"{name} is {column_values.format_cell(table[name], row)}, no date"
                 reasons[row] = f"{reasons[row]}; {reason}" if row in reasons else reason
             for part in self.parts[name]:
@@ -85,14 +85,14 @@ class DateFeatures:
             f"{name}: times with a zone, whose numbers are those in {zone}" for name, zone in self.zones.items() if zone
         ]
 
-    def _check_parts(self, found: Times, column: Any, name: str, source: Source) -> None:
+    def _check_parts(self, parsed_times: Times, column: Any, name: str, source: Source) -> None:
         """Check that the times have the parts that the job asks for, and note the form of the first file.
 
         Raises:
             DataError: for parts of a date where there is none.
         """
         missing = [part for part in self.parts[name] if part not in CLOCK_PARTS]
-        if missing and times.has_clock_alone(found.form):
+        if missing and times.has_clock_alone(parsed_times.form):
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             raise DataError(
                 f'{source.key}: column "{name}" of {source.path} has times without a date, and no {missing[0]}: '
@@ -100,8 +100,8 @@ class DateFeatures:
                 "hour and minute, or days, which is the share of the day",
                 f"data.dates: {{{name}: [hour, minute]}}",
             )
-        if found.form and name not in self.zones:
-            self.forms[name] = found.form
+        if parsed_times.form and name not in self.zones:
+            self.forms[name] = parsed_times.form
 
     def _convert_zone(self, values: Any, name: str, source: Source) -> Any:
         """Convert times to the zone of their column, which is set to that of the times if this is the first file.

@@ -31,27 +31,27 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
     if form := times.find_form(texts):
         raise date_column_error(name, source, form if form == times.ISO else f"text such as {texts[0]}", form)
     share, examples, _ = _find_digits(dict.fromkeys(texts, 1))
-    held = f", of which {share:.0%} hold digits, such as {examples}" if share >= DIGITS_SHARE else ""
+    digits_text = f", of which {share:.0%} hold digits, such as {examples}" if share >= DIGITS_SHARE else ""
     if len(texts) > max(MAX_CATEGORIES, filled_count / 2):
         raise DataError(
-            f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{held}',
+            f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{digits_text}',
             "categories that repeat, or numbers: digits alone, in CSV files also with a percent sign or a currency",
             f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical"
-            + ("; write numbers in digits alone" if held else ""),
+            + ("; write numbers in digits alone" if digits_text else ""),
         )
 
 
 def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
     """A line on a column of text whose cells mostly hold digits, which names three; `counts` has the rows of each cell."""
-    share, examples, others = _find_digits(counts)
+    share, examples, other_cells = _find_digits(counts)
     if share < DIGITS_SHARE:
         return []
     padded = next(filter(has_leading_zero, counts), "")
     if padded and all(cell.isdecimal() or cell in MISSING_NUMBERS for cell in counts):
         return [f'"{name}" is a category, since `{padded}` has a leading zero; data.numeric: [{name}] reads numbers']
-    beside = f"; the others are {list_names(others, 3)}" if others else ""
+    others_text = f"; the others are {list_names(other_cells, 3)}" if other_cells else ""
     return [
-        f'"{name}" is read as text, although {share:.0%} of its cells hold digits, such as {examples}{beside}; numbers are '
+        f'"{name}" is read as text, although {share:.0%} of its cells hold digits, such as {examples}{others_text}; numbers are '
         "digits alone, in CSV files also with % or a currency"
     ]
 
@@ -78,9 +78,9 @@ def _find_digits(counts: Mapping[str, int]) -> tuple[float, str, list[str]]:
     share = sum(counts[cell] for cell in with_digits) / max(1, sum(counts.values()))
     # Cells that are plain numbers do not show why the column is none.
     with_digits.sort(key=times.is_plain_number)
-    others = sorted(counts.keys() - set(with_digits), key=lambda cell: (-counts[cell], cell))
+    other_cells = sorted(counts.keys() - set(with_digits), key=lambda cell: (-counts[cell], cell))
     examples = ", ".join(f"`{printable(cell, 20)}`" for cell in with_digits[:3])
-    return share, examples, [f"`{printable(cell, 20)}` ({counts[cell]:,})" for cell in others]
+    return share, examples, [f"`{printable(cell, 20)}` ({counts[cell]:,})" for cell in other_cells]
 
 
 def date_column_error(name: str, source: str, kind: str, form: str | None = None) -> DataError:

@@ -80,7 +80,7 @@ def _note_capitals(train: TextPart, classes: Ids, names: tuple[str, ...], column
     rows = np.flatnonzero(classes != NO_LABEL)
     rows = rows[:: -(-len(rows) // MAX_COUNTED_TEXTS)]
     shares, counted = _measure_capitals(train, rows), classes[rows]
-    told = []
+    class_names = []
     for number, name in enumerate(names):
         inside = counted == number
         if min(inside.sum(), (~inside).sum()) < MIN_CLASS_TEXTS:
@@ -88,13 +88,13 @@ def _note_capitals(train: TextPart, classes: Ids, names: tuple[str, ...], column
         ranks = rankdata(shares)[inside]
         area = (ranks.sum() - len(ranks) * (len(ranks) + 1) / 2) / (len(ranks) * int((~inside).sum()))
         if max(area, 1 - area) >= MIN_AREA:
-            told.append(name)
+            class_names.append(name)
     return (
         [
-            f'the share of capital letters alone tells {list_names(told, 5)} from the other classes of "{column}", and this tokenizer '
+            f'the share of capital letters alone tells {list_names(class_names, 5)} from the other classes of "{column}", and this tokenizer '
             f"reads all letters in lower case; {cure}"
         ]
-        if told
+        if class_names
         else []
     )
 

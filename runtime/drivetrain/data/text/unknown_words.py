@@ -52,16 +52,16 @@ def measure(text_tokenizer: Tokenizer, encoded: Encoded) -> UnknownWords:
 
 
 def describe(
-    found: UnknownWords, text_tokenizer: Tokenizer, texts: Texts, name: str, title: Callable[[int], str]
+    counts: UnknownWords, text_tokenizer: Tokenizer, texts: Texts, name: str, title: Callable[[int], str]
 ) -> list[str]:
     """Return a note on the unknown words of texts that are called `name`; `title` names a text. None if all is known."""
-    if found.example is None:
+    if counts.example is None:
         return []
-    cells = (column[found.example].as_py() for column in texts)
-    words = dict.fromkeys(word for cell in cells for word in text_tokenizer.find_unknown_words(cell))
-    quoted = [f'"{word[:MAX_LETTERS]}{"…" if len(word) > MAX_LETTERS else ""}"' for word in words]
-    unread = f"; {found.unread:,} of {found.texts:,} texts have no known word" if found.unread else ""
+    cells = (column[counts.example].as_py() for column in texts)
+    unknown = dict.fromkeys(word for cell in cells for word in text_tokenizer.find_unknown_words(cell))
+    quoted = [f'"{word[:MAX_LETTERS]}{"…" if len(word) > MAX_LETTERS else ""}"' for word in unknown]
+    unread = f"; {counts.unread:,} of {counts.texts:,} texts have no known word" if counts.unread else ""
     listed = f" ({list_names(quoted, MAX_LISTED_WORDS)})" if quoted else ""
     return [
-        f"{found.share:.2%} of the tokens of the {name} are unknown to the network{unread}, such as {title(found.example)}{listed}"
+        f"{counts.share:.2%} of the tokens of the {name} are unknown to the network{unread}, such as {title(counts.example)}{listed}"
     ]
