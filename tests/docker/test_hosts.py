@@ -172,3 +172,27 @@ def test_an_engine_that_remaps_users(clone: Path, tmp_path: Path, own_engine: Ca
     done = run_as_user(clone, "docker", "compose", "up", "trainer", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (clone / "runs" / "tiny-001" / "model").stat().st_uid == USER
+
+
+def test_a_clone_under_umask_077(clone: Path) -> None:
+    """Its image had code that the trainer could not read; and other modes built every layer again."""
+    layers = []
+    environ: dict[str, Any] = {"COMPOSE_PROJECT_NAME": f"drivetrain-umask-{os.getpid()}"}
+    try:
+        for mask in (0o022, 0o077):
+            for path in clone.rglob("*"):
+                path.chmod((0o777 if path.is_dir() or os.access(path, os.X_OK) else 0o666) & ~mask)
+            environ["DRIVETRAIN_TAG"] = f"umask-{os.getpid()}-{mask:03o}"
+            image = f"localhost/drivetrain/cpu:{environ['DRIVETRAIN_TAG']}"
+            done = run_as_user(clone, "docker", "compose", "build", "trainer", umask=mask, **environ)
+            assert done.returncode == 0, done.stderr
+            look = ["docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", image]
+            layers.append(subprocess.run(look, capture_output=True, text=True, check=True).stdout)
+        assert layers[0] == layers[1]
+        done = run_as_user(clone, "docker", "compose", "up", "trainer", umask=0o077, **environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (clone / "runs" / "tiny-001" / "model").exists()
+    finally:
+        run_as_user(clone, "docker", "compose", "down", **environ)
+        images = [f"localhost/drivetrain/cpu:umask-{os.getpid()}-{mask:03o}" for mask in (0o022, 0o077)]
+        subprocess.run(["docker", "rmi", "-f", *images], capture_output=True, check=False)

@@ -66,7 +66,7 @@ def test_no_layer_holds_the_secret_of_a_build(cpu_image: str, tmp_path: Path) ->
         "build",
         "--load",
         "--no-cache-filter",
-        "builder,openmp,image",
+        "torch,wheels,openmp,image",
         "--file",
         "docker/Dockerfile",
         "--build-arg",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -168,3 +169,29 @@ def test_a_container_without_a_checkout_trains(tmp_path: Path) -> None:
     record.write_text("{}")
     image_contents.check_in_container("cpu", record, tmp_path)
     image_contents.check_in_container("cpu", tmp_path / "none.json", ROOT)
+
+
+def test_no_mode_of_a_clone_reaches_the_image() -> None:
+    """A umask of 077 made code that nobody could read; and a builder compares modes, so every layer was built again."""
+    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    stages = re.split(r"^FROM .* AS ", text, flags=re.MULTILINE)[1:]
+    for name, commands in (stage.split("\n", 1) for stage in stages):
+        copies = re.findall(r"^COPY (?!--from)(.*)", commands, re.MULTILINE)
+        assert all(copy.startswith("--chmod=") for copy in copies) or "chmod -R u=rwX,go=rX" in commands, name
+        assert not re.search(r"type=bind,(?!from=)(?!target=/context)", commands), name
+
+
+def test_torch_is_installed_apart_from_all_that_changes_more_often(tmp_path: Path) -> None:
+    """A new release of a small wheel must not install and store torch and CUDA again."""
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    (program,) = re.findall(r"awk '(.*?)' /locked", text, re.DOTALL)
+    program = program.replace("\\\n", "").replace('"/', f'"{tmp_path}/')
+    for lock in sorted((ROOT / "docker").glob("requirements-*.txt")):
+        subprocess.run(["awk", program, lock], check=True)
+        parts = [(tmp_path / name).read_text().splitlines() for name in ("torch.txt", "others.txt")]
+        assert sorted(parts[0] + parts[1]) == sorted(lock.read_text().splitlines())
+        names = [{line.partition("==")[0] for line in part if "==" in line} for part in parts]
+        assert names[0] >= {"torch"}
+        assert not {name for name in names[1] if name.startswith(("nvidia", "cuda", "triton"))} - {"nvidia-ml-py"}
+        assert {"torchvision", "nvidia-ml-py", "numpy"} <= names[1]
+        assert all(part[0].startswith(("#", "absl")) or "==" in part[0] for part in parts)
