@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from drivetrain.cli import main
@@ -48,3 +50,14 @@ def test_without_permission_the_advice_is_the_docker_group(
     assert says(output, "docker-engine-used-running")
     assert "sudo usermod -aG docker $USER" in output
     assert "make engine" not in output
+
+
+def test_another_default_platform_is_dropped_aloud(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compose and the builder obey it, and looked for images of another processor."""
+    monkeypatch.setenv("DOCKER_DEFAULT_PLATFORM", "linux/arm64")
+    monkeypatch.setattr(docker_engine.shutil, "which", lambda name: None)
+    docker_engine.connect()
+    assert "DOCKER_DEFAULT_PLATFORM" not in os.environ
+    assert says("".join(capsys.readouterr()), "default-platform-ignored", "linux/arm64")

@@ -12,7 +12,7 @@ from typing import Any
 from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, published_image
 from drivetrain.launch.project import PROJECT, image_name
-from drivetrain.system.console import say
+from drivetrain.system.console import say, say_aside
 from drivetrain.system.installation import CHECKOUT, INSTALL_ENGINE, INSTALL_HOST, INSTALL_TORCH
 
 ANSWER_SECONDS = 5
@@ -31,6 +31,8 @@ class EngineMissing:
 
 def connect() -> Any:
     """Return a client of the local engine, or an EngineMissing; containers are started with the engine's command line."""
+    if platform := os.environ.pop("DOCKER_DEFAULT_PLATFORM", ""):
+        say_aside(f"DOCKER_DEFAULT_PLATFORM={platform} is ignored: the images are for the engine's own processor")
     if shutil.which("docker") is None:
         return EngineMissing("the docker command is not installed here")
     try:

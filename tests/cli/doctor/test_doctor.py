@@ -87,6 +87,15 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("graviton2", "CPU", {"cpu.emulated": True}, {}, "warn", "all of it is emulated", "DOCKER_DEFAULT_PLATFORM"),
     (
         "laptop",
+        "DOCKER_DEFAULT_PLATFORM",
+        {},
+        environ(DOCKER_DEFAULT_PLATFORM="linux/arm64"),
+        "warn",
+        "=linux/arm64 makes `docker compose` ask",
+        "unset DOCKER_DEFAULT_PLATFORM",
+    ),
+    (
+        "laptop",
         "OMP_NUM_THREADS",
         QUOTA,
         environ(OMP_NUM_THREADS="2"),

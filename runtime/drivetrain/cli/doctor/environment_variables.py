@@ -58,6 +58,10 @@ ANYWHERE: dict[str, tuple[Callable[[str], bool], str]] = {
     "ATEN_CPU_CAPABILITY": (_matters_always, f"{_SLOWS}: torch does not use all instruction sets of this CPU"),
     "TORCH_COMPILE_DISABLE": (is_on, "turns torch.compile off, whatever the plan says"),
     "TORCHDYNAMO_DISABLE": (is_on, "turns torch.compile off, whatever the plan says"),
+    "DOCKER_DEFAULT_PLATFORM": (
+        _matters_always,
+        "makes `docker compose` ask for images of that processor; `make` and `drivetrain launch` ignore it",
+    ),
     "PYTHONOPTIMIZE": (is_on, "disables all assertions, including those of drivetrain"),
 }
 """Variables with the values that matter on every machine, and what they do."""
