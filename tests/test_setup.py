@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.messages import get_message, says_each, says_only
+from tests.messages import get_message, omits, says_each, says_only
 from tests.paths import ROOT
 
 PYTHON = """#!/bin/sh
@@ -53,7 +53,7 @@ def find_closed_address() -> str:
 
 
 def setup(
-    folder: Path, package_index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu"
+    folder: Path, package_index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu", version: str = "3.11"
 ) -> tuple[str, str]:
     """What `scripts/setup native` says, and the line that installs what is locked."""
     shutil.copytree(ROOT / "scripts", folder / "scripts")
@@ -63,7 +63,7 @@ def setup(
     shutil.copytree(ROOT / "docker" / "unused", folder / "docker" / "unused")
     log, python = folder / "log", folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(PYTHON.format(log=log, settings=settings, versions=versions))
+    python.write_text(PYTHON.format(log=log, settings=settings, versions=versions).replace("3.11", version))
     python.chmod(0o755)
     (folder / "scripts" / "env").write_text("#!/bin/sh\n")
     environment = {**os.environ, "PYTHON": str(python), "TORCH_INDEX": package_index}
@@ -71,13 +71,19 @@ def setup(
         [folder / "scripts" / "setup", "native"], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout, next(line for line in log.read_text().splitlines() if "--require-hashes" in line)
+    return done.stdout, next(line for line in log.read_text().splitlines() if " -r " in line)
 
 
 def test_an_index_that_answers(tmp_path: Path, package_index: str) -> None:
     output, line = setup(tmp_path, package_index)
     assert line.endswith(f"-r docker/requirements-cpu.txt --extra-index-url {package_index}")
     assert "does not answer" not in output
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_files_without_a_hash_are_told(tmp_path: Path, package_index: str, version: str) -> None:
+    output, line = setup(tmp_path, package_index, version=version)
+    assert ("--require-hashes" in line) == (version == "3.11") == omits(output, "setup-files-no-hash", version)
 
 
 def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> None:
