@@ -79,6 +79,16 @@ def test_no_network_is_made() -> None:
         assert not any(configuration.get("networks", {}).values())
 
 
+def test_tensorboard_reaches_nothing_and_is_reached() -> None:
+    """It reads runs of code that is not trusted, and needs no way out."""
+    configuration = read_configuration("cpu", {"COMPOSE_PROFILES": "tensorboard"})
+    service = configuration["services"]["tensorboard"]
+    assert [port["host_ip"] for port in service["ports"]] == ["127.0.0.1"]
+    assert (list(service["networks"]), service["dns"]) == (["viewer"], ["127.0.0.1"])
+    options = configuration["networks"]["viewer"]["driver_opts"]
+    assert options == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+
+
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
 def test_no_registry_is_asked_for_our_images(word: str) -> None:
     """`drivetrain/cpu` belongs to whoever registers that name; `localhost/` is this machine, and nothing is pulled."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from drivetrain.launch import container_limits, env_file
+from drivetrain.launch.compose_project import read_trainer
+from drivetrain.launch.container_limits import find_zone
 from drivetrain.launch.env_file import default_cpus
 from drivetrain.launch.project import TAG, container_prefix, image_tag
 from tests.launch.specs import HOST, check_job
@@ -59,7 +61,8 @@ def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str])
 def no_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the checkout has the limits of the machine that the tests run on."""
     monkeypatch.setattr(container_limits, "PROJECT", tmp_path)
-    for name in (TAG, "DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY", "DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY"):
+    monkeypatch.setattr(container_limits, "find_zone", lambda: "")
+    for name in (TAG, "TZ", "DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY", "DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -73,6 +76,19 @@ def test_a_job_without_limits_gets_the_host_less_a_reserve(
 ) -> None:
     variables = container_limits.variables({"NCPU": cpus, "MemTotal": memory * GIB}, check_job())
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == (expected_cpus, f"{expected_mib}m")
+
+
+def test_the_time_zone_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast of a container was in UTC, which it did not say."""
+    link = tmp_path / "localtime"
+    link.symlink_to("/usr/share/zoneinfo/America/New_York")
+    zones = [find_zone(link), find_zone(tmp_path / "none")]
+    assert zones == ["America/New_York", ""]
+    for setting, zone, expected in (("", zones[0], zones[0]), ("Asia/Tokyo", zones[0], "Asia/Tokyo"), ("", "", None)):
+        monkeypatch.setenv("TZ", setting)
+        monkeypatch.setattr(container_limits, "find_zone", lambda zone=zone: zone)
+        assert container_limits.variables(HOST, check_job()).get("TZ") == expected
+    assert read_trainer({"TZ": "Asia/Tokyo"})["environment"]["TZ"] == "Asia/Tokyo"
 
 
 def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None:

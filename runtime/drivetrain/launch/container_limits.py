@@ -21,7 +21,7 @@ from drivetrain.system.units import parse_bytes
 
 
 def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) -> dict[str, str]:
-    """Return the limits of a job: its own, else those of the environment or of .env, else the host less a reserve.
+    """Return the limits of a job: its own, else those of the environment or of .env, else the host less a reserve; and TZ.
 
     Args:
         info: information about the host from the engine (`docker info`).
@@ -40,7 +40,14 @@ def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) ->
         values["DRIVETRAIN_RESERVATION"] = str(min(GIB, parse_bytes(memory)))
     if limits.shm:
         values["DRIVETRAIN_SHM"] = limits.shm
+    if zone := settings.get("TZ") or find_zone():
+        values["TZ"] = zone
     return values
+
+
+def find_zone(file: Path = Path("/etc/localtime")) -> str:
+    """Return the name of this machine's time zone, such as Europe/Berlin; empty if the file is no link to it."""
+    return os.path.realpath(file).partition("/zoneinfo/")[2]
 
 
 def _cap(cpus: str | None, host: float) -> str | None:
