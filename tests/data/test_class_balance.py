@@ -12,6 +12,7 @@ from drivetrain.data.dataset import InputRecord
 from drivetrain.data.load_data import load
 from drivetrain.data.survey import settings
 from drivetrain.job.images import ImageClassificationJob
+from drivetrain.job_spec import load_job
 from drivetrain.training.best_metric import BestMetric
 from tests.data.tables import table_rows as tables
 from tests.messages import begins_with, ends_with, omits, says
@@ -70,6 +71,22 @@ def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
     watch = BestMetric(class_balance.choose_best_metric(table_job, load(table_job)), None, None)
     assert watch.update({"validation/accuracy": 0.98, "validation/f1": 0.495, "validation/loss": 0.1}, 1, 0)
     assert watch.update({"validation/accuracy": 0.94, "validation/f1": 0.71, "validation/loss": 0.2}, 2, 1)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_class_without_a_validation_sample_is_named(tmp_path: Path, named: bool) -> None:
+    rows = [f"{i % 11},{'abc'[i % 3]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    (tmp_path / "v.csv").write_text("\n".join(["x,y", *(row for row in rows if not named or row[-1] != "c")]) + "\n")
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        "name: t\ntask: tabular-classification\ndata: {train: t.csv, validation: v.csv, target: y, categorical: [x]}\n"
+    )
+    notes = load(load_job.load(spec)).notes
+    if named:
+        assert says(notes, "class-without-validation-sample", 1, 3, "c")
+    else:
+        assert omits(notes, "class-without-validation-sample", 1, 3, "c")
 
 
 def test_classes_that_are_probably_no_value_are_named() -> None:

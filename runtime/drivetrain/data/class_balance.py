@@ -51,6 +51,26 @@ def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> 
     return f"classes for training: {listed_counts}{''.join(doubts)}"
 
 
+def note_unvalidated(dataset: Dataset) -> list[str]:
+    """Name the classes that no validation sample has, by head: the scores say nothing about them."""
+    notes: list[str] = []
+    if isinstance(dataset.validation, JointTargets):  # targets that are read late
+        return notes
+    for name, head in dataset.heads.items():
+        if not head.classes or head.several or not len(dataset.validation):
+            continue
+        targets = dataset.validation.targets[name].numpy()
+        counts = np.bincount(targets[targets != NO_LABEL], minlength=len(head.classes))
+        missing = [printable(head.classes[index]) for index in np.flatnonzero(counts == 0)]
+        if missing:
+            place = f' of "{printable(name)}"' if name else ""
+            notes.append(
+                f"{len(missing):,} of {len(head.classes):,} classes{place} have no validation sample: {list_names(missing)}; "
+                "no score of the validation says anything about them, and F1 counts one that is predicted as 0"
+            )
+    return notes
+
+
 def choose_best_metric(job: Job, dataset: Dataset) -> str:
     """Choose the metric of the best checkpoint: that of the job, or another one for uneven classes.
 

@@ -81,6 +81,7 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
         dataset.notes += [
             class_balance.describe_counts(class_counts, dataset.heads[name].classes) for name, class_counts in counts
         ]
+    dataset.notes += class_balance.note_unvalidated(dataset)
     metric = class_balance.choose_best_metric(job, dataset)
     if metric != job.best() and recorded is None:  # a resumed run keeps the metric that it began with
         ratio = class_balance.measure_imbalance(dataset)
