@@ -17,6 +17,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from drivetrain.data.images import npz_images
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError
 from drivetrain.models import safetensors_file, saved_model
-from drivetrain.pretrained import families
+from drivetrain.pretrained import families, model_config
 from drivetrain.pretrained import folder as pretrained_folder
 from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.training.checkpoints import checkpoint, run_state
@@ -277,12 +278,17 @@ def model_folder(folder: Path) -> Path:
     path.mkdir()
     safetensors.torch.save_file(dict(tiny_run.model.state_dict()), path / "model.safetensors")
     config = {
-        "format": saved_model.FORMAT,
+        "format": model_config.FORMAT,
         "task": "image-classification",
         "builder": tiny_run.network.builder,
         "arguments": tiny_run.network.arguments,
-        "heads": [{"name": "", "classes": ["a", "b", "c"]}],
-        "preprocessing": tiny_run.dataset.preprocessing,
+        "heads": [asdict(head) for head in tiny_run.dataset.heads.values()],
+        "preprocessing": {
+            "kind": "images",
+            **tiny_run.dataset.preprocessing,
+            **{"classes": ["a", "b", "c"], "low": 0.0, "high": 255.0, "mean": [0.5], "std": [0.2]},
+            **{"path_column": "path", "label_column": "label"},
+        },
         "trained": {},
     }
     write_json(path / "config.json", config)
@@ -390,7 +396,7 @@ def test_a_local_folder_asks_no_hub_even_for_an_unknown_entry(
 def test_a_network_of_timm_that_is_an_address(tmp_path: Path, watcher: Watcher, name: str) -> None:
     folder = model_folder(tmp_path)
     config = read_json(folder / "config.json")
-    arguments = {"name": name, "classes": 3, "channels": 3, "image_size": 8, "dropout": 0.0}
+    arguments = {"name": name, "classes": 3, "channels": 1, "image_size": 8, "dropout": 0.0}
     write_json(folder / "config.json", config | {"builder": "timm", "arguments": arguments})
     with watcher(tmp_path), pytest.raises(CheckpointError, check=saying("is-not-name-of-architecture")):
         saved_model.load(folder)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from drivetrain.cli.main import main
+from drivetrain.data.dataset import Head
+from drivetrain.pretrained.model_config import FORMAT
 from tests.messages import says
 
 IMAGES = "task: image-classification\ndata: {train: folder, "
 TABLE = "task: tabular-classification\ndata: {train: rows.csv, "
 SERIES = "task: series-classification\ndata: {train: rows.csv, window: 2, "
 PREPROCESSING = {
-    "image-classification": {"kind": "images", "image_size": 32, "channels": 3, "fit": "pad"},
-    "tabular-classification": {
-        "kind": "table",
-        "numeric": [{"name": "age"}],
-        "categorical": [{"name": "city"}],
+    "image-classification": {
+        **{"kind": "images", "image_size": 32, "channels": 3, "fit": "pad", "classes": ["a", "b"]},
+        **{"low": 0, "high": 255, "mean": [0, 0, 0], "std": [1, 1, 1], "path_column": "path", "label_column": "label"},
     },
-    "series-classification": {"kind": "series", "channels": 2, "features": ["heat", "noise"]},
+    "tabular-classification": {
+        **{"kind": "table", "target": ["kind"], "classes": True},
+        "numeric": [{"name": "age", "mean": 0, "std": 1, "median": 0, "missing": False}],
+        "categorical": [{"name": "city", "values": ["Lima"], "missing": False}],
+    },
+    "series-classification": {
+        **{"kind": "series", "form": "long", "channels": 2, "features": ["heat", "noise"], "length": 2, "window": 2},
+        **{"stride": 1, "time": "time", "label": ["kind"], "classes": True, "group": None, "max_gap": None},
+        **{"mean": [0, 0], "std": [1, 1]},
+    },
 }
 ROWS = "age,city,kind,price,heat,noise,time\n1,Lima,a,2,3,4,5\n2,Lima,b,2,3,4,6\n"
 
@@ -93,7 +103,16 @@ def write_job(folder: Path, spec: str, builder: str = "images") -> Path:
     task = spec.split()[1]
     (folder / "folder").mkdir()
     (folder / "rows.csv").write_text(ROWS)
-    config = {"builder": builder, "arguments": {}, "heads": [], "preprocessing": PREPROCESSING[task]}
+    head = asdict(Head("", ("a", "b")))
+    config: dict[str, object] = {
+        "format": FORMAT,
+        "task": task,
+        "builder": builder,
+        "arguments": {},
+        "heads": [head],
+        "trained": {},
+    }
+    config["preprocessing"] = PREPROCESSING[task]
     (folder / "run" / "model").mkdir(parents=True)
     (folder / "run" / "model" / "config.json").write_text(json.dumps(config))
     (folder / "run" / "model" / "model.safetensors").touch()

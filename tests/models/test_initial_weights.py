@@ -99,8 +99,8 @@ def test_other_values_are_scaled_as_in_the_earlier_run(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{part}.npz", x=x * 3, y=y * 5)
     now, alone = load(follow(tmp_path, case)), load(job_spec.load(tmp_path / "job.yaml"))
     assert now.heads == before.heads != alone.heads
-    assert now.preprocessing["mean"] == list(before.preprocessing["mean"])
-    assert now.preprocessing["mean"] != alone.preprocessing["mean"]
+    assert list(now.preprocessing["mean"]) == list(before.preprocessing["mean"])
+    assert list(now.preprocessing["mean"]) != list(alone.preprocessing["mean"])
 
 
 def test_heads_in_another_order_keep_their_weights(tmp_path: Path) -> None:

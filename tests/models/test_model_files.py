@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,16 @@ def store_network(folder: Path, code: dict[str, str], arguments: str, **settings
     (folder / "run").mkdir()
     source = SpecSource(path)
     job: Any = source.copy_to(folder / "run", source.load()).load()
-    model = build(job, load(job))
+    dataset = load(job)
+    model = build(job, dataset)
     assert model.code is not None
-    config = {"task": "custom", "builder": "own", "arguments": model.arguments, "heads": [], "preprocessing": {}}
+    config: dict[str, Any] = {
+        "task": "custom",
+        "builder": "own",
+        "arguments": model.arguments,
+        "preprocessing": dataset.preprocessing,
+    }
+    config["heads"] = [asdict(head) for head in dataset.heads.values()]
     weights = {"model": model.module.state_dict()}
     config |= {"trained": {}, "code": model.code.digests()}
     saved_model.commit(folder / "run" / "model", weights, config, model.code.sources)

@@ -43,7 +43,7 @@ from drivetrain.launch.command_output import RUNS
 from drivetrain.launch.mounts import Mount
 from drivetrain.launch.project import PROJECT, TAG, image_name, image_tag
 from drivetrain.pretrained.convert import WEIGHTS_NAME
-from drivetrain.pretrained.earlier_run import CONFIG
+from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system import signals
 from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH

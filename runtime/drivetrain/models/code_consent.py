@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drivetrain.data.custom import user_code
 from drivetrain.errors import CheckpointError
-from drivetrain.pretrained.earlier_run import CONFIG
+from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system.files import hash_file, is_private
 from drivetrain.system.run_files import CODE_FILE, JOB_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,16 +23,13 @@ from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS, limit_size
 from drivetrain.models.networks import user_network
-from drivetrain.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
+from drivetrain.pretrained.earlier_run import POSSIBLE, WEIGHTS, model_folder
+from drivetrain.pretrained.model_config import CONFIG, FORMAT, read_config
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import storage_error, sync_folder
 from drivetrain.system.run_files import STATE_FILE, RunFiles, refuse_links
 from drivetrain.system.run_records import RunState
 from drivetrain.system.version import VERSION
-
-FORMAT = 1
-_REQUIRED_KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
-"""Keys of config.json and the types of their values."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
         CheckpointError: if there is none, it is incomplete, or it needs code that may not be run.
     """
     folder = find(path)
-    config = _read_config(folder)
+    config = read_config(folder)
     network = _build_network(folder, config, consent)
     if config["preprocessing"].get("kind") == "own":
         config["preprocessing"]["code"] = str(folder / "code")
@@ -125,22 +122,10 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
         folder,
         config["task"],
         network.eval(),
-        _read_heads(folder, config["heads"]),
+        {row["name"]: head_from_json(row) for row in config["heads"]},
         config["preprocessing"],
         config["trained"],
     )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    config, problem = RunFiles(folder).read_checked_object(CONFIG)
-    if problem:
-        _refuse(folder, f"{CONFIG} is {problem}")
-    if config.get("format") != FORMAT:
-        _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
-    for key, kind in _REQUIRED_KEYS.items():
-        if not isinstance(config.get(key), kind):
-            _refuse(folder, f"{CONFIG} has no {key}")
-    return config
 
 
 def _build_network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
@@ -181,16 +166,6 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
     wrong += [f"{name} is not part of the network" for name in stored if name not in names]
     if wrong:
         _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {list_names(wrong, 3, '; ')}")
-
-
-def _read_heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
-    names = {field.name for field in fields(Head)}
-    heads = {}
-    for row in rows:
-        if not isinstance(row, dict) or not {"name"} <= set(row) <= names:
-            _refuse(folder, f"{CONFIG}: a head is incomplete")
-        heads[row["name"]] = head_from_json(row)
-    return heads
 
 
 def _refuse(folder: Path, wrong: str) -> NoReturn:

@@ -8,16 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from drivetrain.errors import CheckpointError
 from drivetrain.job import Job
 from drivetrain.job.model import EarlierRun, Freeze
 from drivetrain.job.user_files import suggest_nearest_path
+from drivetrain.pretrained.model_config import CONFIG, read_config
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import run_files
-from drivetrain.system.run_files import STATE_FILE, RunFiles
+from drivetrain.system.run_files import STATE_FILE
 from drivetrain.system.run_records import RunState
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
+WEIGHTS = "model.safetensors"
 _KINDS = {"image": "images", "text": "texts", "series": "series", "tabular": "table"}
 """Kind of preprocessing, by the first word of the task."""
 POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
@@ -56,16 +57,16 @@ def find(job: Job) -> EarlierModel | None:
     """The model of the earlier run that the job names; None if it names none.
 
     Raises:
-        SpecError: if it does not exist, is incomplete, or was trained on another kind of data.
+        SpecError: if it does not exist, is incomplete or damaged, or was trained on another kind of data.
     """
     spec = getattr(job, "model", None)
     if not isinstance(spec, EarlierRun):
         return None
     folder = _find_folder(job, spec.name)
-    config, problem = RunFiles(folder).read_checked_object(CONFIG)
-    problem = problem or next((f"no {key}" for key, kind in _KEYS.items() if not isinstance(config.get(key), kind)), "")
-    if problem:
-        _refuse(job, f"{folder / CONFIG} is damaged: {problem}", POSSIBLE, "copy the folder again")
+    try:
+        config = read_config(folder)
+    except CheckpointError as error:
+        _refuse(job, error.given, error.possible, error.action)
     data_kind, job_kind = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
     if config["builder"] in ("own", "python"):
         _refuse(

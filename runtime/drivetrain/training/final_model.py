@@ -14,7 +14,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.job.data import Data
 from drivetrain.job.formatting import format_metric, format_metrics
 from drivetrain.models import code_consent, forward, saved_model
-from drivetrain.pretrained.earlier_run import CONFIG
+from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system.console import say
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import losses

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.data.text.encoded import Encoded, Ragged, find_template
-from drivetrain.errors import DataError
+from drivetrain.errors import CheckpointError, DataError
 from drivetrain.job.text import Truncation
 from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet_transformers
 
@@ -108,8 +108,19 @@ class Tokenizer:
 
 
 def from_json(data: dict[str, Any]) -> Tokenizer:
-    """Rebuild the tokenizer from `Tokenizer.to_json`, without truncation."""
-    inner = load_library().Tokenizer.from_str(data["json"])
+    """Rebuild the tokenizer from `Tokenizer.to_json`, without truncation.
+
+    Raises:
+        CheckpointError: if the library cannot read it.
+    """
+    try:
+        inner = load_library().Tokenizer.from_str(data["json"])
+    except Exception as error:  # the library raises the base class
+        raise CheckpointError(
+            f"config.json of the model has a wrong preprocessing.tokenizer.json: {error}",
+            "a tokenizer as stored at the end of training",
+            "copy the folder again, or use the version of drivetrain that wrote it",
+        ) from None
     inner.no_truncation()
     return Tokenizer(inner, data["pad"])
 

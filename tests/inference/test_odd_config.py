@@ -1,0 +1,87 @@
+"""Any value of a model folder's config.json can be missing or of another type: an error that names it, or no difference."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.data import load_data
+from drivetrain.errors import CheckpointError, DataError
+from drivetrain.inference import predictions
+from drivetrain.models import forward, saved_model
+from drivetrain.pretrained.model_config import CONFIG
+from tests.task_cases import CASES, train_case
+
+ODD_VALUES = {"null": None, "text": "odd", "list": [[1], 2], "number": 7.5, "nested": {"odd": {"x": 1}}, "truth": True}
+KINDS = {"null": type(None), "text": str, "list": list, "number": (int, float), "nested": dict, "truth": bool}
+FREE = ("drivetrain", "trained", "arguments")
+"""Keys whose values are not used for the data; those of the network are checked when it is built."""
+
+
+def list_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of each value, of long lists of the first two."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(min(2, len(value))):
+            yield from list_paths(value[key], (*path, key))
+
+
+def change_values(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The configuration without a value, or with one of another type, for each value."""
+    for path in list_paths(config):
+        if path[0] in FREE:
+            continue
+        for name in ("drop", *ODD_VALUES):
+            changed = copy.deepcopy(config)
+            parent = changed
+            for key in path[:-1]:
+                parent = parent[key]
+            if name == "drop":
+                del parent[path[-1]]
+            elif (
+                isinstance(parent[path[-1]], bool) == (name == "truth") and isinstance(parent[path[-1]], KINDS[name])
+            ) or (parent[path[-1]] is None or path[-1] == "group"):
+                continue  # such a value can be another model's
+            else:
+                parent[path[-1]] = ODD_VALUES[name]
+            yield f"{'.'.join(map(str, path))}: {name}", changed
+
+
+def predict(model: Path, data: Path) -> str:
+    trained = saved_model.load(model)
+    samples = load_data.load_new([data], trained.preprocessing, trained.heads, labelled=True)
+    batches = forward.compute_outputs(
+        trained.network, trained.heads, samples.split, samples.prepare, torch.device("cpu")
+    )
+    answers = predictions.compute_answers(batches, trained.heads, samples.split, with_probabilities=True)
+    return json.dumps(list(answers), default=str)
+
+
+@pytest.mark.parametrize("name", ["image labels", "linear texts", "series", "series numbers", "table", "table numbers"])
+def test_an_odd_value_is_named_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    train_case(case, tmp_path)
+    model, data = tmp_path / "odd", tmp_path / f"held{case.suffix}"
+    shutil.copytree(tmp_path / "run" / "model", model)
+    config, expected = json.loads((model / CONFIG).read_text()), predict(model, data)
+    refused, wrong = 0, []
+    for change, changed in change_values(config):
+        (model / CONFIG).write_text(json.dumps(changed))
+        try:
+            if predict(model, data) != expected:
+                wrong.append(change)
+        except CheckpointError as error:
+            wrong += [] if CONFIG in error.given else [f"{change}: {error}"]
+            refused += 1
+        except DataError as error:
+            wrong.append(f"{change}: {error}")
+    assert not wrong
+    assert refused > 200
