@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from drivetrain.launch.compose_project import read_trainer
 from drivetrain.launch.container_limits import find_zone
 from drivetrain.launch.env_file import default_cpus
 from drivetrain.launch.project import TAG, container_prefix, image_tag
+from drivetrain.training.forecast import describe_forecast
 from tests.launch.specs import HOST, check_job
 from tests.nvml_double import GIB
 
@@ -89,6 +91,19 @@ def test_the_time_zone_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(container_limits, "find_zone", lambda zone=zone: zone)
         assert container_limits.variables(HOST, check_job()).get("TZ") == expected
     assert read_trainer({"TZ": "Asia/Tokyo"})["environment"]["TZ"] == "Asia/Tokyo"
+
+
+def test_a_forecast_names_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody hands on a zone, it is in UTC."""
+    forecast = {"seconds": 60.0, "low": 50.0, "high": 70.0, "end": "2026-01-01T12:00:00+00:00"}
+    try:
+        for zone, expected in (("UTC", "12:00:00 UTC"), ("Asia/Tokyo", "21:00:00 JST")):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            assert expected in describe_forecast(forecast, "")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def describe_forecast(forecast: Forecast, source: str) -> str:
     """A line for the user, with the range and where it comes from."""
     seconds, low, high = (format_clock_time(forecast[key]) for key in ("seconds", "low", "high"))
     end = datetime.fromisoformat(forecast["end"]).astimezone()
-    return f"forecast: the training takes about {seconds} in all ({low} to {high}), until {end:%H:%M:%S}, {source}"
+    return f"forecast: the training takes about {seconds} in all ({low} to {high}), until {end:%H:%M:%S %Z}, {source}"
 
 
 def compare_forecast(forecast: Forecast, result: Mapping[str, object]) -> Forecast:
