@@ -110,7 +110,7 @@ def test_without_a_result_the_logs_tell(run: Path) -> None:
         "at step 540 of 540",
         "exit 137: ended by SIGKILL",
         "| time | 44.0 s |",
-        "| peak memory | 486 MiB | of 4.0 GiB (11.9 %) |",
+        "| peak memory | 572 MiB | of 4.0 GiB (14 %) |",
     ):
         assert phrase in text
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -42,8 +43,21 @@ def test_all_descendants_are_members(child: tuple[int, int], listed: bool, monke
 
 
 def test_their_memory_is_counted(child: tuple[int, int]) -> None:
-    resident_bytes = psutil.Process().memory_info().rss
-    assert process_tree.sum_resident_bytes() > resident_bytes + (40 << 20)
+    rest = process_tree.sum_memory_bytes(
+        Path("/none")
+    )  # resident memory, as kernels without proportional memory tell it
+    assert rest > psutil.Process().memory_info().rss + (40 << 20)
+
+
+def test_shared_pages_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five workers that map the same file: their resident memory is five times what they use."""
+    ours = os.getpid()
+    monkeypatch.setattr(process_tree, "list_process_ids", lambda: [ours] * 5)
+    (tmp_path / "proc" / str(ours)).mkdir(parents=True)
+    (tmp_path / "proc" / str(ours) / "smaps_rollup").write_text(
+        "5585f2e00000-7ffd2a1f9000 ---p 00000000 00:00 0    [rollup]\nRss:   600000 kB\nPss:   120000 kB\nPss_Anon: 1 kB\n"
+    )
+    assert process_tree.sum_memory_bytes(tmp_path) == 5 * 120_000 << 10
 
 
 def test_ended_processes_have_no_descendants() -> None:
@@ -56,7 +70,7 @@ def test_a_process_that_ends_while_they_are_counted_counts_nothing(monkeypatch: 
     ended_process = subprocess.Popen(["true"])
     ended_process.wait()
     monkeypatch.setattr(process_tree, "list_process_ids", lambda: [ended_process.pid])
-    assert process_tree.sum_resident_bytes() == process_tree.sum_cpu_seconds() == 0
+    assert process_tree.sum_memory_bytes() == process_tree.sum_cpu_seconds() == 0
 
 
 def test_a_cgroup_located_once_gives_the_same_values() -> None:

@@ -259,6 +259,7 @@ def summarize(record: Record) -> Summary:
     """Summarize a record."""
     result, ending, state, spec = record.result, record.ending, RunState(record.state), record.spec
     rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
+    memory = record.telemetry.get("memory_used") or rss
     detected_limit = record.hardware.memory.limit if record.hardware else None
     limits = record.telemetry.get("memory_limit")
     elapsed = (state.ended - state.started).total_seconds() if state.started and state.ended else -1
@@ -281,7 +282,7 @@ def summarize(record: Record) -> Summary:
         samples_per_second=_first_known(
             read_number(result, "samples_per_second"), speeds[len(speeds) // 2] if speeds else None
         ),
-        peak_memory=_first_known(read_number(result, "peak_memory"), max(rss.ys) if rss else None),
+        peak_memory=_first_known(read_number(result, "peak_memory"), max(memory.ys) if memory else None),
         memory_limit=_first_known(
             read_number(result, "memory_limit"), detected_limit, limits.ys[-1] if limits else None
         ),

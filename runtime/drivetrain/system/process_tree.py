@@ -6,13 +6,23 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 
 
-def sum_resident_bytes() -> int:
-    """Resident memory of the process tree, in bytes."""
-    return int(_sum(lambda process: process.memory_info().rss))
+def sum_memory_bytes(root: Path = Path("/")) -> int:
+    """Sum the memory of the process tree in bytes; a page that several processes share counts once."""
+    return int(_sum(lambda process: _read_memory_bytes(process, root)))
+
+
+def _read_memory_bytes(process: psutil.Process, root: Path) -> int:
+    """Read the proportional memory (Pss) of a process, or its resident memory where the kernel does not tell the other."""
+    try:
+        rows = (root / f"proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
+        return next(int(row.split()[1]) << 10 for row in rows if row.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return int(process.memory_info().rss)
 
 
 def sum_cpu_seconds() -> float:

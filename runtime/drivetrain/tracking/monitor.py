@@ -50,6 +50,7 @@ class Monitor:
         progress: returns what a run adds to every sample, such as its step and speed.
         show: called with the hardware metrics of every few samples, by their TensorBoard tags.
         sampled: called with every sample.
+        root: root of the file system, for the memory of groups and processes.
     """
 
     def __init__(
@@ -61,15 +62,17 @@ class Monitor:
         progress: Callable[[], Mapping[str, Any]] = dict,
         show: Callable[[Mapping[str, float]], None] | None = None,
         sampled: Callable[[Sample], None] | None = None,
+        root: Path = Path("/"),
     ) -> None:
-        self.files, self.interval = RunFiles(folder), interval
+        self.files, self.interval, self.root = RunFiles(folder), interval, root
         self.progress, self.show, self.sampled = progress, show, sampled
         self.start = time.monotonic()
         self.peak = 0
+        """The most memory so far: of the control group if it has a limit, else of all processes."""
         self.cpu_seconds = 0.0
         """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
-        self.process, self.group = psutil.Process(), ProcessCgroup()
+        self.process, self.group = psutil.Process(), ProcessCgroup(root)
         self.sensors = Sensors(gpus)
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._sample_until_closed, name="monitor", daemon=True)
@@ -108,12 +111,13 @@ class Monitor:
             self.cpu_seconds = time.thread_time()
 
     def _take_sample(self) -> Sample:
-        rss = process_tree.sum_resident_bytes()
-        self.peak = max(self.peak, rss)
+        processes = process_tree.sum_memory_bytes(self.root)
         limit, used = self.group.read_memory()
+        # Against a limit the kernel counts what the group uses, not what its processes have mapped.
+        self.peak = max(self.peak, used if limit and used is not None else processes)
         return {
             "seconds": round(time.monotonic() - self.start, 3),
-            "rss": rss,
+            "rss": processes,
             # Without a limit the group is that of the whole machine, whose memory is not the run's.
             "memory_used": used if limit else None,
             "memory_limit": limit,

@@ -26,7 +26,9 @@ def run(tmp_path: Path) -> Path:
     run_folder = make_run(tmp_path / "digits-001")
     change_json(run_folder / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
     change_json(run_folder / "hardware.json", lambda h: h["cpu"].update(host=4))
-    write_rows(run_folder / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
+    write_rows(
+        run_folder / "telemetry.jsonl", [row | {"memory_limit": GIB, "memory_used": 700 << 20} for row in telemetry()]
+    )
     return run_folder
 
 
@@ -94,9 +96,22 @@ def test_throttled_by_the_quota(run: Path, threads: int, line: str) -> None:
     assert one.gain == "up to 48.1 % less time"
 
 
+def use_memory(run: Path, used: int | None) -> None:
+    rows = [json.loads(line) for line in (run / "telemetry.jsonl").read_text().splitlines()]
+    write_rows(run / "telemetry.jsonl", [row | {"memory_used": used} for row in rows])
+
+
+def test_memory_that_processes_share_is_no_reason_for_advice(run: Path) -> None:
+    """Processes that share pages, or have mapped a file, add up to more than the limit."""
+    change_json(run / "result.json", lambda r: r.update(peak_memory=int(2.6 * GIB)))
+    assert list_run_advice(run) == []
+    use_memory(run, None)
+    assert list_run_advice(run) == []
+
+
 def test_memory_near_the_limit_comes_first(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
-    change_json(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
+    use_memory(run, int(0.95 * GIB))
     first, second = list_run_advice(run)
     assert says_each(
         (first.line, first.why), ("optimize: {micro_batch: 16}", get_message("mib-gib-memory-used", 973, "1.0", 95))
@@ -193,7 +208,7 @@ def test_a_setting_without_effect_is_reported_only_if_requested(run: Path) -> No
 def test_at_most_three_the_most_helpful_first(run: Path) -> None:
     phases(run, input=10.4, checkpoint=5.2, train=10.0)
     throttle(run, 0.9)
-    change_json(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
+    use_memory(run, int(0.95 * GIB))
     advice = list_run_advice(run)
     assert len(advice) == MAX_SUGGESTIONS
     assert [suggestion.weight for suggestion in advice] == sorted(

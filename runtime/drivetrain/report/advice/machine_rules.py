@@ -95,9 +95,9 @@ def _advise_on_crowding(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _advise_on_memory(record: Record, summary: Summary) -> Iterator[Advice]:
     """The memory peak is close to the limit, or so far below that others could use the rest."""
-    used = record.telemetry.get("memory_used")
-    peak = max([summary.peak_memory or 0.0, *(used.ys if used else ())])
-    limit = summary.memory_limit
+    used, limit = record.telemetry.get("memory_used"), summary.memory_limit
+    # What processes have mapped says nothing about a limit: shared pages and the page cache can exceed it.
+    peak = max(used.ys, default=0.0) if used else 0.0
     if not limit or not peak:
         return
     part, batch = peak / limit, _read_micro_batch(record)
