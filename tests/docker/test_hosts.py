@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.docker.conftest import TAG
 from tests.docker.launched_checkout import NO_TORCH
 from tests.messages import says
 from tests.paths import ROOT
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")]
 USER = 1000
@@ -57,42 +57,61 @@ def clone(cpu_image: str, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def own_engine(cpu_image: str, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Start another engine that has the image, with its own network, since it would remove docker0; returns its address."""
-    engines: list[subprocess.Popen[bytes]] = []
-    folder = Path(tempfile.mkdtemp(prefix="drivetrain-engine-", dir="/var/lib"))
-    folder.chmod(0o755)  # the root of remapped users must get through
+class OwnEngine:
+    """Another engine that has the image, with its own network, since it would remove docker0; its users are not root.
 
-    def start(*options: str) -> str:
-        address = f"unix://{folder}/socket"
-        places = [
-            f"--data-root={folder}/data",
-            f"--exec-root={folder}/exec",
-            f"--pidfile={folder}/pid",
-            f"-H={address}",
-        ]
-        log = (folder / "log").open("wb")
+    Args:
+        folder: is closed to nobody: the root of remapped users must get through.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.address = folder, f"unix://{folder}/socket"
+        self.options: tuple[str, ...] = ()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str, image: str | None = None) -> None:
+        self.options = options
+        places = [f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec"]
+        places += [f"--pidfile={self.folder}/pid", f"-H={self.address}"]
         nets = ["--iptables=false", f"--group={SOCKET.stat().st_gid}"]
-        engines.append(
-            subprocess.Popen(["unshare", "--net", "dockerd", *places, *nets, *options], stdout=log, stderr=log)
-        )
-        for _ in range(120):
-            if subprocess.run(["docker", "-H", address, "info"], capture_output=True, check=False).returncode == 0:
-                break
-            time.sleep(0.5)
-        with subprocess.Popen(["docker", "save", cpu_image], stdout=subprocess.PIPE) as saved:
-            subprocess.run(["docker", "-H", address, "load"], stdin=saved.stdout, capture_output=True, check=True)
-        (folder / "socket").chmod(0o666)
-        return address
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["unshare", "--net", "dockerd", *places, *nets, *options], stdout=log, stderr=log
+            )
+        wait_until(lambda: self.run("info").returncode == 0, 60, 0.5)
+        if image:
+            with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
+                self.run("load", stdin=saved.stdout).check_returncode()
+        (self.folder / "socket").chmod(0o666)
+
+    def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(["docker", "-H", self.address, *words], capture_output=True, check=False, **options)
+
+    def end(self) -> None:
+        if self.process:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def own_engine(cpu_image: str) -> Iterator[Callable[..., OwnEngine]]:
+    """Start an engine of this test."""
+    engine = OwnEngine(Path(tempfile.mkdtemp(prefix="drivetrain-engine-", dir="/var/lib")))
+    engine.folder.chmod(0o755)
+
+    def start(*options: str) -> OwnEngine:
+        engine.start(*options, image=cpu_image)
+        return engine
 
     yield start
-    for engine in engines:
-        engine.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.wait(30)
-        engine.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    for container in engine.run("ps", "--quiet").stdout.decode().split():
+        engine.run("kill", container)
+    engine.end()
+    subprocess.run(["umount", "--lazy", engine.folder / "data"], capture_output=True, check=False)
+    shutil.rmtree(engine.folder, ignore_errors=True)
 
 
 def run_as_user(folder: Path, *words: str, umask: int = 0o022, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -162,10 +181,10 @@ def test_an_engine_that_does_not_see_the_folder(clone: Path, command: str) -> No
     assert list(hidden.iterdir()) == []
 
 
-def test_an_engine_that_remaps_users(clone: Path, tmp_path: Path, own_engine: Callable[..., str]) -> None:
+def test_an_engine_that_remaps_users(clone: Path, tmp_path: Path, own_engine: Callable[..., OwnEngine]) -> None:
     """Its containers could not write to runs/."""
     environ: dict[str, Any] = {
-        "DOCKER_HOST": own_engine("--userns-remap=default"),
+        "DOCKER_HOST": own_engine("--userns-remap=default").address,
         "DRIVETRAIN_USERNS": "host",
         "DRIVETRAIN_TAG": TAG,
     }
@@ -196,3 +215,33 @@ def test_a_clone_under_umask_077(clone: Path) -> None:
         run_as_user(clone, "docker", "compose", "down", **environ)
         images = [f"localhost/drivetrain/cpu:umask-{os.getpid()}-{mask:03o}" for mask in (0o022, 0o077)]
         subprocess.run(["docker", "rmi", "-f", *images], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_an_engine_that_is_restarted_while_training(
+    clone: Path, own_engine: Callable[..., OwnEngine], survives: bool
+) -> None:
+    """The client printed three tracebacks and ended with 1, though the run was safe."""
+    engine = own_engine(*(["--live-restore"] if survives else []))
+    line = [sys.executable, "-c", NO_TORCH, "launch", "jobs/tiny.yaml", "--set", "train.epochs=1000000"]
+    variables = {"PYTHONPATH": f"{clone}/runtime:{clone}", "DOCKER_HOST": engine.address, "DRIVETRAIN_TAG": TAG}
+    environ = {**os.environ, **variables}
+    metrics = clone / "runs" / "tiny-001" / "metrics.jsonl"
+    with (clone.parent / "log").open("w+") as log:
+        client = subprocess.Popen(line, cwd=clone, env=environ, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: client.poll() is not None or (metrics.exists() and metrics.stat().st_size > 1000))
+            engine.end()
+            engine.start(*engine.options)
+            if survives and metrics.exists():
+                size = metrics.stat().st_size
+                wait_until(lambda: client.poll() is not None or metrics.stat().st_size > size + 1000)
+                client.terminate()
+            code = client.wait(120)
+        finally:
+            client.kill()
+    output = (clone.parent / "log").read_text()
+    assert code == 75, output
+    assert "Traceback" not in output
+    assert says(output, "connection-engine-lost-waiting", 60)
+    assert list((clone / "runs" / "tiny-001" / "checkpoints").iterdir())

@@ -91,7 +91,7 @@ def restore_handlers() -> Iterator[None]:
 
 
 def test_output_of_a_terminal_comes_in_the_engines_pieces(engine: Any) -> None:
-    assert list(follow_container.read_output(container(engine))) == PIECES
+    assert list(follow_container.read_to_end(container(engine))) == PIECES
 
 
 def test_a_character_cut_in_two_stays_whole(

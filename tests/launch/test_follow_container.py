@@ -7,17 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivetrain.errors import Stopped
 from drivetrain.launch import follow_container
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system.signals import HANDLED_SIGNALS
-from tests.messages import says, says_only
+from tests.launch.restarted_engine import NAME, RestartedEngine, run_container
+from tests.messages import saying, says, says_only
 from tests.nvml_double import GIB
 
 LOG = [
@@ -220,3 +222,41 @@ def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.Mo
     monkeypatch.setattr(ended, "kill", kill)
     handlers[getattr(signal, name)](getattr(signal, name), None)
     assert sent == [name]
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize(
+    ("code", "returns", "message"),
+    [
+        (0, True, None),  # it survived, with live-restore
+        (75, True, None),  # it was stopped gracefully, and has said so itself
+        (137, True, saying("engine-restarted-ended", NAME)),
+        (255, True, saying("engine-restarted-ended", NAME)),
+        (0, False, saying("engine-gone-may-have-ended", NAME)),
+    ],
+)
+def test_the_engine_is_restarted_while_a_container_trains(
+    runs: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    code: int,
+    returns: bool,
+    message: Callable[[BaseException], bool] | None,
+    attached: bool,
+) -> None:
+    """Three tracebacks and exit code 1."""
+    monkeypatch.setattr(follow_container, "RESTART_SECONDS", 30.0 if returns else 0.0)
+    lines = [b"epoch 1/2\n", b"epoch 2/2\n"]
+    engine = RestartedEngine(tmp_path / "s", lines, code, attached=attached, returns=returns)
+    with run_container(engine) as container:
+        if message:
+            with pytest.raises(Stopped, check=message) as stopped:
+                follow_container.follow(container, runs)
+            assert stopped.value.possible
+            assert stopped.value.action
+        else:
+            assert follow_container.follow(container, runs) == code
+    output = capfd.readouterr()
+    assert output.out.split() == (["epoch", "1/2", "epoch", "2/2"] if returns else ["epoch", "1/2"])
+    assert len(output.err.splitlines()) == 1

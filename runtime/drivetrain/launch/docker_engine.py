@@ -122,7 +122,14 @@ def explain_unseen_project(listing: str | None) -> DeviceError | None:
 
 
 def check_project_is_seen(image: str) -> None:
-    """Raise that error, after the engine has refused a container."""
+    """Raise that error, or the one of an engine that has ended, after the engine has refused a container."""
+    engine = connect()
+    if isinstance(engine, EngineMissing):
+        raise DeviceError(
+            f"the Docker engine does not answer any more: {engine.why}",
+            "an engine that runs until the command has ended",
+            f"once `docker info` shows the engine, run the same command again, or {engine.cure}",
+        )
     done = subprocess.run(look_into_project(image), capture_output=True, text=True, check=False)
     if unseen := explain_unseen_project(None if done.returncode else done.stdout):
         raise unseen

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import http.client
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drivetrain.errors import DrivetrainError
+from drivetrain.errors import DrivetrainError, Stopped
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation, signals
-from drivetrain.system.console import is_live_terminal
+from drivetrain.system.console import is_live_terminal, say_aside
 from drivetrain.system.printable import printable_text
 from drivetrain.system.signals import KILLED_EXIT_CODE, explain_kill
 from drivetrain.system.units import format_bytes
@@ -44,8 +46,46 @@ def terminal_settings(info: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def read_output(container: Any) -> Iterator[bytes]:
-    """The container's output as it comes: of a terminal in the engine's pieces, elsewhere in lines."""
+RESTART_SECONDS = 60.0
+"""How long to wait for an engine that is being restarted."""
+ENGINE_END_CODES = (KILLED_EXIT_CODE, 255)
+"""Exit codes of a container that ended together with its engine, which could not read the code of the process."""
+
+
+def read_to_end(container: Any) -> Generator[bytes, None, int]:
+    """Yield the container's output as it comes; return its exit code.
+
+    With live-restore a container survives a restart of its engine, so the output continues where it was lost.
+
+    Raises:
+        Stopped: if the engine has ended, and the container with it or perhaps so.
+    """
+    import docker
+
+    count, since, is_restarted = 0, 0.0, False
+    while True:
+        skip = 0 if is_attached(container) else count
+        try:
+            for chunk in _read_log(container, int(since)):
+                new, skip = chunk[skip:], max(skip - len(chunk), 0)
+                count, since = count + len(new), time.time()
+                if new:
+                    yield new
+            code = int(container.wait()["StatusCode"])
+            container.reload()
+        except docker.errors.APIError:  # an answer
+            raise
+        except engine_lost():
+            _wait_for_engine(container)
+            is_restarted = True
+            continue
+        if is_restarted and code in ENGINE_END_CODES and not container.attrs["State"].get("OOMKilled"):
+            raise _explain_engine_end(container, "was restarted, which ended")
+        return code
+
+
+def _read_log(container: Any, since: int) -> Iterator[bytes]:
+    """Yield the container's log: of a terminal in the engine's pieces since that time, elsewhere in lines from the start."""
     if not is_attached(container):
         yield from container.logs(stream=True, follow=True)
         return
@@ -53,12 +93,46 @@ def read_output(container: Any) -> Iterator[bytes]:
     api = container.client.api
     with api.get(
         f"{api.base_url}/v{api.api_version}/containers/{container.id}/logs",
-        params={"stdout": 1, "stderr": 1, "follow": 1},
+        params={"stdout": 1, "stderr": 1, "follow": 1, "since": since},
         stream=True,
         timeout=None,
     ) as answer:
         answer.raise_for_status()
         yield from answer.iter_content(chunk_size=None)
+
+
+def engine_lost() -> tuple[type[Exception], ...]:
+    """Return the exceptions of the engine's client that say that the connection to the engine was lost."""
+    import urllib3
+
+    # Those of requests are OSErrors; so is what an engine answers, APIError.
+    return OSError, urllib3.exceptions.HTTPError, http.client.HTTPException
+
+
+def _wait_for_engine(container: Any) -> None:
+    """Wait until the engine answers again.
+
+    Raises:
+        Stopped: if it does not within RESTART_SECONDS.
+    """
+    say_aside(f"the connection to the Docker engine was lost; waiting up to {RESTART_SECONDS:.0f} s for its restart")
+    end = time.monotonic() + RESTART_SECONDS
+    while True:
+        time.sleep(0.2)  # an engine that is ending still answers for a moment
+        with contextlib.suppress(*engine_lost()):
+            container.reload()
+            return
+        if time.monotonic() >= end:
+            raise _explain_engine_end(container, "does not answer any more, and may have ended")
+
+
+def _explain_engine_end(container: Any, event: str) -> Stopped:
+    return Stopped(
+        f"the Docker engine {event} the container {container.name}",
+        'the run continues from its last checkpoint; with "live-restore": true in /etc/docker/daemon.json, training '
+        "continues during a restart of the engine",
+        "once `docker info` shows the engine, run the same command again",
+    )
 
 
 def is_attached(container: Any) -> bool:
@@ -99,18 +173,23 @@ def follow(
         runs: where the container announces the runs that it starts.
         begun: called when the container prints for the first time.
         opened: called with the folder of each run that the container starts.
-    """
 
+    Raises:
+        Stopped: if the engine has ended, and the container with it or perhaps so.
+    """
     import docker
 
     def stop(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(docker.errors.APIError):  # it has just ended
-            container.kill(signal=signal.Signals(number).name)
+        try:
+            with contextlib.suppress(docker.errors.APIError):  # it has just ended
+                container.kill(signal=signal.Signals(number).name)
+        except engine_lost():
+            raise _explain_engine_end(container, "does not answer any more, and may have ended") from None
 
     signals.install_handler(stop)
     follow_size(container)
     try:
-        _show(container, runs, begun, opened)
+        code = _show(container, runs, begun, opened)
     except BrokenPipeError:
         name = container.name
         print(
@@ -121,18 +200,22 @@ def follow(
         raise
     finally:
         runs.remove()
-    code = int(container.wait()["StatusCode"])
-    container.reload()
     if reason := explain_end(code, container.attrs):
         print(reason, file=sys.stderr)
     return code
 
 
-def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: Callable[[Path], None]) -> None:
-    """Print the container's log until it ends, and once the path of its run as seen from this folder."""
+def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: Callable[[Path], None]) -> int:
+    """Print the container's log until it ends, and once the path of its run as seen from this folder; return its code."""
     path_is_known, silent = Path.cwd() == PROJECT, True
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
-    for chunk in read_output(container):
+    output = read_to_end(container)
+    while True:
+        try:
+            chunk = next(output)
+        except StopIteration as end:
+            code: int = end.value
+            return code
         if silent:
             begun()
             silent = False
