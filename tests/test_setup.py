@@ -53,9 +53,14 @@ def find_closed_address() -> str:
 
 
 def setup(
-    folder: Path, package_index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu", version: str = "3.11"
+    folder: Path,
+    package_index: str,
+    settings: str = "",
+    versions: str = "2.13.0, 2.12.1+cpu",
+    version: str = "3.11",
+    level: str = "native",
 ) -> tuple[str, str]:
-    """What `scripts/setup native` says, and the line that installs what is locked."""
+    """Return what `scripts/setup` says, and the line that installs what is locked, empty for the level host."""
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     (folder / "docker").mkdir()
     for path in (ROOT / "docker").glob("[rD]*"):
@@ -65,13 +70,13 @@ def setup(
     python.parent.mkdir(parents=True)
     python.write_text(PYTHON.format(log=log, settings=settings, versions=versions).replace("3.11", version))
     python.chmod(0o755)
-    (folder / "scripts" / "env").write_text("#!/bin/sh\n")
+    (folder / "scripts" / "env").write_text("#!/bin/sh\ntouch asked\n")
     environment = {**os.environ, "PYTHON": str(python), "TORCH_INDEX": package_index}
     done = subprocess.run(
-        [folder / "scripts" / "setup", "native"], env=environment, capture_output=True, text=True, check=False
+        [folder / "scripts" / "setup", level], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout, next(line for line in log.read_text().splitlines() if " -r " in line)
+    return done.stdout, next((line for line in log.read_text().splitlines() if " -r " in line), "")
 
 
 def test_an_index_that_answers(tmp_path: Path, package_index: str) -> None:
@@ -177,6 +182,15 @@ def test_warnings_of_pip_do_not_end_the_setup(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "setup: .venv is ready (native)"), done.stderr[-500:]
     assert [line.split("/")[-2] for line in done.stderr.splitlines()] == [f"package-{i}" for i in range(1, 6)] * 2
+
+
+@pytest.mark.parametrize(("level", "asks"), [("host", False), ("native", False), ("check", True)])
+def test_only_launch_asks_for_an_engine_before_a_training(
+    tmp_path: Path, package_index: str, level: str, asks: bool
+) -> None:
+    """An engine that appeared during `make train-cpu` got a base image, which took minutes, for a training without it."""
+    setup(tmp_path, package_index, level=level)
+    assert (tmp_path / "asked").exists() == asks
 
 
 REFUSED = [("image", "cpu"), ("base-image",), ("containers", "logs"), ("containers", "stop"), ("containers", "prune")]
