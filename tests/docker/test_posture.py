@@ -71,8 +71,10 @@ def test_every_service_is_looked_at(project: Path) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_container_hardening_inside(project: Path, service: str) -> None:
+def test_container_hardening_inside(project: Path, service: str, request: pytest.FixtureRequest) -> None:
     (project / "runs").chmod(0o777)
+    name = {"COMPOSE_PROJECT_NAME": f"drivetrain-posture-{os.getpid()}"}
+    request.addfinalizer(lambda: compose(project, "down", **name))  # the network
     clean = {name: "" for name in os.environ if name.startswith("DRIVETRAIN_") and name != "DRIVETRAIN_TAG"}
     output = compose(
         project,
@@ -85,7 +87,7 @@ def test_container_hardening_inside(project: Path, service: str) -> None:
         service,
         "-c",
         LOOK,
-        COMPOSE_PROJECT_NAME=f"drivetrain-posture-{os.getpid()}",
+        **name,
         **clean,
     )
     status = json.loads(output.strip().splitlines()[-1])
