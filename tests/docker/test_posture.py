@@ -74,7 +74,7 @@ def test_every_service_is_looked_at(project: Path) -> None:
 def test_container_hardening_inside(project: Path, service: str, request: pytest.FixtureRequest) -> None:
     (project / "runs").chmod(0o777)
     name = {"COMPOSE_PROJECT_NAME": f"drivetrain-posture-{os.getpid()}"}
-    request.addfinalizer(lambda: compose(project, "down", **name))  # the network
+    request.addfinalizer(lambda: compose(project, "--profile", "*", "down", **name))  # the networks
     clean = {name: "" for name in os.environ if name.startswith("DRIVETRAIN_") and name != "DRIVETRAIN_TAG"}
     output = compose(
         project,
