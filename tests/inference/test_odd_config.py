@@ -20,7 +20,14 @@ from drivetrain.pretrained.model_config import CONFIG
 from tests.task_cases import CASES, train_case
 
 ODD_VALUES = {"null": None, "text": "odd", "list": [[1], 2], "number": 7.5, "nested": {"odd": {"x": 1}}, "truth": True}
-KINDS = {"null": type(None), "text": str, "list": list, "number": (int, float), "nested": dict, "truth": bool}
+KINDS: dict[str, Any] = {
+    "null": type(None),
+    "text": str,
+    "list": list,
+    "number": (int, float),
+    "nested": dict,
+    "truth": bool,
+}
 FREE = ("drivetrain", "trained", "arguments")
 """Keys whose values are not used for the data; those of the network are checked when it is built."""
 
@@ -37,11 +44,11 @@ def list_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[s
 def change_values(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The configuration without a value, or with one of another type, for each value."""
     for path in list_paths(config):
-        if path[0] in FREE:
+        if path[0] in FREE or "thresholds" in path[:-1]:  # without its only threshold, a head has the usual one
             continue
         for name in ("drop", *ODD_VALUES):
             changed = copy.deepcopy(config)
-            parent = changed
+            parent: Any = changed
             for key in path[:-1]:
                 parent = parent[key]
             if name == "drop":
