@@ -38,23 +38,25 @@ optimize: {measure: off}
 
 
 @pytest.fixture
-def clone(cpu_image: str, tmp_path: Path) -> Path:
+def clone(cpu_image: str) -> Iterator[Path]:
     """A fresh clone of a user who has run no script; with the wheels of this checkout the build needs no index."""
-    folder = tmp_path / "drivetrain"
+    # Every pytest that starts closes the folder of tmp_path to other users, also for those that are running.
+    home = Path(tempfile.mkdtemp(prefix="drivetrain-home-"))
+    home.chmod(0o755)
+    folder = home / "drivetrain"
     copy_project(folder)
     for wheel in (ROOT / "docker/wheels/cpu").glob("*.whl"):
         os.link(wheel, folder / "docker/wheels/cpu" / wheel.name)
     rows = [f"{i % 7},{i % 3},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
     (folder / "jobs" / "rows.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
     (folder / "jobs" / "tiny.yaml").write_text(JOB)
-    for place in (tmp_path, folder):
+    for place in (home, folder):
         shutil.chown(place, USER, USER)
     for path in folder.rglob("*"):
         if not path.name.endswith(".whl"):
             shutil.chown(path, USER, USER)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
-    return folder
+    yield folder
+    shutil.rmtree(home)
 
 
 class OwnEngine:
@@ -181,7 +183,7 @@ def test_an_engine_that_does_not_see_the_folder(clone: Path, command: str) -> No
     assert list(hidden.iterdir()) == []
 
 
-def test_an_engine_that_remaps_users(clone: Path, tmp_path: Path, own_engine: Callable[..., OwnEngine]) -> None:
+def test_an_engine_that_remaps_users(clone: Path, own_engine: Callable[..., OwnEngine]) -> None:
     """Its containers could not write to runs/."""
     environ: dict[str, Any] = {
         "DOCKER_HOST": own_engine("--userns-remap=default").address,
