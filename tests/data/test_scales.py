@@ -146,7 +146,8 @@ def test_a_code_in_arrays_of_a_program_is_named(where: str) -> None:
     (x[:, 1] if where == "input" else y)[77] = -9999.0
     spec = {"name": "t", "task": "custom", "train": {"loss": {"name": "mse"}}}
     fields = {"data": {"file": "a.py", "factory": "f"}, "model": {"file": "a.py", "factory": "m"}}
-    custom_job = CustomTask.model_validate(spec | fields)
+    custom_job = JOBS["custom"].model_validate(spec | fields)
+    assert isinstance(custom_job, CustomTask)
     built = custom_data.build_dataset(
         custom_job, ((x, y), (x[:50], y[:50])), ("training", "validation"), "auto", None, None
     )

@@ -57,7 +57,7 @@ def test_another_default_platform_is_dropped_aloud(
 ) -> None:
     """Compose and the builder obey it, and looked for images of another processor."""
     monkeypatch.setenv("DOCKER_DEFAULT_PLATFORM", "linux/arm64")
-    monkeypatch.setattr(docker_engine.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     docker_engine.connect()
     assert "DOCKER_DEFAULT_PLATFORM" not in os.environ
     assert says("".join(capsys.readouterr()), "default-platform-ignored", "linux/arm64")

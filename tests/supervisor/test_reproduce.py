@@ -107,28 +107,6 @@ def commit_file(git: list[str], path: Path, text: str) -> None:
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
 
 
-def test_the_commit_of_a_folder(tmp_path: Path) -> None:
-    assert provenance.read_commit(tmp_path) is None
-    make_repository(tmp_path)
-    clean = provenance.read_commit(tmp_path)
-    assert clean
-    assert len(clean) == 40
-    (tmp_path / "job.yaml").write_text("name: b\n")
-    assert provenance.read_commit(tmp_path) == f"{clean}-changed"
-
-
-def test_results_and_data_beside_a_job_do_not_make_its_commit_a_changed_one(tmp_path: Path) -> None:
-    make_repository(tmp_path)
-    clean = provenance.read_commit(tmp_path, tmp_path / "runs")
-    (tmp_path / "runs" / "a-001" / "model").mkdir(parents=True)
-    (tmp_path / "runs" / "a-001" / "job.yaml").write_text("name: a\n")
-    (tmp_path / "runs" / "a-001" / "model" / "network.py").write_text("")
-    (tmp_path / "data.csv").write_text("a,b\n")
-    assert provenance.read_commit(tmp_path, tmp_path / "runs") == clean
-    (tmp_path / "network.py").write_text("")
-    assert provenance.read_commit(tmp_path, tmp_path / "runs") == f"{clean}-changed", "code that no commit has"
-
-
 def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(tmp_path: Path) -> None:
     git = make_repository(tmp_path)
     (run := tmp_path / "runs" / "a-001").mkdir(parents=True)

@@ -26,6 +26,7 @@ DATA = {"runtime/drivetrain/launch/follow_container.py"}
 FOR_PROGRAMS = {
     "runtime/drivetrain/cli/doctor/torch_process.py",
     "runtime/drivetrain/launch/image_contents.py",
+    "runtime/drivetrain/launch/project.py",
     "runtime/drivetrain/pretrained/unpickle_process.py",
     "runtime/drivetrain/system/child_process.py",
 }

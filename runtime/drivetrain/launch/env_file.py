@@ -14,6 +14,7 @@ from typing import Any
 
 from drivetrain.launch import engine_traits
 from drivetrain.launch.project import PROJECT, TAG, container_prefix, image_tag
+from drivetrain.system.console import say
 
 SECURE_UID = 1000
 """Owner of the files if root starts a container from a checkout owned by root."""
@@ -115,7 +116,7 @@ def main() -> None:
     # What only GPU jobs read would puzzle all others.
     hidden = "DRIVETRAIN_GPU_" if shutil.which("nvidia-smi") is None else " "
     if added := [f"{name}={value}" for name, value in write(info, base).items() if not name.startswith(hidden)]:
-        print(".env:", *added)
+        say(" ".join([".env:", *added]))
 
 
 if __name__ == "__main__":
