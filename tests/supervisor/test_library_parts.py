@@ -302,7 +302,6 @@ ENDING: dict[str, Any] = {
     "by epochs": lambda o: lr_scheduler.OneCycleLR(o, 0.1, epochs=1, steps_per_epoch=7),
     "in a sequence": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), one_cycle(4)(o)], [3]),
     "in a chain": lambda o: lr_scheduler.ChainedScheduler([one_cycle(7)(o), lr_scheduler.StepLR(o, 1)]),
-    "a table": lambda o: lr_scheduler.LambdaLR(o, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3].__getitem__),
     "none": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2, mode="triangular2"),
     "a cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 2),
 }
@@ -318,6 +317,16 @@ def test_the_end_of_a_scheduler_is_found_without_a_step_of_its_own(kind: str, as
     assert (end and end[0]) == (None if kind in ("none", "a cosine") else 7)
     assert UserSchedule(scheduling, "step").find_end(optimizer, 7) is None
     assert optimizer.param_groups[0] == before
+
+
+def test_looking_for_the_end_calls_no_function_and_changes_no_rate() -> None:
+    rate, factors = torch.tensor(0.1), iter([1.0] * 3)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=rate)
+    assert UserSchedule(lambda o: lr_scheduler.StepLR(o, 1, 0.5), "step").find_end(optimizer, 5) is None
+    assert rate == torch.tensor(0.1)
+    counted = lr_scheduler.LambdaLR(optimizer, lambda epoch: next(factors))
+    assert UserSchedule(counted, "step").find_end(optimizer, 9) is None
+    assert list(factors) == [1.0, 1.0]  # torch itself took the first
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,10 @@ def compare_stored_spec(
     if read_stored_spec(folder, name).problem == MISSING:
         return Comparison(job, [], None)
     stored_spec = load_stored_spec(folder, name)
-    written = RunFiles(folder, COPY).read_object(WRITTEN_FILE).keys()
+    record, problem = RunFiles(folder, COPY).read_checked_object(WRITTEN_FILE)
+    if problem and problem != MISSING:
+        raise damaged_error(folder / COPY / WRITTEN_FILE, problem)
+    written = record.keys()
     stored_job: Job | None = None
     removed: list[str] = []
     try:

@@ -230,7 +230,8 @@ class _Digest:
         elif hasattr(value, "to_numpy") and not isinstance(value, type):  # a table or column of pandas
             self._add_array(value.to_numpy())
         elif isinstance(value, nn.Module):
-            self._add_all([part for row in _collect_module_rows("", value) for part in row])
+            # Initial weights differ in every start of a program, and the training changes them.
+            self._add_all([part for row in _collect_module_rows("", value, loads=True) for part in row])
         elif isinstance(value, enum.Enum):
             self._add_text(type(value).__qualname__, value.name)
         elif isinstance(value, types.ModuleType):

@@ -164,12 +164,18 @@ class UserSchedule:
     def build_trial(self, optimizer: Optimizer) -> LRScheduler:
         """A scheduler of a copy of the optimizer, which shares its parameters; its steps change nothing."""
         trial_optimizer = copy.copy(optimizer)
-        trial_optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
+        # A rate may be a tensor, which schedulers change in place.
+        trial_optimizer.param_groups = [
+            {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()}
+            for group in optimizer.param_groups
+        ]
         return self.build(trial_optimizer)
 
     def find_end(self, optimizer: Optimizer, steps: int) -> tuple[int, Exception] | None:
         """The number of steps after which the scheduler raises, and its error; None if it makes `steps` of them."""
         scheduler = self.build_trial(optimizer)
+        if _calls_functions(scheduler):  # one of the user may count its calls
+            return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the optimizer makes no steps
             for done in range(steps):
@@ -178,6 +184,12 @@ class UserSchedule:
                 except Exception as error:  # a scheduler of the user may raise anything
                     return done, error
         return None
+
+
+def _calls_functions(scheduler: LRScheduler) -> bool:
+    """Whether a scheduler, or one that it holds, computes rates by functions of the user."""
+    held = [scheduler, *getattr(scheduler, "_schedulers", [])]
+    return any(getattr(each, "lr_lambdas", None) for each in held)
 
 
 def find_unstorable_state(optimizer: UserOptimizer) -> str | None:

@@ -74,6 +74,7 @@ CALLS: dict[str, tuple[Any, Tensor, Tensor, bool]] = {
     "weights in the targets": (lambda o, t: (t[:, 1] * (o - t[:, :1]) ** 2).mean(), ONE, torch.randn(2, 2), True),
     "masks": (lambda o, t: 1 - (o.sigmoid() * t).sum() / (o.sigmoid() + t).sum(), PIXELS, MASK, True),
     "in place": (lambda o, t: torch.where(t > 0, o - t, o).mean(), ONE, torch.randn(2), True),
+    "a comparison": (lambda o, t: torch.where(o > t, 0.9, 0.1).mul(o).mean(), ONE, torch.randn(2), True),
     "two of the outputs": (lambda o, t: ((o[:, :1] - t[:, None]) * o[:, 1].exp()).mean(), ROWS, torch.randn(2), True),
     "columns of the targets": (lambda o, t: (o * (t[:, :1] * t[:, 1])).mean(), ONE, torch.randn(2, 2), True),
     "distances": (lambda o, t: ((s := o.square().sum(1))[:, None] + s - 2 * o @ o.T).mean(), ROWS, C, False),

@@ -393,6 +393,18 @@ def test_one_series_of_another_rate_is_named(tmp_path: Path) -> None:
         load_data.load_new([write_rows(tmp_path, rows, "new.csv")], data.preprocessing, data.heads, labelled=False)
 
 
+def test_a_file_of_several_rates_can_be_predicted_by_its_own_model(tmp_path: Path) -> None:
+    slow, fast = make_timed(1.0, machines=20), make_timed(4.0, machines=1)
+    rows = {
+        name: np.concatenate([slow[name], np.char.add("x", fast[name]) if name == "machine" else fast[name]])
+        for name in slow
+    }
+    path = write_rows(tmp_path, rows)
+    data = series.load(job(path, group="machine", features=["a", "b"]))
+    new = load_data.load_new([path], data.preprocessing, data.heads, labelled=False)
+    assert any("1 of 21 series" in note for note in new.notes)
+
+
 UNITS: dict[str, Any] = {
     "thousandfold": lambda values: values * 1000,
     "a thousandth": lambda values: values / 1000,

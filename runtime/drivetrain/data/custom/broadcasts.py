@@ -23,8 +23,6 @@ _EXPANDING: frozenset[Any] = frozenset(
     [torch.broadcast_tensors, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss]
 )
 """Functions that expand their arguments before an operation sees them."""
-_COMPARISONS: frozenset[Any] = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-"""Operations whose pairs are intended: `labels[:, None] == labels`."""
 SAME_SHAPE = (
     "outputs and targets of the same shape in every operation, such as (N, 1) and (N, 1)",
     "write targets.reshape(outputs.shape), or outputs.squeeze(-1), there; if all pairs are meant, write both dimensions, as in "
@@ -60,7 +58,7 @@ class _WatchOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.look = look
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.pointwise in func.tags and func.overloadpacket not in _COMPARISONS:
+        if torch.Tag.pointwise in func.tags:
             self.look(args)
         return func(*args, **(kwargs or {}))
 

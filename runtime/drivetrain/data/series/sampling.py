@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,21 @@ def measure(line: Timeline) -> dict[str, object]:
     steps = np.diff(line.order.times)[line.order.series[1:] == line.order.series[:-1]] / line.order.per_second
     if not len(steps):
         return {}
-    return {KEY: asdict(_summarize(steps, line))}
+    sampling = _summarize(steps, line)
+    # Where a series of training has another step, the network has seen more than one.
+    if any(_is_other(each, sampling) for _, each in _list_series(line)):
+        sampling = replace(sampling, is_even=False)
+    return {KEY: asdict(sampling)}
+
+
+def _list_series(line: Timeline) -> Iterator[tuple[int, Sampling]]:
+    """Yield the first row and the sampling of each series that is long enough for a window."""
+    order = line.order
+    starts = np.flatnonzero(np.append(True, order.series[1:] != order.series[:-1]))
+    ends = np.append(starts[1:], len(order))
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        if end - start >= max(2, line.layout.window):
+            yield start, _summarize(np.diff(order.times[start:end]) / order.per_second, line)
 
 
 def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
@@ -51,19 +65,12 @@ def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
     if KEY not in preprocessing:
         return []
     trained, order, time = Sampling(**preprocessing[KEY]), line.order, line.layout.time
-    starts = np.flatnonzero(np.append(True, order.series[1:] != order.series[:-1]))
-    ends = np.append(starts[1:], len(order))
-    other = [
-        (start, sampling)
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        if end - start >= max(2, line.layout.window)
-        and _is_other(sampling := _summarize(np.diff(order.times[start:end]) / order.per_second, line), trained)
-    ]
+    other = [(start, sampling) for start, sampling in _list_series(line) if _is_other(sampling, trained)]
     if not other:
         return []
     start, sampling = other[0]
     source = line.source
-    which = f"{len(other):,} of {len(starts):,} series, first that of {source.name_row(int(order.rows[start]))}"
+    which = f"{len(other):,} of {len(np.unique(order.series)):,} series, first that of {source.name_row(int(order.rows[start]))}"
     difference = f"{source.path}: `{time}` steps by {sampling.describe()} in {which}, and stepped by {trained.describe()} in training"
     if not trained.is_even or not sampling.is_even:
         return [f"{difference}: what is predicted is a guess if the network has learned speeds or frequencies"]

@@ -37,7 +37,8 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
             f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{digits_text}',
             "categories that repeat, or numbers: digits alone, in CSV files also with a percent sign or a currency",
             f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical"
-            + ("; write numbers in digits alone" if digits_text else ""),
+            + ("; data.numeric reads numbers" if all(text.isdigit() for text in texts) else "")
+            + ("; write numbers in digits alone" if digits_text and not all(text.isdigit() for text in texts) else ""),
         )
 
 
