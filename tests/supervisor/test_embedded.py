@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a loss of another shape": (
         {"loss": lambda outputs, targets: outputs},
         SpecError,
-        "loss gives shape (2, 2) for 2 samples\n  possible: one term per sample",
+        "loss gives shape (12, 2) for 12 samples\n  possible: one term per sample",
     ),
     "data without targets": ({"data": (torch.zeros(3, 2),)}, DataError, "train_data: is a tuple of 1"),
     "no data": ({"data": [1]}, DataError, "train_data: sample 0 is an int"),
