@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written(mine: bool, tmp_path: Path, monkeypatch
         (errno.EROFS, "", "mount it for writing, or choose another folder with --runs DIR"),
         (errno.EROFS, "cpu", "runs/, or a folder in it: a container writes there, and where --output is"),
         (errno.EIO, "", "replace the disk, or choose another folder with --runs DIR"),
-        (errno.ENOSPC, "cpu", "free some space"),
+        (errno.ENOSPC, "cpu", "free disk space"),
     ],
 )
 def test_only_a_full_disk_is_helped_by_space(

@@ -257,5 +257,5 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"{path}: {error.strerror or error}",
         "a folder with free space that this user can write to",
-        f"free some space{elsewhere}",
+        f"free disk space{elsewhere}",
     )
