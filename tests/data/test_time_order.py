@@ -34,11 +34,11 @@ FORMS: dict[str, Callable[[datetime], Any]] = {
 }
 
 
-def write(path: Path, times: list[Any]) -> Path:
+def write(path: Path, times: list[Any], name: str = "when") -> Path:
     """A file with these times, a number that follows them, and a target."""
     rng = np.random.default_rng(0)
     columns = {
-        "when": times,
+        name: times,
         "x": rng.normal(size=len(times)).round(3).tolist(),
         "y": rng.normal(size=len(times)).round(3).tolist(),
     }
@@ -52,7 +52,7 @@ def write(path: Path, times: list[Any]) -> Path:
         )
     else:
         path.write_text(
-            "\n".join(["when,x,y", *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]) + "\n"
+            "\n".join([f"{name},x,y", *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]) + "\n"
         )
     return path
 
@@ -87,6 +87,17 @@ def test_what_is_an_order(tmp_path: Path, order: Any, is_ordered: bool) -> None:
     """Rows that fall in time have one, and several series after each other; shuffled rows have none."""
     path = write(tmp_path / "a.csv", np.array([FORMS["1988/03/29"](day) for day in DAYS])[order].tolist())
     assert any(get_message("rows-order-random", "when") in note for note in notes(path)) == is_ordered
+
+
+@pytest.mark.parametrize("name", ["population", "revenue", "visitors"])
+def test_sorted_numbers_are_no_times(tmp_path: Path, name: str) -> None:
+    """A table that is sorted by a large number has no order in time, and the number stays a feature."""
+    path = write(tmp_path / "a.csv", [200_000_000 + n * n * 1_000 for n in range(N)], name)
+    draft = tmp_path / "i.yaml"
+    assert main.main(["init", str(path), "--target", "y", "--output", str(draft)]) == 0
+    assert "RANDOM" not in draft.read_text()
+    assert "ignore" not in draft.read_text()
+    assert not any("RANDOM" in note for note in load(job_spec.load(draft)).notes)
 
 
 def test_a_split_by_time_needs_no_note(tmp_path: Path) -> None:

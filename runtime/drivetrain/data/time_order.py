@@ -31,8 +31,7 @@ ORDER_SHARE = 0.95
 def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] = ()) -> str:
     """Find the first column of times by which nearly all rows rise, or fall; empty if there is none."""
     for name in table.column_names:
-        declared = any(word in name.casefold() for word in ("date", "datum", "fecha"))
-        form = None if name in skipped else times.recognize(table[name], declared=declared)
+        form = None if name in skipped else times.recognize(table[name], name)
         if form is None or times.has_clock_alone(form):
             continue
         for tried in form.split(" or "):

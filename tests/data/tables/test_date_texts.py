@@ -44,9 +44,10 @@ from tests.messages import saying, says
         (["0:02:00", "23:59:59"], "%H:%M:%S"),
         (["19580329", "20240211"], "%Y%m%d"),
         (["202402110830", "202402110900"], "%Y%m%d%H%M"),
-        (["1700000000", "1700003600.5"], "seconds"),
-        (["1700000000000", "1700003600000"], "milliseconds"),
-        (["1700000000000000000", "1700003600000000000"], "nanoseconds"),
+        (["Sep-20", "Oct-20"], "%b-%y"),
+        (["1-Jan-99", "2-Feb-98"], "%d-%b-%y"),
+        (["01.02.13", "1.2.14"], "%d.%m.%y"),
+        (["2000-12", "2001-12"], "%Y-%m"),
         (["45333.179167", "45334"], None),
         (["2019", "2020"], None),
         (["05:20", "59:10", "61:00"], None),
@@ -56,6 +57,13 @@ from tests.messages import saying, says
         (["555-12-1234", "123-45-6789"], None),
         (["13/14/2025", "14/13/2025"], None),
         (["1.2.3", "red"], None),
+        (["1.2.13", "1.2.14", "13.1.10"], None),
+        (["2000-01", "2001-02", "2011-12", "1999-00"], None),
+        (["01:02.345", "01:03.111"], None),
+        (["20-Sep", "21-Sep"], None),
+        (["Jan", "Feb", "May"], None),
+        (["2020-01-01 24:00", "2020-01-02 24:00"], None),
+        (["2020-13-01", "2020-01-32"], None),
         (["10.0.0.1", "10.0.0.2"], None),
         (["13.09.2025"], None),
         ([], None),
@@ -67,6 +75,25 @@ def test_the_form_of_dates(texts: list[str], form: str | None) -> None:
         assert all(times.is_time(text, form) for text in texts if text != "unknown")
         found = times.read(pyarrow.chunked_array([texts]), "when", Source(Path("a.csv"), "data.train"))
         assert found.values.null_count == found.is_wrong.sum() == texts.count("unknown")
+
+
+@pytest.mark.parametrize(
+    ("first", "form"),
+    [
+        ("1700000000", "seconds"),
+        ("1700000000.5", "seconds"),
+        ("1700000000000", "milliseconds"),
+        ("1700000000000000000", "nanoseconds"),
+    ],
+)
+def test_only_names_and_keys_make_times_of_numbers(first: str, form: str) -> None:
+    """Populations, revenues and ids are as large as seconds since 1970, and often sorted, too."""
+    cells = [first, first.replace("1700", "1701")]
+    for name in ("timestamp", "created_at", "createdAt", "time", "event time", "time_ms", "ts", "epoch", "date", "T"):
+        assert times.find_form(cells, name) == form
+    for name in ("", "population", "revenue", "id", "lifetime_value", "rate", "data", "t_revenue", "format"):
+        assert times.find_form(cells, name) is None
+        assert times.find_form(cells, name, declared=True) == form
 
 
 INSTANTS = [datetime(2024, 3, 9, 23, 30, tzinfo=UTC) + timedelta(hours=37 * n) for n in range(12)]

@@ -38,10 +38,18 @@ FORM_SHARE = 0.9
 """A column has a form if at least this share of its distinct cells have it."""
 MAX_COMPARED_CELLS = 1000
 """Number of different cells by which the form of a column is recognized."""
-_ISO_TEXT = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+NAMES = (
+    *("time", "timestamp", "datetime", "date", "when", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum"),
+    *("epoch", "unix", "at"),
+)
+"""Words in the names of columns of times; without one, or a key that says so, plain numbers are no count of seconds."""
+_DATE_ENDINGS = ("date", "datum", "fecha")
+_ISO_TEXT = (
+    r"^\d{4}-(0[1-9]|1[0-2])-([0-2]\d|3[01])([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+)
 _ISO = re.compile(_ISO_TEXT, re.ASCII)
 _CLOCK = re.compile(
-    r"(^|[T :]|, )(?:[01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?(\.\d{1,9})?( ?[AP]M)?( ?)(Z|UTC|GMT|[+-]\d\d:?\d\d)?$",
+    r"(^|[T :]|, )(?:[01]?\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?( ?[AP]M)?( ?)(Z|UTC|GMT|[+-]\d\d:?\d\d)?$",
     re.I | re.A,
 )
 _COMPACT = re.compile(
@@ -62,26 +70,28 @@ _CLOCK_DAYS = 25_567  # from 1900-01-01, the day that strptime puts a time witho
 _DAY_MICROSECONDS = 86_400_000_000
 
 
-def find_form(texts: Sequence[str], *, declared: bool = False) -> str | None:
+def find_form(texts: Sequence[str], name: str = "", *, declared: bool = False) -> str | None:
     """Recognize the form of distinct cells: ISO, a count, or a form as in strptime; None if they are no times.
 
-    If days and months cannot be told apart, both forms, joined by ` or `. Years and days of Excel look like other numbers, so
-    they are recognized only where the user has declared that the cells are times.
+    If days and months cannot be told apart, both forms, joined by ` or `. Plain numbers are times only if `name`, the column's
+    name, says so, or the user has declared that the cells are times: populations and prices look like seconds, too.
     """
     cells = [text.strip() for text in texts[:MAX_COMPARED_CELLS]]
     if len(cells) < 2 and not declared:
         return None
     least = FORM_SHARE * len(cells)
     if sum(map(is_plain_number, cells)) >= least > 0:
-        return _find_number_form(cells, least, declared)
+        return _find_number_form(cells, least, name, declared)
     if cells and sum(_ISO.match(cell) is not None for cell in cells) >= least:
         return ISO
-    cell_forms = [cell_form for cell in cells if (cell_form := _find_cell_form(cell))]
-    counts = Counter(cell_form for cell_form, _ in cell_forms).most_common(1)
+    cell_forms = [(*cell_form, cell) for cell in cells if (cell_form := _find_cell_form(cell))]
+    counts = Counter(cell_form for cell_form, _, _ in cell_forms).most_common(1)
     if not counts or counts[0][1] < least:
         return None
     form = counts[0][0]
-    pairs = [pair for cell_form, pair in cell_forms if cell_form == form and pair]
+    pairs = [pair for cell_form, pair, _ in cell_forms if cell_form == form and pair]
+    if not declared and all(_is_season_or_version(cell) for cell_form, _, cell in cell_forms if cell_form == form):
+        return None
     if not pairs:
         return form
     day_first = any(first > 12 for first, _ in pairs) or form.startswith("{0}.")
@@ -149,16 +159,27 @@ def is_plain_number(cell: str) -> bool:
     return True
 
 
-def _find_number_form(cells: Sequence[str], least: float, declared: bool) -> str | None:
+def _is_season_or_version(cell: str) -> bool:
+    """Whether a cell may be a season, such as 2011-12, or a version, such as 1.2.13."""
+    years = re.fullmatch(r"(\d{4})[-/](\d\d)", cell)
+    follows = years and (int(years[2]) - int(years[1])) % 100 == 1
+    return bool(follows or re.fullmatch(r"[1-9]\d?\.[1-9]\d?\.\d\d", cell))
+
+
+def _find_number_form(cells: Sequence[str], least: float, name: str, declared: bool) -> str | None:
     compact = [match for cell in cells if (match := _COMPACT.fullmatch(cell))]
     if len(compact) >= least:
         clock = len(compact[0]["clock"] or "")
         return "%Y%m%d" + "%H%M%S"[:clock]
     values = [float(cell) for cell in cells if is_plain_number(cell)]
-    ranges = {name: (_FIRST_COUNT * ticks, _LAST_COUNT * ticks) for name, ticks in COUNTS.items()}
-    if declared:
+    words = re.split(r"[\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).casefold().strip())
+    is_date = declared or words[-1].endswith(_DATE_ENDINGS)
+    ranges: dict[str, tuple[int, int]] = {}
+    if is_date or words[-1] in NAMES or any(len(word) > 2 and word in NAMES for word in words):
+        ranges |= {form: (_FIRST_COUNT * ticks, _LAST_COUNT * ticks) for form, ticks in COUNTS.items()}
+    if is_date:
         ranges |= {EXCEL: (_FIRST_DAY, _LAST_DAY), "%Y": (1500, 2200)}
-    return next((name for name, (low, high) in ranges.items() if sum(low <= v < high for v in values) >= least), None)
+    return next((form for form, (low, high) in ranges.items() if sum(low <= v < high for v in values) >= least), None)
 
 
 def _find_cell_form(cell: str) -> tuple[str, tuple[int, int] | None] | None:
@@ -178,8 +199,9 @@ def _find_cell_form(cell: str) -> tuple[str, tuple[int, int] | None] | None:
     year = {4: "%Y", 2: "%y"}
     pair = None
     if named != cell:
-        kinds = [year.get(len(numbers[-1]), "")] if numbers else []
-        kinds = ["%d", *kinds] if len(numbers) == 2 else kinds
+        # A month alone is a category, and in 20-Sep the number may be the day.
+        has_year = len(numbers) == 2 or re.search(r"\d{4}|%[bB][-/]\d\d$", named)
+        kinds = ["%d", year.get(len(numbers[-1]), "")][2 - len(numbers) :] if numbers and has_year else [""]
     elif len(numbers) in (2, 3) and len(numbers[0]) == 4:
         kinds = ["%Y", "%m", "%d"][: len(numbers)]
     elif len(numbers) == 3 and len(numbers[2]) in year:
@@ -259,7 +281,7 @@ def read(
     )
 
 
-def recognize(column: pyarrow.ChunkedArray, *, declared: bool = False) -> str | None:
+def recognize(column: pyarrow.ChunkedArray, name: str, *, declared: bool = False) -> str | None:
     """Recognize a column of times by its type or cells: the result of `find_form`, ISO for stored times; None for others."""
     from pyarrow import types
 
@@ -270,7 +292,7 @@ def recognize(column: pyarrow.ChunkedArray, *, declared: bool = False) -> str | 
         return ISO
     if types.is_boolean(column.type) or not (kind in ("text", "number") or types.is_time(column.type)):
         return None
-    return find_form(_list_cells(column_values.texts(column)), declared=declared)
+    return find_form(_list_cells(column_values.texts(column)), name, declared=declared)
 
 
 def _list_cells(texts: pyarrow.ChunkedArray) -> list[str]:

@@ -97,7 +97,7 @@ def _read_times(
     from pyarrow import compute, int64, timestamp, types
 
     is_number = column_values.kind(column) == "number" and not types.is_boolean(column.type)
-    if is_number and form is None and times.recognize(column) is None:
+    if is_number and form is None and times.recognize(column, "time") is None:
         values, _ = column_values.numbers(column)
         has_time = np.isfinite(values)
         parsed_times = times.Times(None, np.zeros(len(column), np.bool_))

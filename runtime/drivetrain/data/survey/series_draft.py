@@ -180,8 +180,8 @@ def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
     # Where day and month cannot be told apart, the user has to say which is which.
     forms = {c.name: c.form for c in candidates if " or " not in c.form}
-    typical_names = [name for name in forms if name.strip().casefold() in table_sample.TIME_NAMES]
-    typical_names.sort(key=lambda name: table_sample.TIME_NAMES.index(name.strip().casefold()))
+    typical_names = [name for name in forms if name.strip().casefold() in times.NAMES]
+    typical_names.sort(key=lambda name: times.NAMES.index(name.strip().casefold()))
     other_names = [c.name for c in candidates if c.refused == DATE and c.name in forms and c.name not in typical_names]
     for name in (*typical_names, *other_names):
         yield name, None if forms[name] in ("", times.ISO) else forms[name]

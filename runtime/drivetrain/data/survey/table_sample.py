@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data import time_order
 from drivetrain.data.formats import column_values, number_marks, table_file, times
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
-from drivetrain.data.source import Source
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.tables import column_roles, text_column
 from drivetrain.errors import DataError
@@ -155,7 +153,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     """The profile of a column of the rows that were read; `complete` if these are all rows of the file."""
     column = table[name]
     kind = column_values.kind(column)
-    form = _recognize_times(table, name) or ""
+    form = times.recognize(column, name) or ""
     if form or kind not in ("number", "text"):
         refused = DATE if form else {"time": DATE, "nothing": "empty"}.get(kind, kind)
         filled, kind = len(column) - column.null_count, kind if kind == "number" else "time" if form else kind
@@ -175,15 +173,6 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     return ColumnProfile(
         name, kind, len(column), filled, complete, len(different), median_words, counts, refused, numeric, digits
     )
-
-
-def _recognize_times(table: pyarrow.Table, name: str) -> str | None:
-    """The form of a column of times; None for others. A count of seconds has the name of a time, or comes in its order."""
-    is_named = re.split(r"[\W_]+", name.casefold())[-1] in TIME_NAMES
-    form = times.recognize(table[name], declared="dat" in name.casefold() or "fecha" in name.casefold())
-    if form in times.COUNTS and not (is_named or time_order.find_column(table.select([name]), Source(Path(), KEY))):
-        return None
-    return form
 
 
 def _usable_cells(column: pyarrow.ChunkedArray) -> column_values.Mask:
@@ -240,7 +229,6 @@ GROUP_NAMES = (
     *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
     *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
 )
-TIME_NAMES = ("time", "timestamp", "datetime", "date", "when", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum")
 _ID_NAME = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
 
 

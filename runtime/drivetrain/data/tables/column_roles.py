@@ -138,12 +138,14 @@ def _check_not_text(column: pyarrow.ChunkedArray, name: str, source: str) -> Non
     from pyarrow import types
 
     if column_values.kind(column) == "time":
-        raise text_column.date_column_error(name, source, str(column.type), times.recognize(column))
+        raise text_column.date_column_error(name, source, str(column.type), times.recognize(column, name))
     column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
         steps = np.diff(column_values.numbers(column)[0])
         # A few numbers at equal distances may be a measurement, and counts of seconds are times.
-        is_numbering = steps[0] == 1 or (steps[0] and len(column) >= MIN_NUMBERED_ROWS and not times.recognize(column))
+        is_numbering = steps[0] == 1 or (
+            steps[0] and len(column) >= MIN_NUMBERED_ROWS and not times.recognize(column, name)
+        )
         if is_numbering and (steps == steps[0]).all():
             in_steps = "" if steps[0] == 1 else f", in steps of {steps[0]:,.0f}"
             raise DataError(

@@ -54,7 +54,7 @@ def note_revealing(
     row_number_lines, target_lines = [], []
     for name in roles.names:
         share, description = sample.explain(_group_rows(table, name, sampled_rows, name in roles.categorical))
-        if name not in dates and (smallest_and_largest := _find_row_numbers(table[name])):
+        if name not in dates and (smallest_and_largest := _find_row_numbers(table[name], name)):
             row_number_lines.append(
                 f'"{name}" is a number of the row, from {smallest_and_largest[0]:.0f} to {smallest_and_largest[1]:.0f}, and {description}; '
                 f"{remedy.format(name)} leaves it out"
@@ -76,7 +76,7 @@ def _limit_lines(lines: list[str], reason: str) -> list[str]:
     return [*lines[:MAX_LISTED_COLUMNS], f"and {hidden_count:,} more columns {reason}"] if hidden_count > 0 else lines
 
 
-def _find_row_numbers(column: pyarrow.ChunkedArray) -> tuple[float, float] | None:
+def _find_row_numbers(column: pyarrow.ChunkedArray, name: str) -> tuple[float, float] | None:
     """The smallest and the largest number of a column that numbers the rows; None for other columns.
 
     Such a column has distinct whole numbers with few gaps, perhaps in equal steps (10, 20, 30), in any order: the table may
@@ -92,7 +92,7 @@ def _find_row_numbers(column: pyarrow.ChunkedArray) -> tuple[float, float] | Non
     if not len(values) - 1 <= (high - low) / step < 2 * len(values) or len(np.unique(values)) < len(values):
         return None
     # Counts of seconds at equal distances are times.
-    return None if step > 1 and times.recognize(column) else (low, high)
+    return None if step > 1 and times.recognize(column, name) else (low, high)
 
 
 def _group_rows(table: pyarrow.Table, name: str, rows: Ids, is_category: bool) -> Groups:

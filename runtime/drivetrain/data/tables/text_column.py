@@ -28,7 +28,7 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
     Raises:
         DataError: if it is such a column.
     """
-    if form := times.find_form(texts):
+    if form := times.find_form(texts, name):
         raise date_column_error(name, source, form if form == times.ISO else f"text such as {texts[0]}", form)
     share, examples, _ = _find_digits(dict.fromkeys(texts, 1))
     digits_text = f", of which {share:.0%} hold digits, such as {examples}" if share >= DIGITS_SHARE else ""
