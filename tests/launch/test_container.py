@@ -55,9 +55,9 @@ def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.M
     monkeypatch.setattr(container, "PROJECT", tmp_path)
     for run_folder in ("runs/digits-001", "elsewhere/digits-001"):
         (tmp_path / run_folder).mkdir(parents=True)
-        options = ["--extend", str(tmp_path / run_folder), "--restart-schedule"]
+        options = ["--extend", str(tmp_path / run_folder), "--trace"]
         assert main.main(["launch", "job.yaml", *options]) == 0
     arguments = container._build_override(requests[0], check_job())["services"]["trainer"]["command"]
-    assert arguments[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
+    assert arguments[2:] == ["--trace", "--extend", "runs/digits-001"]
     with pytest.raises(SpecError, check=saying("container-see-folder", "elsewhere/digits-001")):
         container._build_override(requests[1], check_job())

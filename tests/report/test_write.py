@@ -271,7 +271,7 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
     run = make_run(tmp_path / "digits-002")
     write(run)
     assert "digits-001" not in (run / "report.html").read_text()
-    record = {"run": "digits-001", "step": 225, "epoch": 5, "schedule": "continues", "origin": 0}
+    record = {"run": "digits-001", "step": 225, "epoch": 5}
     (run / "extension.json").write_text(json.dumps(record))
     write(run)
     page = (run / "report.html").read_text()

@@ -73,7 +73,7 @@ def test_what_cannot_be_made_again(finished_job: Path, capfd: pytest.CaptureFixt
     assert reproduce_run(run) == 4
     assert says(capfd.readouterr().err, "finished-run-status-stopped")
     state.write_text(text)
-    extension = {"run": "small-000", "step": 8, "epoch": 1, "schedule": "continues", "origin": 0}
+    extension = {"run": "small-000", "step": 8, "epoch": 1}
     (run / "extension.json").write_text(json.dumps(extension))
     assert reproduce_run(run) == 4
     assert "drivetrain reproduce" in capfd.readouterr().err

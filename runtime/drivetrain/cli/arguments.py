@@ -180,9 +180,6 @@ def _add_start(command: CommandParser) -> None:
         help="continue a finished run with more epochs, in a new run folder; the job's train.epochs counts from the start "
         "of that run",
     )
-    command.add_switch(
-        "--restart-schedule", "with --extend: start the learning-rate schedule again over the added epochs"
-    )
 
 
 def _add_measuring(add: Add) -> None:

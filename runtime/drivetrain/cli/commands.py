@@ -40,7 +40,7 @@ OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": 
 """By field of a request: the option that it is, if that has another name."""
 TRAINING = ("train", "repeat", "inspect", "sweep")
 """Commands that train."""
-FORWARDED_SWITCHES = ("plain", "new", "if_unfinished", "trace", "restart_schedule", "verbose")
+FORWARDED_SWITCHES = ("plain", "new", "if_unfinished", "trace", "verbose")
 FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
 
 
@@ -130,7 +130,6 @@ def train(options: argparse.Namespace) -> int:
     from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
     from drivetrain.plan import plan_table
     from drivetrain.supervisor import supervisor, trainer_error
-    from drivetrain.supervisor.extended_run import ExtendRequest
     from drivetrain.supervisor.supervisor import TrainRequest
 
     opened: list[Path] = []
@@ -139,7 +138,6 @@ def train(options: argparse.Namespace) -> int:
         TrainRequest,
         options,
         source=SpecSource(options.job, tuple(options.set), copy=Path(copy) if copy else None),
-        extend=ExtendRequest(options.extend, options.restart_schedule) if options.extend else None,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
         shown=Path(shown_plan) if (shown_plan := os.environ.get(plan_table.SHOWN_PLAN)) else None,

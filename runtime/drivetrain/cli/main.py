@@ -89,5 +89,3 @@ def _check(options: argparse.Namespace) -> None:
         raise SpecError("--plain and --plan together", "one of them", "remove one")
     if getattr(options, "if_unfinished", False) and options.new:
         raise SpecError("--new and --if-unfinished together", "one of them", "remove one")
-    if getattr(options, "restart_schedule", False) and not options.extend:
-        raise SpecError("--restart-schedule without --extend", "both together", "add --extend RUN, or remove it")

@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.data.custom import data_sources
 from drivetrain.supervisor import embedded_call, embedded_parts, embedded_run
 from drivetrain.supervisor.embedded_run import Result, TrainCall
-from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.system.console import guard_block
 from drivetrain.training.user_parts import Callback
 
@@ -54,7 +53,6 @@ def train(
     limits: Mapping[str, Any] | None = None,
     monitor: Mapping[str, Any] | None = None,
     extend: Path | str | Result | None = None,
-    restart_schedule: bool = False,
     new: bool = False,
     quiet: bool = False,
     **settings: Any,
@@ -93,7 +91,6 @@ def train(
         limits: `gpus` and `gpu_memory`, as in the spec.
         monitor: `every`, as in the spec.
         extend: a finished run to continue: its folder or its Result.
-        restart_schedule: with `extend`, whether the schedule starts from its beginning.
         new: start a new run, even if there is an unfinished one.
         quiet: print nothing, and suppress what other code prints during the training; the run folder has all messages.
         settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...; and
@@ -153,26 +150,11 @@ def train(
                 program=caller.f_code.co_filename,
                 new=new,
                 epoch_steps=epoch_steps,
-                extend=_request_extension(extend, restart_schedule, refuse),
+                extend=extend.folder if isinstance(extend, Result) else None if extend is None else Path(extend),
                 layers_in_eval_mode=embedded_call.list_layers_in_eval_mode(model),
                 mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),
             )
         )
-
-
-def _request_extension(
-    run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal
-) -> ExtendRequest | None:
-    """The request to continue the finished run `run`; None if there is none to continue.
-
-    Raises:
-        SpecError: if the schedule should restart although no run is continued.
-    """
-    if run is not None:
-        return ExtendRequest(run.folder if isinstance(run, Result) else Path(run), restart)
-    if restart:
-        raise refuse("restart_schedule", "is True without extend", "with extend=RUN", "leave it out")
-    return None
 
 
 @contextlib.contextmanager

@@ -171,17 +171,7 @@ def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) ->
 
 def translate_advice(action: str) -> str:
     """The advice of an error message with the options of the command line replaced by arguments of a call."""
-    replacements = {
-        "--new": "new=True",
-        "--extend": "extend",
-        "--restart-schedule": "restart_schedule=True",
-        "--set train.schedule=constant": 'schedule="constant"',
-        "--set train.optimizer.lr=": "optimizer.lr=",
-        "--set train.": "",
-    }
-    for before, now in replacements.items():
-        action = action.replace(before, now)
-    return action
+    return action.replace("--new", "new=True").replace("--extend", "extend")
 
 
 def as_call_error(error: SpecError) -> SpecError:

@@ -49,7 +49,6 @@ from drivetrain.supervisor import (
     host_process,
     run_lifecycle,
 )
-from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.run_folder import RunFolder, find_continued, keep_defaults
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
@@ -115,7 +114,7 @@ class TrainCall:
     """Whether a new run begins even if one of this name is unfinished."""
     epoch_steps: int | None = None
     """Optimizer steps of an epoch, for an iterable without a length."""
-    extend: ExtendRequest | None = None
+    extend: Path | None = None
     """The finished run that this one continues."""
     layers_in_eval_mode: tuple[str, ...] = ()
     """Layers that the program has put into evaluation mode, within a network in training mode."""
@@ -153,8 +152,7 @@ def run(call: TrainCall) -> Result:
 def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     """Open the data, and check it with network and loss; returns the job, completed by facts about both, and the data."""
     job, model = call.job, call.model
-    extended = call.extend.run if call.extend else None
-    if continued := find_continued(call.runs, job.name, extended, new=call.new):
+    if continued := find_continued(call.runs, job.name, call.extend, new=call.new):
         kept = keep_defaults(continued, job)
         assert isinstance(kept, EmbeddedJob)
         job, call = kept, replace(call, job=kept)

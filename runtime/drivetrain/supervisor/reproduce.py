@@ -103,11 +103,11 @@ def _check_finished(run: Path) -> None:
             "a run that was trained to its end by `drivetrain train`",
             "train it to its end first",
         )
-    if extension_record := extension.read(run):
+    if extended := extension.read_name(run):
         raise CheckpointError(
-            f"{run} continues {extension_record.run}, and began with its weights",
+            f"{run} continues {extended}, and began with its weights",
             "a run that began with its first epoch",
-            f"drivetrain reproduce {run.parent / extension_record.run}, then extend the result in the same way",
+            f"drivetrain reproduce {run.parent / extended}, then extend the result in the same way",
         )
     plans.read_plan(run)
 

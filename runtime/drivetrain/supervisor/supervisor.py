@@ -29,7 +29,6 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, plan_table
 from drivetrain.plan import plan as plans
 from drivetrain.supervisor import baseline_run, extended_run, run_folder
-from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.remote_copy import remote_runs
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
@@ -69,7 +68,7 @@ class TrainRequest:
     new: bool = False
     if_unfinished: bool = False
     """Whether nothing is trained if the newest run of the same job is done."""
-    extend: ExtendRequest | None = None
+    extend: Path | None = None
     """The finished run that this one continues."""
     trace: bool = False
     """Whether a few steps are profiled."""
@@ -130,8 +129,7 @@ class _Supervisor:
     def train(self) -> int:
         """Open the run folder, measure what the job leaves open, and train; returns the exit code."""
         request = self.request
-        extended = request.extend.run if request.extend else None
-        if continued := run_folder.find_continued(request.runs, self.job.name, extended, new=request.new):
+        if continued := run_folder.find_continued(request.runs, self.job.name, request.extend, new=request.new):
             if fixed := run_folder.keep_revisions(continued, self.job):
                 self._load_again(assignments=[*request.source.assignments, *fixed])
             self.job = run_folder.keep_defaults(continued, self.job)

@@ -66,8 +66,15 @@ class BestMetric:
         return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`. A tracker that it has no values for starts anew: an extended run may watch something else."""
+        """Restore `state`; early stopping and plateaus of another metric start again: an extended run may watch another one."""
         self.best = BestValue(**state["best"])
-        self.stopping = BestValue(**state["stopping"]) if self.stopping and state["stopping"] else self.stopping
-        self.plateau = BestValue(**state["plateau"]) if self.plateau and state["plateau"] else self.plateau
+        self.stopping = _restore_watched(self.stopping, state["stopping"])
+        self.plateau = _restore_watched(self.plateau, state["plateau"])
         self.drops = state["drops"]
+
+
+def _restore_watched(watched: BestValue | None, state: Mapping[str, Any] | None) -> BestValue | None:
+    """Restore the history of a watched metric, unless another metric or threshold was watched."""
+    if watched is None or state is None or (watched.metric, watched.min_delta) != (state["metric"], state["min_delta"]):
+        return watched
+    return BestValue(**state)

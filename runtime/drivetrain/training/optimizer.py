@@ -88,18 +88,14 @@ ONE_CYCLE_START = 1 / 25
 ONE_CYCLE_END = 1e-4
 
 
-def build_schedule(spec: Spec, steps: int, steps_per_epoch: int, start_step: int = 0) -> Schedule:
+def build_schedule(spec: Spec, steps: int, steps_per_epoch: int) -> Schedule:
     """The factor on the learning rate as a function of the step.
 
     Args:
         spec: the schedule of the job.
         steps: optimizer steps of the whole run.
         steps_per_epoch: optimizer steps per epoch.
-        start_step: the step at which the schedule starts; not 0 if an extended run has started it again.
     """
-    if start_step:
-        after_origin = build_schedule(spec, steps - start_step, steps_per_epoch)
-        return lambda step: after_origin(step - start_step)
     match spec:
         case OneCycle():
             return lambda step: _one_cycle(step, steps, spec.warmup)
@@ -148,7 +144,6 @@ class ScheduledRates:
         optimizer: whose rates are set.
         train: has the rate at the top of the schedule, the schedule, and its length.
         steps_per_epoch: of the run.
-        start_step: as in `build_schedule`.
         keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
         report: called once if the program sets rates, which are lost.
     """
@@ -158,14 +153,13 @@ class ScheduledRates:
         optimizer: Optimizer,
         train: Train,
         steps_per_epoch: int,
-        start_step: int,
         *,
         keeps_rates: bool,
         report: Callable[[str], None],
     ) -> None:
         self.optimizer, self.rate, self.report = optimizer, train.optimizer.lr, report
         self.total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
-        self.schedule = build_schedule(train.schedule, self.total_steps, steps_per_epoch, start_step)
+        self.schedule = build_schedule(train.schedule, self.total_steps, steps_per_epoch)
         # These schedules end with the run, whose length can change; others count steps.
         self.is_stretched = isinstance(train.schedule, OneCycle | Cosine | Linear)
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
@@ -257,7 +251,6 @@ def build_rates(
     optimizer: Optimizer,
     user_parts: UserParts,
     steps_per_epoch: int,
-    start_step: int,
     report: Callable[[str, str], None],
 ) -> LearningRates:
     """The object that sets the rates, by the program's scheduler or the spec's schedule; `report` records an event."""
@@ -266,6 +259,4 @@ def build_rates(
     if user_parts.optimizer and train.schedule == Constant(name="constant"):
         return ProgramRates(optimizer)
     keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
-    return ScheduledRates(
-        optimizer, train, steps_per_epoch, start_step, keeps_rates=keeps_rates, report=report_lost_rates
-    )
+    return ScheduledRates(optimizer, train, steps_per_epoch, keeps_rates=keeps_rates, report=report_lost_rates)

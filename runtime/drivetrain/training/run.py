@@ -25,8 +25,7 @@ from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.distributed.world import LOCAL_RANK
 from drivetrain.hardware.facts import Hardware
-from drivetrain.job import Job, extension
-from drivetrain.job.extension import Extension
+from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
 from drivetrain.models import dry_run, lr_groups, sharding, strided_convolution
 from drivetrain.models.build import Model
@@ -97,17 +96,13 @@ class Run(AssembledRun):
     ema: Ema | None = field(init=False)
     best_metric: BestMetric = field(init=False)
     numerics: NonfiniteGuard = field(init=False)
-    extension: Extension | None = field(init=False)
-    """The finished run that this one continues; None for a new run."""
     time_target: TimeTarget | None = field(init=False)
     """The time of a run with `train.within`."""
 
     def __post_init__(self) -> None:
         train = self.job.train
-        self.extension = extension.read(self.folder)
-        start_step = self.extension.origin if self.extension else 0
         report, per_epoch = partial(_report_event, self.events, self.counters), self.batches.per_epoch
-        self.rates = build_rates(train, self.optimizer, self.user_parts, per_epoch, start_step, report)
+        self.rates = build_rates(train, self.optimizer, self.user_parts, per_epoch, report)
         self.ema = Ema(self.model, train.ema) if train.ema else None
         self.best_metric = BestMetric(choose_metric(self.job, self.dataset), train.early_stopping, train.schedule)
         self.numerics = NonfiniteGuard(train.loss_spike, train.fp16)

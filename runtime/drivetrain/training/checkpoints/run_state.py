@@ -70,12 +70,9 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state
     run.counters.restore(state["counters"])
-    if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
-        # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
+    if not run.counters.solved and not run.reached_step_limit():
+        # A run that `train.steps` ended within an epoch counts that epoch; a longer run trains its rest.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
-    if run.extension and run.counters.step == run.extension.step:
-        # They were those of the finished run, which `train.within` ended.
-        run.counters.length_changes = []
     if run.user_parts.optimizer:
         load_group_settings(run.optimizer, state["groups"])
     run.rates.restart(run.counters)
