@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -193,6 +194,27 @@ def test_an_engine_that_remaps_users(clone: Path, own_engine: Callable[..., OwnE
     done = run_as_user(clone, "docker", "compose", "up", "trainer", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (clone / "runs" / "tiny-001" / "model").stat().st_uid == USER
+
+
+def test_proxies_of_the_client_and_the_time_zone(clone: Path) -> None:
+    """Compose sets the proxies in every container: a password for whoever may ask the engine, and no way to 127.0.0.1."""
+    (clone.parent / ".docker").mkdir()
+    proxies = {"httpProxy": "http://me:word@proxy.invalid:3128", "httpsProxy": "http://me:word@proxy.invalid:3128"}
+    (clone.parent / ".docker" / "config.json").write_text(json.dumps({"proxies": {"default": proxies}}))
+    environ: dict[str, Any] = {"DRIVETRAIN_TAG": TAG, "COMPOSE_PROJECT_NAME": f"drivetrain-proxies-{os.getpid()}"}
+    environ |= {"TZ": "Asia/Kolkata", "DRIVETRAIN_TENSORBOARD_PORT": "0"}
+    try:
+        for service in ("trainer", "prepare", "tensorboard"):
+            line = ["run", "--rm", "-T", "--no-deps", "--entrypoint", "env", service]
+            done = run_as_user(clone, "docker", "compose", *line, **environ)
+            assert done.returncode == 0, done.stderr
+            assert "word" not in done.stdout
+        line = ["run", "--rm", "-T", "--no-deps", "--entrypoint", "date", "trainer", "+%z"]
+        assert run_as_user(clone, "docker", "compose", *line, **environ).stdout.strip() == "+0530"
+        up = run_as_user(clone, "docker", "compose", "up", "--wait", "tensorboard", **environ)
+        assert up.returncode == 0, up.stdout + up.stderr  # healthy
+    finally:
+        run_as_user(clone, "docker", "compose", "--profile", "*", "down", **environ)
 
 
 def test_a_clone_under_umask_077(clone: Path) -> None:

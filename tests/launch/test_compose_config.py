@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.launch import project
+from drivetrain.launch import project, run_secrets
 from tests.nvml_double import GIB
 from tests.paths import ROOT
 
@@ -87,6 +87,14 @@ def test_tensorboard_reaches_nothing_and_is_reached() -> None:
     assert (list(service["networks"]), service["dns"]) == (["viewer"], ["127.0.0.1"])
     options = configuration["networks"]["viewer"]["driver_opts"]
     assert options == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+
+
+def test_no_service_gets_the_proxies_of_dockers_client() -> None:
+    """They may hold a password, and TensorBoard's health check asked them for 127.0.0.1."""
+    names = {*run_secrets.PROXIES, "FTP_PROXY", "ftp_proxy"}
+    services = read_configuration("cpu", {"COMPOSE_PROFILES": "tensorboard"})["services"]
+    for name, service in services.items():
+        assert {key for key, value in service["environment"].items() if value == ""} >= names, name
 
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -49,6 +50,28 @@ def test_with_a_network_proxies_and_certificates_follow(tmp_path: Path) -> None:
         "HF_TOKEN": b"t",
         "HF_ENDPOINT": b"https://mirror",
     }
+
+
+def test_the_proxies_of_dockers_client_follow_with_a_network_only(tmp_path: Path) -> None:
+    """Compose set them in every container, also without a network, for everybody who may ask the engine."""
+    client = {"httpProxy": "http://me:word@a:1", "httpsProxy": "http://b:2", "noProxy": "c", "ftpProxy": 3}
+    (tmp_path / "config.json").write_text(json.dumps({"proxies": {"default": client}}))
+    assert collect_secrets("", False, DOCKER_CONFIG=str(tmp_path)) == ({}, [])
+    values, lines = collect_secrets("", True, DOCKER_CONFIG=str(tmp_path), https_proxy="http://own:3")
+    both = {"HTTP_PROXY": client["httpProxy"], "NO_PROXY": "c"}
+    expected = {"https_proxy": "http://own:3"} | both | {name.lower(): value for name, value in both.items()}
+    assert {name: value.decode() for name, value in values.items()} == expected
+    assert "word" not in "".join(lines)
+    for text in ("", "[]", '{"proxies": []}', '{"proxies": {"default": ["x"]}}'):
+        (tmp_path / "config.json").write_text(text)
+        assert collect_secrets("", True, DOCKER_CONFIG=str(tmp_path))[0] == {}
+
+
+def test_a_proxy_that_compose_has_emptied_gives_way_to_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "HTTPS_PROXY").write_text("http://proxy:1")
+    environ = {"DRIVETRAIN_IMAGE": "cpu", "HTTPS_PROXY": "", "https_proxy": "", "OTHER": ""}
+    secrets.load_secrets(environ, tmp_path)
+    assert environ == {"DRIVETRAIN_IMAGE": "cpu", "HTTPS_PROXY": "http://proxy:1", "OTHER": ""}
 
 
 def test_the_credentials_of_a_store_follow_for_a_job_that_is_copied_there() -> None:

@@ -6,6 +6,7 @@ in an image, in the settings of a container, in a log or in a run folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from drivetrain.launch.mounts import Mount
 from drivetrain.pretrained import hub_name
 from drivetrain.storage import store_variables
 from drivetrain.system.console import say
+from drivetrain.system.files import parse_json
 from drivetrain.system.secrets import CERTIFICATES_FILE, FILE_SUFFIX, FOLDER
 from drivetrain.system.web import is_loopback
 
@@ -66,7 +68,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         raise job.spec_error(("environment",), description, "any other name", "give the variable another name")
     values = {name: environ[name] for name in job.environment}
     if online:
-        values |= {name: environ[name] for name in PROXIES if environ.get(name)}
+        values |= read_client_proxies(environ) | {name: environ[name] for name in PROXIES if environ.get(name)}
     if online and (hub_name.find_hub_weights(job) is not None or hub_name.list_hub_data(job)):
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
@@ -95,6 +97,23 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         contents[CERTIFICATES_FILE] = _read_file(f"{name}: {path}", path, "a file of certificates", action)
         lines.append(f"certificates: those of {name}, {path}")
     return contents, lines
+
+
+def read_client_proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """Read the proxies that Docker's client is configured with, by variable; not those that the environment names too."""
+    folder = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".docker")
+    config: Any = {}
+    with contextlib.suppress(OSError, ValueError):  # the client itself reports a broken file
+        config = parse_json(Path(folder, "config.json").read_bytes(), dict)
+    for key in ("proxies", "default"):
+        config = config.get(key) if isinstance(config, dict) else None
+    variables: dict[str, str] = {}
+    for name in _PROXIES:
+        words = name.lower().split("_")  # HTTP_PROXY is httpProxy there
+        value = config.get(words[0] + words[1].title()) if isinstance(config, dict) else None
+        if value and isinstance(value, str) and not (environ.get(name) or environ.get(name.lower())):
+            variables |= {name: value, name.lower(): value}
+    return variables
 
 
 def list_store_variables(job: Job, environ: Mapping[str, str], note: str = "") -> list[str]:

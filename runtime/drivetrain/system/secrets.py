@@ -33,6 +33,9 @@ def load_secrets(environ: MutableMapping[str, str] = os.environ, folder: Path = 
     """
     if not environ.get("DRIVETRAIN_IMAGE") or not folder.is_dir():
         return
+    # compose/base.yaml empties the proxies, and an empty https_proxy would hide an HTTPS_PROXY.
+    for name in [name for name, value in environ.items() if name.lower().endswith("_proxy") and not value]:
+        del environ[name]
     for path in sorted(folder.iterdir()):
         name = path.name.removesuffix(FILE_SUFFIX)
         if not _NAME.fullmatch(name) or not path.is_file() or not path.stat().st_size:
