@@ -95,6 +95,17 @@ def test_files_without_a_hash_are_told(tmp_path: Path, package_index: str, versi
         assert says(output, "setup-files-no-hash", version)
 
 
+@pytest.mark.parametrize("script", ["setup", "env", "image-name"])
+def test_a_colon_in_the_path_of_the_checkout_is_told(tmp_path: Path, script: str) -> None:
+    """Python's venv refused it, and setup said to install the package of venv; PYTHONPATH held half of the path."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "a:b" / "scripts")
+    line = [tmp_path / "a:b" / "scripts" / script]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (9, "")
+    assert says(done.stderr, "path-contains-colon", tmp_path / "a:b")
+    assert f"mv '{tmp_path}/a:b' '{tmp_path}/a-b'" in done.stderr
+
+
 def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> None:
     """pip warned for each package and found no torch, although its own index had one that trains on the CPU."""
     silent = find_closed_address()
