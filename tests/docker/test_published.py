@@ -196,14 +196,11 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
 
 
 def test_the_labels_say_what_an_image_is(cpu_image: str) -> None:
-    """The predefined annotation keys of the OCI image specification that a build can know."""
+    """The predefined annotation keys of the OCI image specification, each that this build can know."""
     labels = docker_engine.connect().images.get(cpu_image).labels
-    keys = ("title", "description", "licenses", "version", "revision", "created", "source", "base.name", "base.digest")
-    label_values = {key: labels[f"org.opencontainers.image.{key}"] for key in keys}
-    assert (label_values["title"], label_values["licenses"], label_values["version"]) == (
-        "drivetrain-cpu",
-        "MIT",
-        VERSION,
-    )
-    assert label_values["created"].endswith("Z")
-    assert label_values["base.name"] != "unknown"
+    begin = "org.opencontainers.image."
+    oci = {key.removeprefix(begin): value for key, value in labels.items() if key.startswith(begin)}
+    assert oci.keys() >= {"title", "description", "licenses", "version", "created", "base.name"}
+    assert (oci["title"], oci["licenses"], oci["version"]) == ("drivetrain-cpu", "MIT", VERSION)
+    assert oci["created"].endswith("Z")
+    assert not {"", "unknown"} & set(labels.values())

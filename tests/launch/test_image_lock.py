@@ -23,7 +23,7 @@ case "$*" in
         echo build >> builds
         echo "$*" >> arguments
         sleep 2
-        for word; do case $word in CONTENTS=*) echo "${{word#CONTENTS=}}" > contents ;; esac; done
+        for word; do case $word in drivetrain.contents=*) echo "${{word#*=}}" > contents ;; esac; done
         ;;
     *drivetrain.contents*) cat contents ;;
     *Size*) echo 1000000 ;;
@@ -86,6 +86,17 @@ def test_without_pytorchs_index_the_image_gets_the_build_of_pips_index(
     assert " LOCK=ampere " in arguments
     assert "TORCH_INDEX=http" not in arguments
     assert (checkout.parent / "wheels").read_text().startswith("ampere")
+
+
+def test_an_image_has_a_label_only_for_what_is_known(checkout: Path) -> None:
+    """Where there is no git and no registry, revision, source and digest were called unknown; by compose alone, all were."""
+    output = build(checkout).communicate(timeout=60)[0]
+    words = (checkout.parent / "arguments").read_text().split()
+    labels = dict(words[at + 1].split("=", 1) for at, word in enumerate(words) if word == "--label")
+    assert {name.rpartition(".")[2] for name in labels} == {"contents", "packages", "checkout", "version", "created"}
+    assert all(labels.values()), output
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert "unknown" not in text[text.index("LABEL") :]
 
 
 def count_builds(checkout: Path) -> int:
