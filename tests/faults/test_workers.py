@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,11 @@ def test_new_workers_leave_alone_what_their_parent_no_longer_uses(capfd: pytest.
         gc.collect()
     assert multiprocessing.active_children() == []
     assert "can only" not in capfd.readouterr().err
+
+
+def test_torch_does_not_warn_of_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted the CPUs of the moment, which are fewer while other programs are busy, at the start of every epoch."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(prepare_items(tmp_path, kill, 0, [])) == len(GROUPS)

@@ -163,12 +163,17 @@ class _SharedMemoryFull(_WorkerLost):
     """Shared memory has no space for a batch."""
 
 
+class _Loader(DataLoader[Any]):
+    def check_worker_number_rationality(self) -> None:
+        """Say nothing: torch would warn at every start, by the CPUs of the moment (training/cpu_sharing.py changes them)."""
+
+
 class _WorkerPool:
     """The workers that are started together, through one torch DataLoader."""
 
     def __init__(self, settings: WorkerSettings, source: Dataset[Any], groups: Sequence[Ids]) -> None:
         self.hang_seconds, other_processes = settings.hang_seconds, set(multiprocessing.active_children())
-        loader = DataLoader(
+        loader = _Loader(
             source,
             batch_size=None,
             sampler=groups,
