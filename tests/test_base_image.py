@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.messages import says_only
 from tests.paths import ROOT
 
 
@@ -31,3 +34,36 @@ def test_root_leaves_build_to_whom_the_checkout_belongs(tmp_path: Path, umask: i
     assert [(path.stat().st_uid, path.stat().st_gid) for path in (lock.parent, lock)] == [(1000, 1000)] * 2
     for name in ("image", "base-image"):
         assert "mkdir -p build" not in (ROOT / "scripts" / name).read_text().replace("../build", "build")
+
+
+DOCKER = """#!/bin/sh
+echo "$*" >> "{log}"
+case "$1" in
+    info) echo '{{"NCPU": 2, "MemTotal": 4000000000}}' ;;
+    image) exit 1 ;;
+    pull) echo "Error response from daemon: no such host" >&2; exit 1 ;;
+esac
+"""
+
+
+def test_a_missing_base_is_told_once_and_only_by_a_build(tmp_path: Path) -> None:
+    """`make setup` asked the registry and made a base, too, whose failure was told by both; each time in two lines."""
+    for name in ("scripts", "docker", "runtime", "compose"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
+    for name, text in {"docker": DOCKER.format(log=tmp_path / "log"), "base-image": "#!/bin/sh\n"}.items():
+        path = tmp_path / "scripts" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    environ = {name: value for name, value in os.environ.items() if name != "BASE_IMAGE"}
+    environ |= {"PATH": f"{tmp_path}/scripts:{os.environ['PATH']}", "PYTHON": sys.executable}
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        line = [tmp_path / "scripts" / script]
+        return subprocess.run(line, env=environ, capture_output=True, text=True, check=True)
+
+    assert run("env").stderr == ""
+    assert "BASE_IMAGE" not in (tmp_path / ".env").read_text()
+    assert "pull" not in (tmp_path / "log").read_text()
+    chosen = run("choose-base")
+    assert chosen.stdout == "localhost/drivetrain/base:bookworm\n"
+    assert says_only(chosen.stderr.strip(), "base-image-cannot-be-pulled", "debian:bookworm-slim")
