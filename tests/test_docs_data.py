@@ -20,7 +20,6 @@ import drivetrain
 from drivetrain.cli import main
 from drivetrain.job_spec import load_job as job_spec
 from tests import own_job, tiny
-from tests.data.streaming import shards, text_shards
 from tests.paths import DOCS
 from tests.supervisor import circle_training
 
@@ -91,13 +90,7 @@ def make_file(folder: Path, file: str) -> None:
     (folder / "data").mkdir(exist_ok=True)
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
-    if file == "data/texts":
-        for path in text_shards.write_shards(folder / file).iterdir():
-            parquet.write_table(parquet.read_table(path).rename_columns(["id", "title", "text", "topic", "tone"]), path)
-        return
-    if file == "data/shards":
-        shards.write_shards(folder / file)
-    elif file.endswith(".npz"):
+    if file.endswith(".npz"):
         arrays(folder, file)
     elif file.endswith(".jsonl"):
         (folder / file).write_text(FILES[file][1] * (SAMPLES // 2), encoding="utf-8")
@@ -122,8 +115,6 @@ TRAINED = {
     "data/parts": "parts",
     "data/parts.csv": "parts",
     "data/parts.npz": "parts",
-    "data/shards": "shards",
-    "data/texts": "many-texts",
     "data/damage.csv": "damage",
     "data/wear.csv": "wear",
     "data/reports.csv": "reports",
@@ -140,7 +131,7 @@ TRAINED = {
 PAIRS = [*TRAINED.items(), ("data/parts.csv", "finetuned")]
 ELSEWHERE = {"imdb", "sensors"}
 """Specs of data that is not on this machine: pretrained/test_hub_dataset.py and job_spec/test_stored_data.py have a hub and a store of their own."""
-MADE_OTHERWISE = ("data/parts", "data/shards", "data/texts", "data/machines.parquet", "data/machines-2024.csv")
+MADE_OTHERWISE = ("data/parts", "data/machines.parquet", "data/machines-2024.csv")
 """Files that the page does not show."""
 
 

@@ -24,7 +24,6 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
 from tests import task_cases
-from tests.data.streaming import shards
 from tests.task_cases import CASES, COMMON
 
 
@@ -209,15 +208,6 @@ def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
     add_test(job, data)
     for row in fit_baselines(job, data).values():
         assert {name.partition("/")[0] for name in row.metrics} == {"validation", "test"}
-
-
-def test_streamed_samples_are_not_fetched_for_simple_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fair sample of them lies in all shards, so it would fetch the whole data set once more."""
-    job = shards.job(tmp_path / "job", shards.write_shards(tmp_path / "shards"))
-    data = load(job)
-    monkeypatch.setattr(type(data.train), "gather", lambda self, ids: pytest.fail("a shard is read"))
-    rows = list(measure.measure(job, data, 60))
-    assert [(type(row), row.name) for row in rows] == [(Baseline, CONSTANT), (Skipped, LINEAR)]
 
 
 def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.storage.object_store import Patience
 from drivetrain.supervisor import remote_check
-from tests.data.streaming import shards
-from tests.messages import begins_with, get_message, says, says_only
+from tests.messages import get_message, says, says_only
 from tests.object_store import SECRET, Fault, FaultyStore, moto
+from tests.remote_data import put_folder, write_photos
 from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 
 SPEC = """
 name: t
 task: image-classification
-data: {train: "s3://bucket/shards", stream: true}
+data: {train: "s3://bucket/photos"}
 checkpoint: {copy_to: "s3://bucket/runs"}
 """
 SET = "set here: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY"
@@ -27,10 +27,7 @@ SET = "set here: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with moto() as address, faulty_store(address):
-        for number in range(2):
-            path = shards.write_tar(tmp_path_factory.mktemp("s") / "x.tar", range(number, 8, 2))
-            open_store("shards").put(f"{number}.tar", path.read_bytes())
-        open_store("shards").put("readme.txt", b"x")
+        put_folder("photos", write_photos(tmp_path_factory.mktemp("photos")))
         yield address
 
 
@@ -56,8 +53,7 @@ def test_stores_that_can_be_used(proxy: FaultyStore, capsys: pytest.CaptureFixtu
     code, lines, _ = run_validate(capsys, SPEC, "--remote")
     assert code == 0
     assert lines[0] == "job.yaml: valid (t, image-classification)"
-    assert lines[-2].startswith("  data.train: s3://bucket/shards: 2 shards, ")
-    assert lines[-2].endswith(f", listed and read ({SET})")
+    assert says_only(lines[-2], "remote-files-read", "data.train", "s3://bucket/photos", SET)
     assert says_only(lines[-1], "listed-written-read-removed", "checkpoint.copy_to", "s3://bucket/runs", SET)
     assert [entry.name for entry in open_store("").objects()] == before, "the probe is gone"
 
@@ -69,7 +65,7 @@ def test_without_the_option_nothing_is_asked(proxy: FaultyStore, capsys: pytest.
 
 def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
     Path("x").mkdir()
-    local = SPEC.replace('"s3://bucket/shards", stream: true', "x").partition("checkpoint")[0]
+    local = SPEC.replace('"s3://bucket/photos"', "x").partition("checkpoint")[0]
     code, lines, errors = run_validate(capsys, local, "--remote", "--runs", "s3://bucket/mine")
     assert code == 0, errors
     assert says(lines[-1], "listed-written-read-removed-2", "checkpoint.copy_to", "s3://bucket/mine")
@@ -77,10 +73,10 @@ def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.Captu
 
 
 def test_all_that_is_wrong_is_told(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    code, lines, errors = run_validate(capsys, SPEC.replace("shards", "none").replace("runs", "r"), "--remote")
+    code, lines, errors = run_validate(capsys, SPEC.replace("photos", "none").replace("runs", "r"), "--remote")
     assert code == 3, "that of the first"
     assert lines[-1].startswith("  checkpoint.copy_to")
-    assert begins_with(errors, "no-shards-in-possible", "job.yaml", 4, 8, "data.train", "s3://bucket/none")
+    assert says(errors, "nothing-file-or-folder", "job.yaml", 4, 8, "data.train", "s3://bucket/none")
     proxy.fault = lambda number, method, path: Fault("denied") if method == "PUT" else None
     code, lines, errors = run_validate(capsys, SPEC, "--remote")
     assert code == 7

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import struct
-import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +14,10 @@ import pytest
 from pyarrow import ipc, parquet
 
 from drivetrain.data import decoded_size
-from drivetrain.data.formats import jsonl_file, npz_file, parquet_file, table_file
+from drivetrain.data.formats import npz_file, parquet_file, table_file
 from drivetrain.data.formats import shards as tables
-from drivetrain.data.streaming import tar_file
-from drivetrain.data.streaming.shard import Shard
-from drivetrain.data.text import text_shards
 from drivetrain.errors import DataError
 from drivetrain.pretrained import hub_dataset_files
-from tests.data.streaming import shards
 from tests.messages import saying, says
 
 MIB = 1 << 20
@@ -254,87 +247,6 @@ def test_keys_of_single_lines_are_columns_of_all(tmp_path: Path) -> None:
             read(path, "data.train")
     path.write_text("".join(f'{{"text": "a \\"b\\": {line}", "label": "c"}}\n' for line in range(9000)))
     assert len(table_file.read(path, "data.train")) == 9000
-
-
-def shard_of(path: Path) -> Shard:
-    return Shard(path.name, str(path), path.stat().st_size, "1")
-
-
-def many_lines(file: gzip.GzipFile) -> None:
-    for _ in range(40):
-        file.write(b'{"text": "", "label": "a"}\n' * 10_000)
-
-
-def one_line(file: gzip.GzipFile) -> None:
-    file.write(b'{"text": "' + b"x" * (9 * MIB) + b'", "label": "a"}\n')
-
-
-@pytest.mark.parametrize("write", [many_lines, one_line], ids=["many-lines", "one-line"])
-@pytest.mark.usefixtures("little_memory")
-def test_packed_json_lines_count_as_unpacked(tmp_path: Path, write: Callable[[gzip.GzipFile], None]) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    with gzip.open(path, "wb") as file:
-        write(file)
-    with pytest.raises(DataError, match=r"data\.train: .* in memory"):
-        text_shards.index_shard(path, shard_of(path), ["text"], ["label"], "data.train", {})
-
-
-def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl_file, "MAX_LINE_BYTES", MIB)
-    path = tmp_path / "a.jsonl.gz"
-    with gzip.open(path, "wb") as file:
-        file.write(b'{"text": "' + b"x" * (9 * MIB))
-    with pytest.raises(DataError, match="line 1 has more than"):
-        list(jsonl_file.read_records(path, shard_of(path), "data.train"))
-
-
-def write_tar(path: Path, member: tarfile.TarInfo) -> Path:
-    """A text with its class, then a member that holds 512 zeros, whatever its header says."""
-    with tarfile.open(path, "w") as file:
-        for name, content in (("1.png", shards.encode_png(1)), ("1.txt", b"text"), ("1.cls", b"a")):
-            shards.add_member(file, name, content)
-        file.fileobj.write(member.tobuf(tarfile.GNU_FORMAT))
-        file.fileobj.write(bytes(512))
-        file.offset += 1024
-    return path
-
-
-def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.size, info.type = size, kind
-    return info
-
-
-MEMBERS = {
-    "2^50": member("2.png", 1 << 50),
-    "2^70": member("2.png", 1 << 70),
-    "text": member("2.txt", 1 << 50),
-    "json": member("2.json", 1 << 50),
-    "backwards": member("2.png", -2048),
-    "folder": member("2.d", -2048, tarfile.DIRTYPE),
-    "name": member("2.png", 1 << 50, tarfile.GNUTYPE_LONGNAME),
-    "header": member("2.png", 1 << 31, tarfile.XHDTYPE),
-    "no-zeros": member("2.png", 512, tarfile.GNUTYPE_SPARSE),
-}
-
-
-@pytest.mark.parametrize("kind", list(MEMBERS))
-def test_members_that_no_tar_file_holds(tmp_path: Path, kind: str) -> None:
-    path = write_tar(tmp_path / "a.tar", MEMBERS[kind])
-    with pytest.raises(DataError, match=r"data\.train: shard .*a\.tar cannot be read") as caught:
-        tar_file.index_images(path, shard_of(path), ["label"], "data.train")
-    assert says(caught.value.action, "write-copy-again")
-    with pytest.raises(DataError, check=saying("cannot-be-read", "a.tar")):
-        list(tar_file.read_records(path, shard_of(path), "data.train", ["text"], ["label"]))
-
-
-def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as file:
-        shards.add_member(file, "1.png", shards.encode_png(1))
-        shards.add_member(file, "1.json", b"[" * 100_000)
-    with pytest.raises(DataError, match="cannot be read"):
-        tar_file.index_images(path, shard_of(path), ["label"], "data.train")
 
 
 def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ JOB_COMMANDS = {
     "plan": ["plan", "job.yaml"],
     "fetch": ["fetch", "job.yaml"],
     "init": ["init", "photos", "--output", "drafted.yaml"],
-    "shard": ["shard", "photos", "--to", "shards"],
     "convert": ["convert", "weights.pt"],
     "memory": ["memory", "job.yaml", "--output", "memory"],
     "find-lr": ["find-lr", "job.yaml", "--output", "rates", "--steps", "20"],

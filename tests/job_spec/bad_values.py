@@ -51,7 +51,7 @@ VALUES = (
     Row('data: {train: data.csv, missing: ["?", ""]}', "3:40", "data.missing[1]: is ''",
         "text that is not empty", "change the value"),
     Row('data: {train: data, missing: ["?", -999]}', "3:21", "data.missing: is ?, -999, and 'data' is no table",
-        "for tables that are read as a whole", "remove it"),
+        "for tables", "remove it"),
     Row("name: a\ntask: tabular-regression\ndata: {train: a.csv, target: y, date_format: days}", "3:33", "data.date_format: is 'days'",
         "a form as in strptime such as %d.%m.%Y, or seconds, milliseconds, microseconds, nanoseconds, excel", "change the value"),
     Row("data: {train: data, fold: 6/5}", "3:21", "data.fold: is '6/5'",

@@ -84,12 +84,12 @@ def test_a_file_that_needs_others_is_refused(tmp_path: Path, proxy: FaultyStore,
         load(write_spec(tmp_path, IMAGES, f"s3://bucket/alone/{name}"), locate=fetch)
 
 
-def test_tar_shards_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore) -> None:
+def test_tar_files_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore) -> None:
     open_store("tars").put("0001.tar", bytes(1000))
     proxy.requests.clear()
-    with pytest.raises(DataError, check=saying("tar-shards-tar", "data.train", "s3://bucket/tars", "0001")) as caught:
+    with pytest.raises(DataError, check=saying("tar-files-tar", "data.train", "s3://bucket/tars", "0001")) as caught:
         load(write_spec(tmp_path, IMAGES, "s3://bucket/tars"), locate=fetch)
-    assert caught.value.action == "add `stream: true` to data"
+    assert "jobs/streamed.yaml" in caught.value.action
     assert not [path for method, path in proxy.requests if method == "GET" and path.endswith(".tar")]
 
 

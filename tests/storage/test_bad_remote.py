@@ -12,13 +12,12 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.storage.object_store import Patience
 from drivetrain.supervisor import remote_check
-from tests.data.streaming import shards
 from tests.object_store import KEY, SECRET, Fault, FaultyStore, moto
 from tests.paths import ROOT
 from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 
 COPIED = "s3://bucket/runs"
-STREAMED = "s3://bucket/shards"
+PHOTOS = "s3://bucket/photos"
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Bad:
     """A part of the first line."""
     code: int = 7
     copy_to: str = COPIED
-    train: str = STREAMED
+    train: str = PHOTOS
     fault: Fault | None = None
     methods: str = "GET HEAD PUT POST DELETE"
     """Of the requests that get the fault."""
@@ -62,8 +61,7 @@ ROWS = [
     Bad("a signed address", "checkpoint.copy_to: is 's3://bucket/runs?***'", 2, f"s3://bucket/runs?sig={SECRET}"),
     Bad("an address with dots", "checkpoint.copy_to: is 's3://bucket/../runs'", 2, "s3://bucket/../runs"),
     Bad("a web address for copies", "checkpoint.copy_to: is 'https://host/runs'", 2, "https://host/runs"),
-    Bad("a web address for shards", "the files of a web server cannot be listed", 2, train="https://host/shards"),
-    Bad("shards at an address with one slash", "'s3:/bucket/shards'", 2, train="s3:/bucket/shards"),
+    Bad("data at an address with one slash", "'s3:/bucket/photos'", 2, train="s3:/bucket/photos"),
     Bad(
         "an endpoint without a scheme",
         "AWS_ENDPOINT_URL=localhost:9000",
@@ -90,7 +88,7 @@ ROWS = [
     Bad(
         "a file of credentials that is not there",
         "GOOGLE_APPLICATION_CREDENTIALS",
-        train="gs://bucket/shards",
+        train="gs://bucket/photos",
         environ={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"},
     ),
     Bad(
@@ -180,73 +178,21 @@ ROWS = [
     ),
     Bad("a store that is silent", "the store does not answer (no answer in time)", fault=Fault("silent")),
     Bad("answers that are cut", "the store does not answer (the connection was cut)", fault=Fault("gone")),
-    Bad("nothing at the address", "data.train: no shards in s3://bucket/nothing", 3, train="s3://bucket/nothing"),
+    Bad("nothing at the address", "data.train: s3://bucket/nothing: nothing is there", 3, train="s3://bucket/nothing"),
     Bad(
-        "files that are no shards",
-        "data.train: no shards in s3://bucket/texts",
+        "files that only your code reads",
+        "data.train: s3://bucket/tars has tar files, such as a.tar",
         3,
-        train="s3://bucket/texts",
-        before=lambda: open_store("texts").put("a.txt", b"x"),
-    ),
-    Bad(
-        "two kinds of shards",
-        "has .parquet and .tar files",
-        3,
-        train="s3://bucket/two",
-        before=lambda: [open_store("two").put(name, b"x") for name in ("a.tar", "b.parquet")],
-    ),
-    Bad(
-        "an empty shard",
-        "shard a.tar of s3://bucket/empty is empty",
-        3,
-        train="s3://bucket/empty",
-        before=lambda: open_store("empty").put("a.tar", b""),
-    ),
-    Bad(
-        "shards that are not all written",
-        "are not all written (0 are)",
-        3,
-        train="s3://bucket/half",
-        before=lambda: [
-            open_store("half").put("a.tar", b"x"),
-            open_store("half").put("index.json", b'{"format": 1, "complete": false, "source": "", "shards": []}'),
-        ],
-    ),
-    Bad(
-        "a shard that is missing",
-        "shard b.tar of s3://bucket/gone is missing",
-        3,
-        train="s3://bucket/gone",
-        before=lambda: [
-            open_store("gone").put("a.tar", b"x"),
-            open_store("gone").put(
-                "index.json",
-                b'{"format": 1, "complete": true, "source": "", "shards": [{"name": "b.tar", "bytes": 1, "sha256": "", "samples": 1}]}',
-            ),
-        ],
-    ),
-    Bad(
-        "a shard of another length",
-        "shard a.tar of s3://bucket/short has 1 bytes",
-        3,
-        train="s3://bucket/short",
-        before=lambda: [
-            open_store("short").put("a.tar", b"x"),
-            open_store("short").put(
-                "index.json",
-                b'{"format": 1, "complete": true, "source": "", "shards": [{"name": "a.tar", "bytes": 2, "sha256": "", "samples": 1}]}',
-            ),
-        ],
+        train="s3://bucket/tars",
+        before=lambda: open_store("tars").put("a.tar", b"x"),
     ),
 ]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server() -> Iterator[str]:
     with moto() as address, faulty_store(address):
-        open_store("shards").put(
-            "0.tar", shards.write_tar(tmp_path_factory.mktemp("s") / "x.tar", range(4)).read_bytes()
-        )
+        open_store("photos/a").put("1.png", b"x")
         yield address
 
 
@@ -275,7 +221,7 @@ def test_it_is_told(
             monkeypatch.setenv(name, https(proxy.endpoint) if value == "TLS" else value)
         else:
             monkeypatch.delenv(name)
-    data = f'{{train: "{row.train}", stream: true}}'
+    data = f'{{train: "{row.train}"}}'
     Path("job.yaml").write_text(
         f'name: t\ntask: image-classification\ndata: {data}\ncheckpoint: {{copy_to: "{row.copy_to}"}}\n'
     )

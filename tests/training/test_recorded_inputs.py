@@ -206,10 +206,8 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
         {"files": {"data.train": {"folder": True}}},
         {"files": {"data.train": {"folder": "x", "rows": {}}}},
         {"files": {"data.train": {"folder": True, "rows": {"a.csv": 1}}}},
-        {"files": {}, "shards": None},
-        {"files": {}, "shards": {"data.train": 1}},
     ],
-    ids=["no object", "no rows", "a text for a truth value", "a number for a row", "no shards", "a number for shards"],
+    ids=["no object", "no rows", "a text for a truth value", "a number for a row"],
 )
 def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     write_json(tmp_path / "data.json", {"arrays": {}} | wrong)

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from drivetrain.baselines import simple_models
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
-from drivetrain.data.dataset import NO_LABEL, Dataset, FetchesAhead, Head, Split
+from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.formatting import format_metric
@@ -66,10 +66,6 @@ def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> 
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
     yield _evaluate(job, dataset, CONSTANT, constants, len(dataset.train), 0.0)
-    if isinstance(dataset.train, FetchesAhead):
-        # A fair sample is spread over all shards: it would fetch all of them.
-        yield Skipped(LINEAR, "the samples are streamed, and a sample of them would fetch every shard")
-        return
     if not find_spec("sklearn"):
         yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
         return

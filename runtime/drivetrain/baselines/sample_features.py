@@ -187,7 +187,6 @@ class TextFeatures(Features):
 
     def fit(self, split: Split, ids: Ids) -> None:
         """Count in how many training texts each token and pair occurs; what occurs in one alone says nothing of others."""
-        # Streamed texts are stored as tokens alone.
         if isinstance(split, TextSplit):
             self._reads_letters = self._unknown_share > MAX_UNKNOWN_SHARE or _measure_words(split, ids) > LONG_WORDS
         texts = np.zeros(HASHED_COLUMNS, np.int64)

@@ -39,7 +39,7 @@ def make_parser() -> CommandParser:
     _add_measuring(add)
     _add_look(add)
     _add_use(add)
-    for add_command in (_add_sample, _add_shard, _add_init, _add_fetch, _add_convert):
+    for add_command in (_add_sample, _add_init, _add_fetch, _add_convert):
         add_command(add)
     add("schema", "print the JSON schema of the job file")
     command = add("completion", "print a script that completes commands, options and runs in a shell")
@@ -322,18 +322,6 @@ def _add_sample(add: Add) -> None:
     command.add_argument(
         "--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)"
     )
-
-
-def _add_shard(add: Add) -> None:
-    command = add("shard", "write a folder of images as shards, which data.stream reads while a run trains on them")
-    command.add_argument("source", type=Path, metavar="DIR", help="a folder with one folder of images for each class")
-    command.add_argument(
-        "--to", required=True, metavar="PLACE", help="a folder, or s3://BUCKET/PATH, gs://..., az://..."
-    )
-    text = "tar as WebDataset has it, or Parquet with the columns image and label"
-    command.add_choice("--format", ("tar", "parquet"), text)
-    command.add_argument("--size", default="64m", metavar="SIZE", help="size of a shard (default: 64m)")
-    command.add_argument("--seed", type=int, default=0, help="of the random order of the images (default: 0)")
 
 
 def _check_task(text: str) -> str:

@@ -15,11 +15,10 @@ from drivetrain.cli import json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
 from drivetrain.cli.track import track as track
-from drivetrain.errors import DeviceError, SpecError
+from drivetrain.errors import DeviceError
 from drivetrain.launch import project
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.installation import INSTALL_TORCH
-from drivetrain.system.units import format_bytes, parse_bytes
 
 Request = TypeVar("Request")
 REQUESTS = {
@@ -241,22 +240,6 @@ def sample(options: argparse.Namespace) -> int:
     paths = sample_data.write(options.kind, options.folder, options.size, options.seed)
     megabytes = sum(path.stat().st_size for path in paths) / 1e6
     say(f"{options.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
-    return 0
-
-
-def shard(options: argparse.Namespace) -> int:
-    """Write a folder of images as shards."""
-    from drivetrain.data.streaming import write_shards
-
-    try:
-        size = parse_bytes(options.size)
-    except ValueError:
-        raise SpecError(f"--size: {options.size} is no size", "a size with its unit: 64m, 1g", "change it") from None
-    target = write_shards.open_destination(options.to)
-    manifest = write_shards.write(options.source, target, size, options.seed, say, options.format)
-    shards = manifest.shards
-    images = sum(part.samples for part in shards)
-    say(f"{options.to}: {len(shards):,} shards, {images:,} images, {format_bytes(sum(part.bytes for part in shards))}")
     return 0
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +14,6 @@ from torch import Tensor
 
 from drivetrain.data.stateless_random import Ids
 from drivetrain.system import torch_errors
-
-if TYPE_CHECKING:
-    from drivetrain.data.streaming.cache import FetchCounts
-
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
@@ -260,15 +255,6 @@ class JointTargets(Protocol):
 
 
 @runtime_checkable
-class FetchesAhead(Protocol):
-    """A split that fetches the samples of later batches while earlier ones are used."""
-
-    def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """Fetch the samples of these batches, in order; the caller passes the number of used batches to the result."""
-        ...
-
-
-@runtime_checkable
 class ChangesByEpoch(Protocol):
     """A split whose inputs differ from epoch to epoch."""
 
@@ -333,14 +319,8 @@ class Dataset:
     """Data files that the spec names only indirectly, by the spec key of the folder or file that led to them. Paths are
     relative to that folder, or to the folder of that file.
     """
-    shards: dict[str, dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
-    """Size and stamp of each streamed shard, by the spec key that names the shards and by the name of the shard."""
-    fetched: FetchCounts | None = field(default=None, repr=False, compare=False)
-    """Counts what is fetched from stores while the run trains; None if nothing is."""
     content: Callable[[], dict[str, str]] = dict
-    """Computes digests of the samples, in about a second per GB: of arrays that a Python program passed in, by split, or
-    of the index of the rows of shards, by spec key.
-    """
+    """Computes digests of the arrays that a Python program passed in, by split, in about a second per GB."""
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What was computed once from the samples: activations of the network's frozen layers, or a copy on the GPU."""
 

@@ -48,7 +48,7 @@ def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] =
 def find_random_split(job: Job, files: CsvFiles) -> str:
     """Find the column of times in whose order the rows are that a job divides at random; empty if there is none."""
     data = job.data
-    if not isinstance(data, TableFileData) or isinstance(job, SeriesJob) or job.streams(("data", "train")):
+    if not isinstance(data, TableFileData) or isinstance(job, SeriesJob):
         return ""
     path = job.resolve(data.train)
     is_random = not isinstance(data.validation, str) and getattr(data, "groups", None) is None

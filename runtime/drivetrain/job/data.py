@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from drivetrain.job.values import (
     BadShare,
@@ -20,7 +19,6 @@ from drivetrain.job.values import (
     PositiveRange,
     Probability,
     Range,
-    Size,
     Spec,
     Validation,
 )
@@ -104,40 +102,6 @@ class TableFileData(Data):
         description='cells that mean no value in every column, such as "?" or -999; empty cells, NA, NaN, NULL and the like, and '
         "among numbers ?, - and the errors of spreadsheets, always do",
     )
-
-
-DEFAULT_CACHE = "20g"
-MAX_COUNT = 4096
-
-
-class Stream(Spec):
-    """Training data in shards that are read while they are trained on. The order is a function of the seed and the epoch."""
-
-    streams: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
-        8,
-        description="equal parts of the shuffled row of shards; each batch has samples of all. Best a multiple of the number of "
-        "processes; any number of processes gets the same batches",
-    )
-    window: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
-        4, description="shards of a stream whose samples are shuffled together; more is nearer to a full shuffle"
-    )
-    cache: Size = Field(
-        DEFAULT_CACHE,
-        description="disk space for shards, shared by all runs and processes of a machine; it must hold `window` shards of each "
-        "stream. Tar shards on this machine are read in place",
-    )
-
-
-def _expand_stream(value: Any) -> Any:
-    """`true` means all defaults, `false` that nothing is streamed."""
-    if isinstance(value, bool):
-        return {} if value else None
-    if value is None or isinstance(value, dict | Stream):
-        return value
-    raise PydanticCustomError("stream", "true, false, or settings such as {cache: 20g, window: 4}")
-
-
-MaybeStream = Annotated[Stream | None, BeforeValidator(_expand_stream)]
 
 
 class RandAugment(Spec):
@@ -242,11 +206,6 @@ class ImageData(TableFileData):
         "auto", description="1 for grayscale, 3 for color; auto: chosen from the images"
     )
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
-    stream: MaybeStream = Field(
-        None,
-        description="true, or settings: `train` names WebDataset .tar shards or Parquet files that are read during training, in "
-        "another order than images in memory",
-    )
 
 
 class ImageClassificationData(ImageData):

@@ -218,22 +218,16 @@ class Job(Spec):
         return paths
 
     def list_unfetched(self) -> list[tuple[tuple[str, ...], str]]:
-        """Addresses among `data_paths`, with their keys, that are not in the cache: on the Hugging Face hub, in a store,
-        or streamed from there.
-        """
-        return [(key, text) for key, text in self.data_paths() if not self._is_local(key, text)]
+        """Addresses among `data_paths`, with their keys, that are not in the cache: on the Hugging Face hub or in a store."""
+        return [(key, text) for key, text in self.data_paths() if not self._is_local(text)]
 
-    def _is_local(self, key: tuple[str, ...], text: str) -> bool:
+    def _is_local(self, text: str) -> bool:
         if is_remote(text):
             return self._find_copy(text) is not None
         if not is_on_hub(text):
             return True
         address = parse(text)
-        return address is not None and address.root in self._hub_folders and not self.streams(key)
-
-    def streams(self, key: tuple[str, ...]) -> bool:
-        """Whether the data at a key is in shards that are fetched when they are needed."""
-        return bool(getattr(self.data, "stream", None)) and key in (("data", "train"), ("data", "validation"))
+        return address is not None and address.root in self._hub_folders
 
     def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""

@@ -21,11 +21,6 @@ def list_remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     return [(key, text) for key, text in (*job.data_paths(), *job.model_paths()) if is_remote(text)]
 
 
-def list_whole_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """Those that are fetched whole before the job starts."""
-    return [(key, text) for key, text in list_remote_paths(job) if not job.streams(key)]
-
-
 def list_schemes(job: Job) -> list[str]:
     """The schemes of the stores that a run reads and writes."""
     copy_address = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
@@ -55,14 +50,6 @@ def find_problems(job: Job) -> Iterator[Problem]:
             )
     for key, text in list_remote_paths(job):
         try:
-            address = parse(text)
+            parse(text)
         except BadAddress as error:
             yield job.problem(key, error.given, error.possible, error.action)
-            continue
-        if job.streams(key) and not address.writable:
-            yield job.problem(
-                key,
-                f"is {format_value(text)}, and the files of a web server cannot be listed",
-                POSSIBLE,
-                "use an object store",
-            )

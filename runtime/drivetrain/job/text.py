@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from drivetrain.errors import Problem
-from drivetrain.job.data import MaybeStream, TableFileData
+from drivetrain.job.data import TableFileData
 from drivetrain.job.job import CLASS_METRICS, Job
 from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.train import ClassWeights
@@ -108,11 +108,6 @@ class TextData(TableFileData):
         description="what is cut from a longer text: its end (right), start (left), or middle (a quarter of the tokens is from the"
         " start); special tokens stay, and of several columns the longest is cut first",
     )
-    stream: MaybeStream = Field(
-        None,
-        description="true, or settings: `train` names shards that are read and tokenized during training (Parquet; JSONL, also .gz"
-        " or .zst; WebDataset tar), in another order than texts in memory",
-    )
 
 
 Pooling = Literal["cls", "mean", "max"]
@@ -196,12 +191,10 @@ class TextJob(Job):
                 "columns that hold labels",
                 "remove it, or choose another text column",
             )
-        if self.data.groups and (self.data.stream or self.data.groups in (*self.data.text, *self.data.labels)):
-            split_whole = "are read from shards, which are split whole"
-            conflict = split_whole if self.data.stream else f"have {self.data.groups!r} too"
+        if self.data.groups in (*self.data.text, *self.data.labels):
             yield self.problem(
                 ("data", "groups"),
-                f"is {self.data.groups!r}, and the texts or labels {conflict}",
+                f"is {self.data.groups!r}, and the texts or labels have {self.data.groups!r} too",
                 "a column of a table that is only read for the split",
                 "remove it from one",
             )

@@ -24,7 +24,6 @@ def combination_problems(job: Job) -> Iterator[Problem]:
         _group_problems,
         _unfreeze_problems,
         _idle_problems,
-        _stream_problems,
         _missing_problems,
         _parts_problems,
         _within_problems,
@@ -141,20 +140,6 @@ def _group_problems(job: Job) -> Iterator[Problem]:
         yield job.problem(("data", "groups"), description, "one of the two", "remove one of the two")
 
 
-def _stream_problems(job: Job) -> Iterator[Problem]:
-    """What streamed data cannot be combined with, since only whole shards are split off for validation."""
-    if not getattr(job.data, "stream", None):
-        return
-    for key in ("fold", "groups"):
-        if value := getattr(job.data, key, None):
-            yield job.problem(
-                ("data", key),
-                f"is {format_value(value)}, and data.stream is set",
-                "a fraction, for which whole shards are held out, or a path for data.validation",
-                "remove one of the two",
-            )
-
-
 def _csv_problems(job: Job) -> Iterator[Problem]:
     """Options of CSV files in a job that has none."""
     declared = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
@@ -170,11 +155,10 @@ def _missing_problems(job: Job) -> Iterator[Problem]:
     paths = [text for _, text in job.data_paths()]
     if not cells:
         return
-    streamed = bool(getattr(job.data, "stream", None))
     suffixes = (*TABLES, ".npz") if isinstance(job, SeriesJob) else TABLES
-    if streamed or not any(text.lower().endswith(suffixes) or is_on_hub(text) for text in paths):
-        description = f"is {', '.join(cells)}, and {'data.stream is set' if streamed else f'{paths[0]!r} is no table'}"
-        yield job.problem(("data", "missing"), description, "for tables that are read as a whole", "remove it")
+    if not any(text.lower().endswith(suffixes) or is_on_hub(text) for text in paths):
+        description = f"is {', '.join(cells)}, and {paths[0]!r} is no table"
+        yield job.problem(("data", "missing"), description, "for tables", "remove it")
 
 
 def _metric_problems(job: Job) -> Iterator[Problem]:

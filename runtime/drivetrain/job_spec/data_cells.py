@@ -23,7 +23,6 @@ from drivetrain.errors import DataError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.data import ImageClassificationData, TableFileData
 from drivetrain.job.formatting import printable
-from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
@@ -134,9 +133,6 @@ def check(job: Job) -> list[str]:
 def _explain_unchecked(job: Job, key: tuple[str, ...], text: str, path: Path) -> str:
     """Why the rows of a file are not checked here; empty if they are."""
     later = "checked when training starts"
-    if job.streams(key) and (is_remote(text) or is_on_hub(text)):
-        site = "in an object store" if is_remote(text) else "on the Hugging Face hub"
-        return f"{text} is {site}; what is in it is {later}"
     if (key, text) in job.list_unfetched():
         lack = "has no copy here" if is_remote(text) else "is not in the cache of the Hugging Face hub"
         fetch = f"`drivetrain fetch {job.document.name}` downloads it, and so does `train`"

@@ -61,11 +61,10 @@ def check_headers(job: Job) -> None:
 
 
 def _check_file_kind(job: Job, path: Path, label: str) -> None:
-    is_streamed = bool(getattr(job.data, "stream", None))
-    reads_one_table = isinstance(job, TABLES) and not is_streamed
+    reads_one_table = isinstance(job, TABLES)
     if reads_one_table and path.is_dir():
         raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
-    if path.is_file() and not is_streamed:
+    if path.is_file():
         table_paths.check_is_table(path, label)
         if reads_one_table:
             array_suffixes = (".npz",) if isinstance(job, SeriesJob) else ()
@@ -75,7 +74,7 @@ def _check_file_kind(job: Job, path: Path, label: str) -> None:
 def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
     """Find keys that name columns although the images are in arrays or class folders, which have no columns."""
     paths = [text for _, text in job.data_paths()]
-    if not isinstance(job, ImageJob) or job.data.stream:
+    if not isinstance(job, ImageJob):
         return
     if not all(text.lower().endswith(".npz") or job.resolve(text).is_dir() for text in paths):
         return

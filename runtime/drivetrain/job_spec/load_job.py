@@ -151,7 +151,7 @@ def _build_checked(
 def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
     """The job with its data on the hub and in stores located; the code for both is imported only if needed."""
     on_hub = any(is_on_hub(text) for _, text in job.data_paths())
-    if not on_hub and not remote_data.list_whole_paths(job):
+    if not on_hub and not remote_data.list_remote_paths(job):
         return job
     if locate:
         return locate(job)

@@ -1,7 +1,7 @@
 """Finds the data that a job names on the Hugging Face hub, in a store or on a web server: in the cache, or by downloading it.
 
 Afterwards addresses on the hub have the commit, so that the run, its children and its resumption read the same files, and
-those of splits name them. Streamed data is left out: its shards are fetched while the job trains.
+those of splits name them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from drivetrain.data.formats import shards
-from drivetrain.data.streaming import shard
-from drivetrain.data.streaming.shard import TAR
 from drivetrain.errors import DataError, DrivetrainError
 from drivetrain.hardware.disk_space import FETCHED_FOLDER, find_cache_folder
 from drivetrain.job import Job, dot_key, hub_address
 from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub
 from drivetrain.job.images import MANIFESTS, ImageJob
 from drivetrain.job.model import EarlierRun
-from drivetrain.job.remote_data import list_whole_paths
+from drivetrain.job.remote_data import list_remote_paths
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
@@ -96,13 +94,12 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
     """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
-        used = _select_used(job, key, _list_splits(job, address, paths, readme))
+        is_of_images = isinstance(job, ImageJob)
+        used = _select_used(job, key, hub_dataset_files.find_splits(paths, readme, address, images=is_of_images))
         for split, files in used.items():
-            if job.streams(("data", split or key[-1])):
-                continue
             first_path = _choose_path(split, files, address)
             yield from files if "" not in used else shards.siblings(first_path, paths)
-            if isinstance(job, ImageJob) and first_path.endswith(MANIFESTS):
+            if is_of_images and first_path.endswith(MANIFESTS):
                 folder = os.path.dirname(first_path)
                 yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
 
@@ -110,18 +107,6 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
     if say is None:
         return hub.find_cached(repository, address.revision, choose)
     return hub.fetch(repository, address.revision, choose, say, update=update and not address.is_fixed)
-
-
-def _list_splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
-    if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
-        return {"": [address.path]}
-    return hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
-
-
-def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:
-    """Whether a folder of a dataset has shards that are no tables, such as tar: all in the folder are one split."""
-    folder_paths = (path.lower() for path in paths if os.path.dirname(path) == folder)
-    return any(shard.kind(path) and not path.endswith(TABLES) for path in folder_paths)
 
 
 def _select_used(job: Job, key: Key, files: Files) -> Files:
@@ -153,7 +138,8 @@ def _is_free(job: Job, split: str) -> bool:
 
 def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
     """The job with the files of an address at their commit."""
-    all_splits = _list_splits(job, address, located.paths, located.readme)
+    paths, readme = located.paths, located.readme
+    all_splits = hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
     used = _select_used(job, key, all_splits)
     fixed = address.at(located.snapshot.commit)
     update, use_notes = {}, []
@@ -229,7 +215,7 @@ def _locate(job: Job, find: Callable[[Key, RemoteAddress, Path], StoredCopy | No
     """The job that reads addresses from the copies that are found, and says so in its notes; and these copies."""
     copies: dict[str, StoredCopy] = {}
     notes = []
-    for key, text in list_whole_paths(job):
+    for key, text in list_remote_paths(job):
         address = parse(text)
         try:
             _check_alone(job, key, address)
@@ -261,17 +247,16 @@ def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
 def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
     """A function that says which files of a folder are needed: of a run all but its checkpoints.
 
-    Tar shards are refused before they are downloaded: only streaming reads them.
+    Tar files are refused before they are downloaded: only code of the user reads them.
     """
     is_run = key[0] == "model" and isinstance(getattr(job, "model", None), EarlierRun)
 
     def is_needed(name: str) -> bool:
-        if key[0] == "data" and name.endswith(TAR):
-            streams = hasattr(job.data, "stream") and key[-1] != "test"
+        if key[0] == "data" and name.endswith(".tar"):
             raise DataError(
-                f"{dict(list_whole_paths(job))[key]} has tar shards, such as {name}",
-                "`stream: true`, which reads shards while it trains" if streams else "images in folders, or a table",
-                "add `stream: true` to data" if streams else "name other data",
+                f"{dict(list_remote_paths(job))[key]} has tar files, such as {name}",
+                "images in folders, or a table",
+                "name other data, or read it with an iterable of yours, as jobs/streamed.yaml does",
             )
         return not (is_run and name.startswith("checkpoints/"))
 

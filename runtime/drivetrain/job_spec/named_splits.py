@@ -8,7 +8,6 @@ from pathlib import Path
 
 from drivetrain.data.formats import table_paths
 from drivetrain.data.images import image_paths
-from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job.hub_address import is_on_hub
@@ -27,17 +26,13 @@ def name_splits(job: Job) -> Job:
     Raises:
         DataError: if folders could be splits as well as classes.
     """
-    if getattr(job.data, "stream", None):
-        # Streamed: file names may name splits; otherwise all files of a folder are shards of one split.
-        job = _replace_folders(job, _has_train)
-    elif isinstance(job, TABLES):
+    if isinstance(job, TABLES):
         # A table, texts or series in a folder: its files are the splits.
         return _replace_folders(job, os.path.isdir)
     if not isinstance(job, ImageJob):
         return job
-    if not job.data.stream:
-        # Images can lie in tables, too (Parquet of the hub).
-        job = _replace_folders(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
+    # Images can lie in tables, too (Parquet of the hub).
+    job = _replace_folders(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
     if is_on_hub(job.data.train) or ("data", "train") not in dict(list_readable_paths(job)):
         return job
     # Images in folders: train/, val/ and test/ with class folders each.
@@ -46,14 +41,6 @@ def name_splits(job: Job) -> Job:
         return job
     splits = {"train": folders.train, "validation": folders.validation, "test": folders.test}
     return _set_splits(job, splits, folders.unused)
-
-
-def _has_train(path: Path) -> bool:
-    """Whether a folder has files whose names say which are for training."""
-    try:
-        return os.path.isdir(path) and "train" in table_paths.find_splits(path, "")
-    except DataError:
-        return False
 
 
 def _replace_folders(job: Job, holds: Callable[[Path], bool]) -> Job:

@@ -28,7 +28,7 @@ from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import TERMINAL
 from drivetrain.job import Job
 from drivetrain.job.draft import name_job_file
-from drivetrain.job.remote_data import list_whole_paths
+from drivetrain.job.remote_data import list_remote_paths
 from drivetrain.launch import (
     command_output,
     compose_project,
@@ -204,7 +204,7 @@ def _needs(options: argparse.Namespace) -> _Needs:
     )
     for path, job in _jobs(options):
         needs.mounts += mounts.list_job_mounts(path, job, PROJECT)
-        if options.command in WITH_JOB or list_whole_paths(job):
+        if options.command in WITH_JOB or list_remote_paths(job):
             needs.network |= network.decide(job)[0]
             values, lines = run_secrets.collect(job, needs.network)
             needs.secrets |= values

@@ -48,8 +48,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: without image files, or without a cache folder with enough space."""
     if not job.task.startswith("image"):
         return "the job has no image files to decode"
-    if getattr(job.data, "stream", None):
-        return "the images are streamed, since not all of them are to be kept on this disk"
     if workload is not None and workload.decoded:
         return "the images are already in memory"
     if not hardware.storage.cache_writable:

@@ -80,8 +80,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
     if obstacle := sharding.obstacle(job, hardware, workload):
         return obstacle
-    if getattr(job.data, "stream", None):
-        return "the samples are streamed, and their features would have to be kept"
     if obstacle := describe_changing_inputs(job):
         return obstacle
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):

@@ -61,8 +61,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """
     if hardware.gpu is None:
         return "there is no GPU to keep the samples on"
-    if getattr(job.data, "stream", None):
-        return "the samples are streamed, since not all of them are to be kept in memory"
     if job.task.startswith("text") if workload is None else workload.ragged:
         return "samples have different lengths, so batches are assembled on the host"
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import time
 from collections.abc import Callable
@@ -110,17 +109,6 @@ def receive(connection: Connection, commit: str, file: HubFile, part: Path, prog
                 "try again later; if it stays so, a proxy or a mirror (HF_ENDPOINT) changes files",
             )
         connection.say(f"hub: {file.name} has another hash than the hub says; downloading it again")
-
-
-def read_range(connection: Connection, commit: str, file: HubFile, start: int, count: int) -> bytes | None:
-    """Read `count` bytes of a file from `start`; None if the server sends the whole file instead.
-
-    Raises:
-        HubError: if the hub refuses, or the link stays cut.
-    """
-    sink = io.BytesIO()
-    is_range = _receive_bytes(connection, commit, file, sink, Progress(), range(start, start + count))
-    return sink.getvalue() if is_range else None
 
 
 def _receive_bytes(

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from drivetrain.data.streaming.shard import Accepted, accepted_by
-from drivetrain.data.streaming.stores import RemoteStore
 from drivetrain.errors import DrivetrainError
 from drivetrain.job import Job, dot_key, remote_data
 from drivetrain.job.hub_address import is_on_hub
@@ -29,7 +27,8 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """
     wrong = list[DrivetrainError]()
     uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
-        (key, text, _select_check(job, key)) for key, text in remote_data.list_remote_paths(job)
+        (key, text, partial(_check_files, located_data.needed_files(job, key)))
+        for key, text in remote_data.list_remote_paths(job)
     ]
     if job.checkpoint.copy_to:
         uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _check_copies))
@@ -49,21 +48,6 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     if not uses and not hub:
         say("remote: the job names no object store")
     return wrong
-
-
-def _select_check(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
-    """How what a job reads is tried."""
-    if job.streams(key):
-        return partial(_check_shards, accepted_by(job))
-    return partial(_check_files, located_data.needed_files(job, key))
-
-
-def _check_shards(kinds: Accepted, address: RemoteAddress, key: str) -> str:
-    store = RemoteStore(address, key, kinds, patience=PATIENCE)
-    shards = store.shards()
-    store.check_read(shards[0])
-    size = format_bytes(sum(shard.size for shard in shards))
-    return f"{len(shards):,} shard{'s' * (len(shards) != 1)}, {size}, listed and read"
 
 
 def _check_files(selects: Callable[[str], bool], address: RemoteAddress, key: str) -> str:

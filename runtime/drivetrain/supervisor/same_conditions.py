@@ -76,29 +76,10 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
             name = next((name for name, _ in fingerprint.list_changed(base, recorded[key]["rows"])), None)
             if name:
                 return str(base / name)
-    if shard := _find_changed_shard(run, job, free):
-        return shard
     for name, digest in RunFiles(run).read_object(CODE_FILE).items():
         file = code_files.find_original(job.folder, name)
         if not file.is_file() or hash_file(file) != digest:
             return str(file)
-    return ""
-
-
-def _find_changed_shard(run: Path, job: Job, free: Collection[str]) -> str:
-    """A streamed shard that is another one now, or gone; empty if there is none."""
-    for path, text in job.data_paths():
-        key = dot_key(path)
-        recorded = _read_record(run, "shards").get(key)
-        if recorded is None or key in free:
-            continue
-        from drivetrain.data.streaming import open_stream
-
-        present = {shard.name: shard.recorded() for shard in open_stream.open_store(job, text, key).shards()}
-        if name := next(
-            (name for name in sorted(recorded.keys() | present) if recorded.get(name) != present.get(name)), None
-        ):
-            return f"{text}/{name}"
     return ""
 
 

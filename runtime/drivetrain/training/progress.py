@@ -141,8 +141,6 @@ class Progress:
 def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
     """A function that returns the samples per second and the share of waiting since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
-    fetched = run.readable.fetched
-    previous: dict[str, int | float] = {}
 
     def since() -> dict[str, Any]:
         now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
@@ -156,10 +154,6 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
             # Bytes of this process's tensors, and those that its allocator has reserved.
             values["gpu_allocated"] = torch.cuda.memory_allocated(run.device)
             values["gpu_reserved"] = torch.cuda.memory_reserved(run.device)
-        if fetched:
-            counts = fetched.to_json()
-            values |= {f"shard_{key}": round(value - previous.get(key, 0), 3) for key, value in counts.items()}
-            previous.update(counts)
         before[:] = [now, samples, waited]
         return values
 

@@ -90,7 +90,6 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeEr
     places = _find_paths(job)
     _refuse_changes(_list_changed(record["files"], places), refuse)
     dataset = load(job, recorded)
-    check_shards(record.get("shards", {}), dataset.shards)
     changes = [*_list_added(record["files"], places, dataset), *_list_other_changes(record, recorded, dataset)]
     _refuse_changes(changes, refuse)
     return dataset
@@ -137,7 +136,7 @@ def _check_types(record: Mapping[str, Any]) -> None:
         TypeError: if not.
         LookupError: if something is missing.
     """
-    tables = [entry["rows"] for entry in record["files"].values()] + list(record.get("shards", {}).values())
+    tables = [entry["rows"] for entry in record["files"].values()]
     for table in tables:
         if not isinstance(table, dict) or not all(isinstance(row, str) for row in table.values()):
             raise TypeError(DATA_FILE)
@@ -180,7 +179,6 @@ def _write_records(run: Run, say: Callable[[str], None]) -> None:
         {
             "files": files,
             "arrays": data.content(),
-            "shards": data.shards,
             "preprocessing": hash_file(run.folder / PREPROCESSING_FILE),
             "pretrained_commit": run.job.pretrained_commit,
         },
@@ -279,8 +277,6 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
     """Key, path and file names of what is read; a folder that only user code reads has no file names."""
     for key, base in places.items():
         names = list(dataset.files.get(key, ()))
-        if key in dataset.shards:  # they may be larger than this disk, and are told apart by size and stamp
-            continue
         if key.startswith(COPIED_KEYS) and code_files.list_copies(base, base.name):
             continue  # copied with the code, and recorded there
         if os.path.isfile(base):
@@ -296,29 +292,6 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
 def _base_folder(path: Path, folder: bool) -> Path:
     """The folder that file names are relative to."""
     return path if folder else path.parent
-
-
-def check_shards(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> None:
-    """Check that streamed shards are those that the run started with; raises DataError if they are not; names them."""
-    differences = []
-    for key, recorded in before.items():
-        present = now.get(key, {})
-        differences += [f"shard {name} is not there any more ({key})" for name in recorded if name not in present]
-        differences += [f"shard {name} was not there ({key})" for name in present if name not in recorded]
-        differences += [
-            f"shard {name} has changed ({key})"
-            for name in recorded
-            if present.get(name, recorded[name]) != recorded[name]
-        ]
-
-    def refuse(changed: str) -> DataError:
-        return DataError(
-            f"the streamed data has changed since the run started: {changed}",
-            "shards with the size and the time, or ETag, that they had",
-            "restore them, or start a new run with --new",
-        )
-
-    _refuse_changes(differences, refuse)
 
 
 def check_data_of_nodes(run: Run) -> None:
@@ -345,13 +318,5 @@ def check_data_of_nodes(run: Run) -> None:
 
 
 def _list_node_differences(run: Run, record: Mapping[str, Any]) -> list[str]:
-    """How the data of this machine differs from the leader's; shards may have other times, but not other rows."""
-    differences = _list_changed(record["files"], _find_paths(run.job))[:MAX_LISTED_CHANGES]
-    if run.readable.shards:
-        local_shards, leaders = run.readable.content(), record["arrays"]
-        differences += [
-            f"the shards of {key} have other names, sizes or rows"
-            for key in local_shards
-            if local_shards[key] != leaders.get(key)
-        ]
-    return differences
+    """How the data of this machine differs from the leader's."""
+    return _list_changed(record["files"], _find_paths(run.job))[:MAX_LISTED_CHANGES]

@@ -234,7 +234,6 @@ def _build_result(
         **({"length_changes": run.counters.length_changes} if run.counters.length_changes else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
-        "shards": run.readable.fetched.to_json() if run.readable.fetched else None,
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
         "model": operations.describe_flop(run.network),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,26 +258,3 @@ def test_order_of_rows_and_files(tmp_path: Path, base: TrainedForm) -> None:
     path = write_npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
     assert torch.equal(prepare_new(path, base.data, labelled=True), base.new[order])
     assert torch.equal(prepare_new(path, base.data, labelled=False), base.new[order])
-
-
-def test_tar_shards_see_what_files_see(tmp_path: Path) -> None:
-    images = pixels()
-    (tmp_path / "shards").mkdir()
-    for shard in range(4):
-        with tarfile.open(tmp_path / "shards" / f"{shard}.tar", "w") as tar:
-            for number in range(shard * 6, shard * 6 + 6):
-                buffer = io.BytesIO()
-                deep(images[number]).save(buffer, "PNG")
-                for name, content in ((f"{number:02}.png", buffer.getvalue()), (f"{number:02}.cls", LABELS[number])):
-                    raw = content if isinstance(content, bytes) else str(content).encode()
-                    entry = tarfile.TarInfo(name)
-                    entry.size = len(raw)
-                    tar.addfile(entry, io.BytesIO(raw))
-    streamed = load(job(tmp_path / "shards", image_size=SIDE, label_column="cls", stream={}))
-    assert streamed.preprocessing["range_16_bit"] == [0, 255]
-    other = write_and_load(tmp_path, GRAY["png"], "y", images)
-    file_images = prepare_new(other.path, streamed, labelled=False)
-    ids = np.arange(len(streamed.train))
-    (train_images,) = streamed.prepare(streamed.train.gather(ids), ids, None)
-    rows = [[float((image - row).abs().max()) for row in file_images] for image in train_images]
-    assert np.min(rows, axis=1).max() < 1e-5

@@ -1,4 +1,4 @@
-"""Labels and texts are the same in every spelling of Unicode, in memory and streamed; almost equal labels are listed."""
+"""Labels and texts are the same in every spelling of Unicode, almost equal labels are listed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pyarrow import parquet
 
 from drivetrain.data import load_data
 from drivetrain.data.load_data import load
-from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 
 TEXTS = [f"la máquina {n % 7} perdió presión también" for n in range(60)]
@@ -79,28 +78,6 @@ def test_decomposed_texts_have_the_same_tokens(tmp_path: Path, suffix: str) -> N
     assert tokens(new[0]) == tokens(new[1])
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_streamed_texts_and_labels_have_one_spelling(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    contents = []
-    for name, change in (("one", str), ("other", SPELLINGS["decomposed"])):
-        for shard in range(4):
-            rows = slice(15 * shard, 15 * shard + 15)
-            store(tmp_path / name / f"{shard}{suffix}", list(map(change, TEXTS[rows])), list(map(change, LABELS[rows])))
-        data = dataset(tmp_path, name, data_options=", stream: {streams: 2, window: 2}, validation: 0.25")
-        contents.append(
-            (
-                data.heads[""].classes,
-                data.preprocessing["tokenizer"],
-                tokens(data.train),
-                data.train.targets[""].tolist(),
-            )
-        )
-    assert contents[0] == contents[1]
-
-
 def test_labels_that_may_be_the_same_are_listed(tmp_path: Path) -> None:
     store(tmp_path / "a.csv", TEXTS, [("avería", "Averia", "sin-uso", "sin uso", "ok")[n % 5] for n in range(60)])
     same = '"label": spellings that are probably the same, and are learned apart: Averia/avería, sin uso/sin-uso'
@@ -119,8 +96,3 @@ def test_cells_that_the_job_calls_missing_are_no_texts_and_no_labels(tmp_path: P
     data = dataset(tmp_path, "a.csv", data_options=', missing: "?", bad_samples: 0.1')
     assert data.heads[""].classes == ("avería", "sin avería")
     assert len(data.train) + len(data.validation) == 58
-
-
-def test_missing_cells_of_streamed_texts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"data\.missing: is \?, and data\.stream is set"):
-        dataset(tmp_path, "a", data_options=', missing: "?", stream: {streams: 2, window: 2}')

@@ -1,28 +1,22 @@
-"""Reads JSON lines, one object per line: as a table whose columns are the keys, and the objects of a shard one by one."""
+"""Reads JSON lines, one object per line, as a table whose columns are the keys."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import pyarrow
 from pyarrow import ArrowInvalid, compute, schema, string, timestamp, types
 from pyarrow import json as reader
 
-from drivetrain.data import decoded_size
 from drivetrain.data.decoded_size import DecodedSize
-from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
-from drivetrain.system import spelling
 from drivetrain.system.files import parse_json
 
 EMPTY_CELL_BYTES = 4
@@ -37,13 +31,6 @@ _TYPE_NAMES |= dict.fromkeys((int, float), "a number")
 """The types of cells, in words; null has none."""
 LARGEST_BLOCK = 1 << 28
 """Most bytes that are read at once of a file with long lines."""
-POSSIBLE = 'a complete file with one JSON object in each line: {"text": "...", "label": "..."}'
-MAX_LINE_BYTES = 64 << 20
-"""Bytes of the longest line: a compressed one of gigabytes takes kilobytes in the file."""
-LONG_LINE_BYTES = 1 << 20
-"""Bytes of a line from which on it is checked whether its decoded objects fit into memory."""
-MAX_OBJECT_FACTOR = 24
-"""Most bytes of decoded objects per byte of a line; a list of empty lists takes that many."""
 
 
 class JsonlReader:
@@ -132,7 +119,7 @@ def _check_lines(path: Path, key: str) -> None:
         for number, line in enumerate(file, start=1):
             line_title = f"{key}: {path} line {number}"
             try:
-                value = _parse_object(line, line_title, "is not an object") if line.strip() else {}
+                value = _parse_object(line, line_title) if line.strip() else {}
             except UnicodeDecodeError:
                 return
             except ValueError as error:
@@ -146,12 +133,12 @@ def _check_lines(path: Path, key: str) -> None:
                     raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
 
 
-def _parse_object(line: bytes, line_title: str, no_object: str) -> dict[str, Any]:
+def _parse_object(line: bytes, line_title: str) -> dict[str, Any]:
     """The object in a line.
 
     Raises:
         UnicodeDecodeError: if the line is not UTF-8.
-        ValueError: with the title of the line and what is wrong, which is `no_object` for any other value.
+        ValueError: with the title of the line and what is wrong.
     """
     try:
         value = parse_json(line)
@@ -163,68 +150,9 @@ def _parse_object(line: bytes, line_title: str, no_object: str) -> dict[str, Any
     except ValueError as error:
         raise ValueError(f"{line_title}: {error}: {_quote_line(line)}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{line_title} {no_object}: {_quote_line(line)}")
+        raise ValueError(f"{line_title} is not an object: {_quote_line(line)}")
     return value
 
 
 def _quote_line(line: bytes) -> str:
     return printable(line.decode("utf-8", "replace").strip())
-
-
-def read_records(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
-    """Yield all objects of a shard, in their order, with their keys in one form of Unicode. Empty lines are skipped.
-
-    Args:
-        file: the shard on this machine; its name does not matter.
-        shard: its name says how it is compressed.
-
-    Raises:
-        DataError: if the shard cannot be read.
-    """
-    try:
-        with _open(file, shard.name.lower()) as lines:
-            line_number = 0
-            while line := lines.readline(MAX_LINE_BYTES + 1):
-                line_number += 1
-                _check_size(line, line_number, shard, key)
-                if line.strip():
-                    yield _parse_record(line, f"line {line_number:,}")
-    except (OSError, EOFError, zlib.error, ValueError, MemoryError) as error:
-        raise unreadable_error(shard, key, error, POSSIBLE) from None
-
-
-def _check_size(line: bytes, line_number: int, shard: Shard, key: str) -> None:
-    """Refuse a line that is longer than MAX_LINE_BYTES or whose objects might not fit into memory."""
-    if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"line {line_number:,} has more than {MAX_LINE_BYTES:,} bytes")
-    if len(line) > LONG_LINE_BYTES:
-        decoded_size.check_fits(MAX_OBJECT_FACTOR * len(line), f"line {line_number:,} of shard {shard.address}", key)
-
-
-def _parse_record(line: bytes, line_title: str) -> dict[str, Any]:
-    """The object in a line, with its keys in one form of Unicode; raises ValueError with what is wrong."""
-    try:
-        record = _parse_object(line, line_title, "is no object")
-    except UnicodeDecodeError:
-        raise ValueError(f"{line_title} is not UTF-8: {_quote_line(line)}") from None
-    # ASCII has one spelling only, and most keys are ASCII.
-    if all(map(str.isascii, record)):
-        return record
-    composed = {spelling.clean_text(name): cell for name, cell in record.items()}
-    if len(composed) < len(record):
-        raise ValueError(f"{line_title} has a key in two spellings that look alike: {_quote_line(line)}")
-    return composed
-
-
-@contextmanager
-def _open(file: Path, name: str) -> Iterator[BinaryIO]:
-    """Open a shard for reading lines; the ending of `name` decides how it is decompressed."""
-    if name.endswith(".zst"):
-        with pyarrow.input_stream(str(file), compression="zstd") as stream:
-            yield io.BufferedReader(stream)
-    elif name.endswith(".gz"):
-        with gzip.open(file) as packed:
-            yield cast(BinaryIO, packed)
-    else:
-        with file.open("rb") as plain:
-            yield plain

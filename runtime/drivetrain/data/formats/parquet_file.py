@@ -17,7 +17,6 @@ from pyarrow import ArrowInvalid, Table, chunked_array, compute, concat_tables, 
 from drivetrain.data import decoded_size
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import shards
-from drivetrain.data.streaming.shard import RangedFile
 from drivetrain.errors import DataError
 
 MAX_CHUNK_BYTES = 1 << 30
@@ -155,9 +154,7 @@ class _Chunk:
         return any("DICTIONARY" in encoding for encoding in self.encodings)
 
 
-def read_table(
-    source: Path | RangedFile, columns: Sequence[str], subject: str, key: str, rows: int | None = None
-) -> Any:
+def read_table(source: Path, columns: Sequence[str], subject: str, key: str, rows: int | None = None) -> Any:
     """Read all rows of a file, or the first `rows`, as a pyarrow.Table with these columns.
 
     Raises:
@@ -192,7 +189,7 @@ def read_table(
 
 
 def read_batches(
-    source: Path | RangedFile, columns: Sequence[str], most: int, subject: str, key: str
+    source: Path, columns: Sequence[str], most: int, subject: str, key: str
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a file, at most `most` at a time.
 
@@ -241,7 +238,7 @@ def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator
             )
 
 
-def _count_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
+def _count_bytes(opened: Any, source: Path, group: int, chunk: _Chunk, limit: int) -> int:
     """Bytes of a column of a row group; those of a text that many rows share for each of them, if they may be many."""
     declared = max(chunk.values * chunk.width, chunk.unpacked)
     if chunk.width or declared > limit or not chunk.has_dictionary:
@@ -260,7 +257,7 @@ def _count_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chu
     return max(size, declared)
 
 
-def _estimate_longest_value(opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, limit: int) -> int:
+def _estimate_longest_value(opened: Any, source: Path, group: int, chunk: _Chunk, limit: int) -> int:
     """Bytes that a value of a column takes at most, or on average if each is written in full."""
     if chunk.width:
         return chunk.width
@@ -275,9 +272,7 @@ def _estimate_longest_value(opened: Any, source: Path | RangedFile, group: int, 
     return chunk.average
 
 
-def _read_dictionaries(
-    opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, rows: int
-) -> Iterator[list[Any]]:
+def _read_dictionaries(opened: Any, source: Path, group: int, chunk: _Chunk, rows: int) -> Iterator[list[Any]]:
     """Yield the arrays with a dictionary of a column of a row group, for `rows` rows at a time."""
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
         for batch in file.iter_batches(rows, row_groups=[group], columns=[chunk.path]):

@@ -1,4 +1,4 @@
-"""Loads the data of an image job, from class folders, a manifest, an .npz file or shards; and new images for its network."""
+"""Loads the data of an image job, from class folders, a manifest or an .npz file; and new images for its network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,26 +41,12 @@ from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.image_input import ExpectedInput
 
-if TYPE_CHECKING:
-    from drivetrain.data.images.image_shards import StreamedParts
-
 
 def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
-    """Read and check the images of a job; of shards only the labels are read, and some of the images.
-
-    Raises:
-        DataError: if the images cannot be used.
-        SpecError: if the cache of streamed images is too small for the order.
-    """
+    """Read and check the images of a job; raises DataError if they cannot be used."""
     form = LabelForm.of_job(job.data, ask=not (recorded and recorded.same_data))
-    parts: ImageParts | StreamedParts
-    if job.data.stream:
-        from drivetrain.data.images import image_shards
-
-        parts = image_shards.read(job, form, recorded)
-    else:
-        files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
-        parts = read_parts(job, form, recorded, files)
+    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
+    parts = read_parts(job, form, recorded, files)
     head, prepare, first_notes, last_notes = _choose_preprocessing(job, parts, recorded)
     train, validation, validation_notes = parts.build_splits(head, prepare)
     columns = {"path_column": job.data.path_column, **form.to_json(parts.train.separator)}
@@ -78,27 +64,19 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
     names = form.columns if are_numbers else head.classes
     dataset.notes += mirroring.note_changes(job.data.augment, names, are_numbers=are_numbers)
     dataset.notes += [*first_notes, *validation_notes, *last_notes]
-    if isinstance(parts, ImageParts):
-        dataset.notes += parts.train.note_codes(head, job.data.bad_samples)
-        if parts.validation is not parts.train:
-            dataset.notes += parts.validation.note_codes(head, is_new=True)
+    dataset.notes += parts.train.note_codes(head, job.data.bad_samples)
+    if parts.validation is not parts.train:
+        dataset.notes += parts.validation.note_codes(head, is_new=True)
     return dataset
 
 
 def _choose_preprocessing(
-    job: ImageJob, parts: ImageParts | StreamedParts, recorded: InputRecord | None
+    job: ImageJob, parts: ImageParts, recorded: InputRecord | None
 ) -> tuple[Head, ImagePreprocessing, list[str], list[str]]:
     """Choose the head and the preprocessing; also notes on how images are decoded, and on the values of pixels."""
     geometry = parts.geometry
-    if geometry is None:
-        # A run goes on with what it has stored, without reading any of the images again.
-        assert recorded is not None
-        stored = from_preprocessing(dict(recorded.preprocessing))
-        stored = replace(stored, augment=Augment(job.data.augment, job.train.seed, stored.mean))
-        return recorded.heads[""], stored, [], []
     # Only training images decide how files are decoded: validation must not reach into what the model is made of.
-    source, rows = (parts.sample, parts.sample.rows) if parts.sample else (parts.train, parts.train_rows)
-    assert isinstance(source, ImageSource)
+    source, rows = parts.train, parts.train_rows
     shape, decoding_notes = geometry.resize, list[str]()
     if recorded:
         earlier = from_preprocessing(dict(recorded.preprocessing))
@@ -109,15 +87,13 @@ def _choose_preprocessing(
         shape, decoding_notes = pixel_scale.measure_training_files(source.images, rows, shape, source.key)
     source.images = source.images.fit_to(geometry.size, geometry.channels, shape)
 
-    compute_head = partial(parts.train.compute_head, parts.train_rows)
+    compute_head = partial(source.compute_head, rows)
     head = recorded.head("", compute_head) if recorded else compute_head()
     split = parts.build_measured_split(head)
     # Computed for a recorded run too: classes and size are those of this data.
     preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape)
     takes_bytes = pixel_scale.takes_bytes(source.images, rows, (preprocessing.low, preprocessing.high))
     preprocessing = replace(preprocessing, takes_bytes=takes_bytes)
-    if parts.sample:
-        notes = [f"size, channels, mean and deviation are those of {len(rows):,} training images", *notes]
     if recorded:
         preprocessing = replace(preprocessing, image_size=geometry.size)
         preprocessing, notes = _restore_preprocessing(job, recorded, split, preprocessing, notes)
@@ -130,9 +106,7 @@ def _restore_preprocessing(
     """The stored preprocessing, but with classes and size of `current`, which is that of this data; and notes."""
     stored = from_preprocessing(dict(recorded.preprocessing))
     if not recorded.same_data:
-        # Streamed images have 8 bits, whatever the scale of the earlier run.
-        if not job.data.stream:
-            stored = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype)
+        stored = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype)
         stored, notes = replace(stored, resize=current.resize), []
     augment = Augment(job.data.augment, job.train.seed, stored.mean)
     return replace(stored, augment=augment, classes=current.classes, image_size=current.image_size), notes
@@ -193,8 +167,6 @@ class ImageParts(Parts[ImageSource]):
     """What the preprocessing stores of the division."""
     geometry: Geometry
     """How the network sees the images."""
-    sample: None = None
-    """All training images decide the preprocessing."""
     train_split: ImageSplit | None = None
 
     def build_measured_split(self, head: Head) -> ImageSplit:

@@ -12,6 +12,7 @@ removed for new ones.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -21,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,6 @@ from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage
 from drivetrain.job.formatting import readable
 from drivetrain.system import file_lock
-from drivetrain.system.disk_cache import DiskCache
 from drivetrain.system.files import make_folder, reserve_space, storage_error
 from drivetrain.system.version import VERSION
 
@@ -182,10 +182,8 @@ WRITTEN = 1 << 32
 """Bit that is set in every mark, so that no mark is 0, the content of a new file."""
 
 
-class DecodedFiles(DiskCache):
-    """All cache files."""
-
-    suffix: ClassVar[str] = ".u8"
+SUFFIX = ".u8"
+"""Ending of the cache files."""
 
 
 @dataclass
@@ -303,12 +301,28 @@ def cache_decoded(files: Files, folder: Path, room: int) -> Decoded:
         StorageError: if the file cannot be created.
     """
     make_folder(folder)
-    cache, key = DecodedFiles(folder, room), _key(files)
-    decoded = Decoded(files, cache.path(key))
+    decoded = Decoded(files, folder / f"{_key(files)}{SUFFIX}")
     # Without enough space it is made all the same: what fits is decided by the plan.
-    cache.make_room(key, decoded.length)
+    _make_room(decoded.path, room - decoded.length)
     decoded.open()
     return decoded
+
+
+def _make_room(path: Path, limit: int) -> None:
+    """Remove cache files beside `path` that no process uses, the least recently used first, until they take `limit` bytes."""
+    status_by_file = {}
+    for file in path.parent.glob(f"*{SUFFIX}"):
+        if file != path:
+            with contextlib.suppress(FileNotFoundError):
+                status_by_file[file] = file.stat()
+    excess = sum(status.st_size for status in status_by_file.values()) - limit
+    for file in sorted(status_by_file, key=lambda file: status_by_file[file].st_mtime_ns):
+        if excess <= 0:
+            return
+        with file_lock.try_lock(file) as handle, contextlib.suppress(OSError):
+            if handle is not None:
+                file.unlink()
+                excess -= status_by_file[file].st_size
 
 
 def _key(files: Files) -> str:

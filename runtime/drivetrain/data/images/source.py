@@ -37,43 +37,33 @@ KINDS = (
 
 
 @dataclass(kw_only=True)
-class LabelledRows:
-    """Rows of one path with their targets, wherever the images are."""
+class ImageSource:
+    """All images of one path, with their targets."""
 
     key: str
     """The spec key that names the path."""
     targets: ImageTargets
-    """As the file has them."""
+    """As the file has them, of all rows."""
     rows: Ids
     """Rows that can be used, ascending."""
     notes: list[str]
     separator: str = ""
     """What separates the labels of a cell; empty if no cell has several."""
-
-    def find_targets(self, rows: Ids) -> Ids:
-        """Positions of some rows in `targets`."""
-        return rows
-
-    def check_targets(self) -> None:
-        """`targets.check` of the usable rows."""
-        self.targets.check(self.find_targets(self.rows), self.key)
-
-    def compute_head(self, train_rows: Ids) -> Head:
-        """`targets.head` of the usable rows, of which `train_rows` are for training."""
-        return self.targets.head(self.find_targets(self.rows), self.find_targets(train_rows), self.key)
-
-    def build_tensor(self, rows: Ids, head: Head) -> Tensor:
-        """`targets.tensor` of some rows."""
-        return self.targets.tensor(self.find_targets(rows), head, self.key)
-
-
-@dataclass(kw_only=True)
-class ImageSource(LabelledRows):
-    """All images of one path; `targets` has those of all of them."""
-
     images: Images
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
+
+    def check_targets(self) -> None:
+        """`targets.check` of the usable rows."""
+        self.targets.check(self.rows, self.key)
+
+    def compute_head(self, train_rows: Ids) -> Head:
+        """`targets.head` of the usable rows, of which `train_rows` are for training."""
+        return self.targets.head(self.rows, train_rows, self.key)
+
+    def build_tensor(self, rows: Ids, head: Head) -> Tensor:
+        """`targets.tensor` of some rows."""
+        return self.targets.tensor(rows, head, self.key)
 
     def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
         """Notes on numbers to predict that are codes such as -9999; each is named by its image."""
@@ -165,14 +155,14 @@ def _check_folder(path: Path, form: LabelForm, key: str) -> None:
 
 
 class ImageRows(Protocol):
-    """Images that are read by their row numbers: files, arrays, a cache of decoded images, or shards."""
+    """Images that are read by their row numbers: files, arrays, or a cache of decoded images."""
 
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), channels, size, size)."""
         ...
 
     def title(self, row: int) -> str:
-        """A name for one image in lists: its path, its row, or its shard and number."""
+        """A name for one image in lists: its path or its row."""
         ...
 
 

@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.data import copies, labels, partition
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord, Inputs, Targets, mark_partial
+from drivetrain.data.dataset import NO_LABEL, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import check_bad_samples
@@ -124,17 +124,7 @@ class TextParts:
     """What the preprocessing stores of the division."""
     notes: list[str]
 
-    def read_sample(self) -> tuple[pyarrow.ChunkedArray, ...]:
-        """The text columns that decide vocabulary and lengths: all training texts."""
-        return self.train.texts
-
-    def title_sample(self, index: int) -> str:
-        """Return row and first words of a text of the sample."""
-        return self.train.title(index)
-
-    def build_splits(
-        self, encoding: TextEncoding, encoded: Encoded, preprocessing: Mapping[str, Any]
-    ) -> tuple[TextSplit, TextSplit]:
+    def build_splits(self, encoding: TextEncoding, encoded: Encoded) -> tuple[TextSplit, TextSplit]:
         """The tokenized texts for training, which are `encoded`, and for validation."""
         texts = self.validation.texts
         validation = encoding.tokenizer.encode(texts)
@@ -144,11 +134,6 @@ class TextParts:
         )
         return build_split(self.train, encoded, encoding), build_split(self.validation, validation, encoding)
 
-    def complete(self, dataset: Dataset) -> Dataset:
-        """The dataset with notes on how the texts are divided."""
-        dataset.notes += self.notes
-        return dataset
-
 
 def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> TextParts:
     """Read the texts of a job, and split them.
@@ -157,7 +142,7 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
         DataError: if there are no usable texts, or the label columns hold no classes.
     """
     train, notes = _read_usable_rows(job, job.data.train, "data.train", files)
-    heads, head_notes = find_heads(job, train, recorded)
+    heads, head_notes = _find_heads(job, train, recorded)
     notes += head_notes
     classes = index_classes(train, heads)
     contents = take_rows(train, classes).contents(job.data.lower_case)
@@ -187,7 +172,7 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
             "two texts of a class or more",
             "add texts, or set data.validation to a path",
         )
-    heads, missing_label_notes = mark_heads(heads, train_part.classes, validation_part.classes)
+    heads, missing_label_notes = _mark_heads(heads, train_part.classes, validation_part.classes)
     notes += [*split_notes, *missing_label_notes, *_note_shared(train_part, validation_part)]
     return TextParts(train_part, validation_part, heads, stored_division, notes)
 
@@ -214,13 +199,13 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     return by_head
 
 
-def number_strata(classes: Classes) -> Ids:
+def _number_strata(classes: Classes) -> Ids:
     """The class of each row in the first head; rows without a label count as one more class."""
     first_classes = next(iter(classes.values()))
     return np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
 
 
-def mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[str, Any]) -> tuple[Heads, list[str]]:
+def _mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[str, Any]) -> tuple[Heads, list[str]]:
     """Mark heads for which some texts have no label, by the targets of both parts; also notes on how many these are.
 
     Raises:
@@ -264,7 +249,7 @@ def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tup
     return source, check_bad_samples(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
-def find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tuple[Heads, list[str]]:
+def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tuple[Heads, list[str]]:
     """The heads with the classes that occur in the training texts, and notes on them; a resumed run keeps its heads.
 
     Raises:
@@ -313,7 +298,7 @@ def _divide(
     Groups are not divided if the job has a column of them. Otherwise a row with a class, in any head, that would occur
     only in validation is moved to training.
     """
-    strata = number_strata(classes)
+    strata = _number_strata(classes)
     if train.groups is not None:
         # Moving a row to training would tear its group apart; the note names the classes instead.
         group_numbers = division.join_groups(partition.number_groups(train.groups))
@@ -342,16 +327,12 @@ def _divide(
 
 
 def _note_shared(train: TextPart, validation: TextPart) -> list[str]:
+    """A note on texts that are in both parts, if there are any."""
     from pyarrow import compute
 
     train_texts, validation_texts = (
         compute.binary_join_element_wise(*part.texts, _SEPARATOR) for part in (train, validation)
     )
     shared_count = compute.sum(compute.is_in(validation_texts, value_set=train_texts.unique())).as_py() or 0
-    return note_shared_texts(shared_count, len(validation))
-
-
-def note_shared_texts(shared_count: int, validation_count: int) -> list[str]:
-    """A note on texts that are in both parts, if there are any."""
-    note = f"{shared_count:,} of {validation_count:,} validation texts are identical to training texts"
+    note = f"{shared_count:,} of {len(validation):,} validation texts are identical to training texts"
     return [note] if shared_count else []

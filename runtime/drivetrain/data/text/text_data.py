@@ -1,10 +1,10 @@
-"""Loads the data of a text job: into memory, tokenized once before the training, or streamed from shards."""
+"""Loads the data of a text job into memory, tokenized once before the training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
 from drivetrain.data.formats import csv_dialect
@@ -13,53 +13,39 @@ from drivetrain.data.source import Source
 from drivetrain.data.text import corpus, job_tokenizer, letter_case, unknown_words
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.job_tokenizer import TextEncoding
-from drivetrain.data.text.split import TextParts
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
 from drivetrain.system.console import Detail
 
-if TYPE_CHECKING:
-    from drivetrain.data.text.streamed_parts import StreamedParts
-
 
 def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
-    """Read and check the texts of a job, and choose the tokenizer and the largest length, by all or some of the texts.
+    """Read and check the texts of a job, and choose the tokenizer and the largest length.
 
     Raises:
         DataError: if the texts cannot be used.
-        SpecError: if the job's network does not fit the texts, or the cache of streamed texts is too small for the order.
+        SpecError: if the job's network does not fit the texts.
     """
-    parts: TextParts | StreamedParts
-    if job.data.stream:
-        from drivetrain.data.text import streamed_parts
-
-        parts = streamed_parts.read(job, recorded)
-    else:
-        files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
-        parts = text_split.read(job, files, recorded)
-    texts = parts.read_sample()
+    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
+    parts = text_split.read(job, files, recorded)
+    texts = parts.train.texts
     encoding, encoded, encoding_notes = job_tokenizer.choose(job, texts, recorded)
     unknown = unknown_words.measure(encoding.tokenizer, encoded)
-    encoding_notes += unknown_words.describe(unknown, encoding.tokenizer, texts, "training texts", parts.title_sample)
+    encoding_notes += unknown_words.describe(unknown, encoding.tokenizer, texts, "training texts", parts.train.title)
     if unknown.share > unknown_words.MAX_SHARE:
         raise job_tokenizer.unknown_words_error(job, encoding_notes[-1])
-    if isinstance(parts, TextParts):
-        encoding_notes += letter_case.note_lost_letters(job, parts.train, parts.heads, encoded, encoding.tokenizer)
+    encoding_notes += letter_case.note_lost_letters(job, parts.train, parts.heads, encoded, encoding.tokenizer)
     preprocessing = job_tokenizer.build_preprocessing(job, parts.heads, encoding) | parts.stored
-    train, validation = parts.build_splits(encoding, encoded, preprocessing)
+    train, validation = parts.build_splits(encoding, encoded)
     padding = job_tokenizer.padding(train.lengths, encoding.longest, job.train.batch, job.train.seed)
-    dataset = parts.complete(
-        Dataset(
-            train,
-            validation,
-            parts.heads,
-            preprocessing,
-            mixable=False,
-            notes=[f"{len(train):,} training and {len(validation):,} validation texts"],
-            facts={"padding": asdict(padding), "unknown_words": {"share": unknown.share}},
-        )
+    dataset = Dataset(
+        train,
+        validation,
+        parts.heads,
+        preprocessing,
+        mixable=False,
+        notes=[f"{len(train):,} training and {len(validation):,} validation texts", *parts.notes, *encoding_notes],
+        facts={"padding": asdict(padding), "unknown_words": {"share": unknown.share}},
     )
-    dataset.notes += encoding_notes
     if not job.checkpoint.best and len(job.data.labels) > 1:
         dataset.notes.append(f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight")
     dataset.notes.append(Detail(padding.note()))

@@ -72,7 +72,6 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     charts = _make_charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
     blocks += _describe_gpus(telemetry)
-    blocks += [Text(line) for line in _describe_shards(telemetry)]
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota throttled this run for {format_duration(throttled.ys[-1])}.", Tone.WARN))
     blocks += [Text(line, Tone.WARN) for line in _describe_starvation(measure_starvation(telemetry, hardware))]
@@ -111,40 +110,6 @@ def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
             f"The hypervisor gave {format_duration(starvation.stolen)} of CPU time to other virtual machines (steal), "
             f"{format_share(starvation.stolen_share)} of the total. No setting inside this machine can change that."
         )
-
-
-NOTED_IDLE_SHARE = 0.05
-"""Share of the time in which shards came for which batches may stand still before it is told what held them up."""
-
-
-def _describe_shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
-    """What was fetched from stores, over all starts of the run."""
-    size, count, fetched_again, waited = (
-        sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("bytes", "fetches", "again", "waited")
-    )
-    if "shard_bytes" in telemetry:
-        again = f", {fetched_again:,.0f} of them again, for which the cache had no space"
-        repetition = again if fetched_again else ", each once"
-        yield (
-            f"Shards: {format_bytes(int(size))} fetched from the store ({count:,.0f} shards{repetition}). "
-            f"The processes that prepare batches stood still for shards for {format_duration(waited)} in all."
-            f"{_describe_limit(telemetry, size, waited)}"
-        )
-
-
-def _describe_limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
-    """At which rate shards came, and what held them up if batches stood still for them."""
-    busy, received, unpacked = (
-        sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("busy", "received", "unpacked")
-    )
-    if busy <= 0:
-        return ""
-    rate = f" They came at {format_bytes(int(size / busy))}/s."
-    if waited < NOTED_IDLE_SHARE * busy:
-        return f"{rate} Fetching them was not the limit."
-    if unpacked > received:
-        return f"{rate} Unpacking or tokenizing them took longer than receiving them: more CPUs would help, not a faster link."
-    return f"{rate} Receiving them was the limit: the link, or the store."
 
 
 def _describe_efficiency(summary: Summary) -> str:
