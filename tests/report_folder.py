@@ -62,7 +62,7 @@ def telemetry(seconds: int = 41) -> list[dict[str, float | None]]:
             "step": s * STEPS // seconds,
             "samples_per_second": noise.gauss(520, 25),
             "input_wait": 0.02 + 0.03 * noise.random(),
-            "rss": 4.2e8 + 9e7 * (1 - math.exp(-s / 5)),
+            "process_memory": 4.2e8 + 9e7 * (1 - math.exp(-s / 5)),
             "memory_used": 5e8 + 1e8 * (1 - math.exp(-s / 5)),
             "memory_limit": 4 * 2**30,
             "cpu_percent": noise.gauss(185, 6),

@@ -46,7 +46,7 @@ def make_readings(busy: float, waited: float, stolen: float = 0.0, throttled: fl
             "step": s,
             "samples_per_second": 300.0,
             "cpu_percent": 100 * busy,
-            "rss": 4e8,
+            "process_memory": 4e8,
             "waited_seconds": 50 + waited * s,
             "stolen_seconds": 9 + stolen * s,
             "throttled_seconds": throttled * s,

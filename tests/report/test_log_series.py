@@ -38,8 +38,10 @@ def test_resumed_steps_replace_those_of_the_first_attempt() -> None:
 
 
 def test_time_continues_after_a_resume() -> None:
-    series_by_name = collect_series([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
-    assert list(series_by_name["rss"].xs) == [1, 2, 3, 4, 5]
+    series_by_name = collect_series(
+        [{"seconds": s, "process_memory": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True
+    )
+    assert list(series_by_name["process_memory"].xs) == [1, 2, 3, 4, 5]
 
 
 def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> None:

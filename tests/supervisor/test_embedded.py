@@ -260,7 +260,7 @@ def test_the_monitor_alone(tmp_path: Path) -> None:
         torch.zeros(1000)
     sample = monitor.latest()
     assert sample is not None
-    assert sample["rss"] == monitor.history()[-1]["rss"]
+    assert sample["process_memory"] == monitor.history()[-1]["process_memory"]
     assert (tmp_path / "telemetry.jsonl").read_text().count("\n") == len(monitor.history())
 
 

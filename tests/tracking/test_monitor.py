@@ -21,5 +21,5 @@ def test_memory_of_others_is_not_the_runs(
     sample = monitor.latest()
     assert sample
     assert (sample["memory_limit"], sample["memory_used"]) == (limit, recorded)
-    assert sample["rss"] > 0
-    assert monitor.peak == (recorded or max(int(row["rss"] or 0) for row in monitor.history()))
+    assert sample["process_memory"] > 0
+    assert monitor.peak == (recorded or max(int(row["process_memory"] or 0) for row in monitor.history()))

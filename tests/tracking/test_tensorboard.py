@@ -82,7 +82,7 @@ def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
     tiny_run.metrics.close()
     board = read(tmp_path / "tensorboard")
     sizes = [event.value * 2**30 for event in board.Scalars("hardware/processes GiB")]
-    assert sizes[:2] == pytest.approx([monitor.samples[0]["rss"], monitor.samples[5]["rss"]])
+    assert sizes[:2] == pytest.approx([monitor.samples[0]["process_memory"], monitor.samples[5]["process_memory"]])
     assert {"hardware/CPUs busy", "hardware/samples per s", "hardware/input wait"} <= set(board.Tags()["scalars"])
 
 

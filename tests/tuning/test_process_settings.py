@@ -24,6 +24,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models.build import build
 from drivetrain.plan import effective_plan, evidence, plan
+from drivetrain.system import process_tree
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import process_settings, tuner
 from drivetrain.tuning.measuring_child import VariantReady
@@ -197,9 +198,7 @@ def test_without_time_or_memory_no_child_is_started(
 ) -> None:
     machine, shop, messages = make_machine(), Shop({}), list[str]()
     monkeypatch.setattr(process_settings, "VariantPool", shop)
-    process = psutil.Process()
-    memory = process.memory_info()._replace(rss=own_bytes)
-    monkeypatch.setattr(psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
+    monkeypatch.setattr(process_tree, "sum_memory_bytes", lambda: own_bytes)
     machine_plan = plan.resolve(tiny.job(), machine)
     candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
     state = start_tuning(machine_plan)

@@ -258,8 +258,8 @@ def describe_exit(code: int | None) -> str:
 def summarize(record: Record) -> Summary:
     """Summarize a record."""
     result, ending, state, spec = record.result, record.ending, RunState(record.state), record.spec
-    rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
-    memory = record.telemetry.get("memory_used") or rss
+    processes, steps = record.telemetry.get("process_memory"), record.metrics.get("train/loss")
+    memory = record.telemetry.get("memory_used") or processes
     detected_limit = record.hardware.memory.limit if record.hardware else None
     limits = record.telemetry.get("memory_limit")
     elapsed = (state.ended - state.started).total_seconds() if state.started and state.ended else -1
@@ -275,7 +275,7 @@ def summarize(record: Record) -> Summary:
         seconds=_first_known(
             ending.seconds,
             elapsed if elapsed >= 0 else None,  # the clock was set back meanwhile
-            rss.xs[-1] if rss else None,
+            processes.xs[-1] if processes else None,
         ),
         steps=int(steps.xs[-1]) if steps and "steps" not in result else read_integer(result, "steps"),
         epochs=ending.epochs,

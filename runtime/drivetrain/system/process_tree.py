@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +25,19 @@ def _read_memory_bytes(process: psutil.Process, root: Path) -> int:
         return next(int(row.split()[1]) << 10 for row in rows if row.startswith("Pss:"))
     except (OSError, StopIteration):
         return int(process.memory_info().rss)
+
+
+def read_released_bytes() -> int:
+    """Read by how much the resident memory of this process has been larger than it is now."""
+    with (
+        contextlib.suppress(OSError, StopIteration),
+        open("/proc/self/status", encoding="ascii", errors="replace") as file,
+    ):
+        rows = {name: value for name, _, value in (line.partition(":") for line in file) if name in ("VmHWM", "VmRSS")}
+        # Not ru_maxrss, which begins with the peak of the process that started this one.
+        return max(0, int(rows["VmHWM"].split()[0]) - int(rows["VmRSS"].split()[0])) << 10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the kernel of macOS counts bytes
+    return max(0, (peak if sys.platform == "darwin" else peak << 10) - int(psutil.Process().memory_info().rss))
 
 
 def sum_cpu_seconds() -> float:

@@ -23,6 +23,7 @@ import psutil
 from drivetrain.hardware import nvidia
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.facts import Gpu
+from drivetrain.hardware.used_memory import read_used_memory
 from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.system.run_files import TELEMETRY_FILE, RunFiles
 
@@ -111,16 +112,13 @@ class Monitor:
             self.cpu_seconds = time.thread_time()
 
     def _take_sample(self) -> Sample:
-        processes = process_tree.sum_memory_bytes(self.root)
-        limit, used = self.group.read_memory()
-        # Against a limit the kernel counts what the group uses, not what its processes have mapped.
-        self.peak = max(self.peak, used if limit and used is not None else processes)
+        memory = read_used_memory(self.group, self.root)
+        self.peak = max(self.peak, memory.counted)
         return {
             "seconds": round(time.monotonic() - self.start, 3),
-            "rss": processes,
-            # Without a limit the group is that of the whole machine, whose memory is not the run's.
-            "memory_used": used if limit else None,
-            "memory_limit": limit,
+            "process_memory": memory.processes,
+            "memory_used": memory.group,
+            "memory_limit": memory.limit,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.read_throttled_seconds(),
             "waited_seconds": cpu_starvation.read_waited_seconds(process_tree.list_process_ids()),
@@ -133,7 +131,7 @@ class Monitor:
 def _convert_units(sample: Sample) -> dict[str, float]:
     """The values for TensorBoard, by tag, in readable units."""
     units = {
-        "rss": ("processes GiB", 2.0**30),
+        "process_memory": ("processes GiB", 2.0**30),
         "memory_used": ("container GiB", 2.0**30),
         "cpu_percent": ("CPUs busy", 100.0),
         "throttled_seconds": ("throttled s", 1.0),

@@ -1,11 +1,9 @@
-"""Measures the time of a run by phase, and the time and memory of this process."""
+"""Measures the time of a run by phase, and of this process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -75,13 +73,3 @@ def process_seconds() -> float:
         return max(0.0, time.time() - psutil.Process().create_time())
     ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))
-
-
-def read_peak_bytes() -> int:
-    """The most resident memory that this process has had, in bytes."""
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        # Not ru_maxrss, which begins with the peak of the process that started this one.
-        if peak := next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")), 0):
-            return peak
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak << 10  # the kernel of macOS counts bytes

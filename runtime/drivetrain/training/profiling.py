@@ -222,7 +222,7 @@ class RankSampler:
 
     def take_sample(self, sample: Sample) -> None:
         """Take the memory from a sample of the monitor; in rank 0, write the records of all processes."""
-        self.memory_bytes = int(sample["rss"] or 0)
+        self.memory_bytes = int(sample["process_memory"] or 0)
         self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
         if self.heartbeat and self.run.ranks.is_rank0:
             other_records = map(rank_record.record_from_text, dict(self.heartbeat.records).values())

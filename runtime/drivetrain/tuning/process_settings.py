@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-
 from drivetrain import optimizations
 from drivetrain.data.decoded_size import free_memory
 from drivetrain.hardware.facts import Hardware
@@ -21,6 +19,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan import calibrated
 from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.system import process_tree
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.files import write_json
 from drivetrain.system.units import format_bytes
@@ -104,7 +103,7 @@ def measure(
 
 def _describe_lack_of_memory() -> str | None:
     """Why two more processes like this one would not fit in memory; None if they would."""
-    process_bytes, free_bytes = psutil.Process().memory_info().rss, free_memory()
+    process_bytes, free_bytes = process_tree.sum_memory_bytes(), free_memory()
     if 2.5 * process_bytes <= free_bytes:
         return None
     sizes = f"{format_bytes(process_bytes)} each do not fit into {format_bytes(free_bytes)}"

@@ -48,7 +48,7 @@ class RunTimes:
     """Seconds of an evaluation."""
     steps_per_epoch: int
     peak_bytes: int
-    """Memory of the process in which the steps ran."""
+    """Memory at the peak, as the run will report it."""
     test: float = 0.0
     """Seconds of the final test."""
     is_solved: bool = False

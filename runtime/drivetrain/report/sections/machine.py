@@ -145,7 +145,8 @@ def _make_charts(
 
     top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
     unit, bytes_ = ("GiB", 2.0**30) if max(top, summary.memory_limit or 0.0) >= 2**30 else ("MiB", 2.0**20)
-    memory = tuple(s for s in (line("rss", "processes", 1 / bytes_), line("memory_used", "container", 1 / bytes_)) if s)
+    lines = (line("process_memory", "processes", 1 / bytes_), line("memory_used", "container", 1 / bytes_))
+    memory = tuple(series for series in lines if series)
     cpu = hardware.cpu if hardware else None
     allowed = None if cpu is None else cpu.quota or float(cpu.budget)
     bound = ("allowed", allowed) if allowed else None

@@ -121,7 +121,8 @@ def _render_sensors(view: RunView, shape: int) -> list[Text]:
         rows.append(
             _row("CPU", text, _meter(busy / allowed if allowed else 0, shape), warning, shape, warn=bool(warning))
         )
-    rows += _render_memory("memory", sample.get("memory_used") or sample.get("rss"), sample.get("memory_limit"), shape)
+    used = sample.get("memory_used") or sample.get("process_memory")
+    rows += _render_memory("memory", used, sample.get("memory_limit"), shape)
     if sample.get("gpu_percent") is not None:
         heat = sample.get("gpu_temperature")
         remark = "" if heat is None else f"{heat:.0f} °C"

@@ -15,9 +15,10 @@ from dataclasses import asdict
 
 import torch
 
+from drivetrain.hardware.used_memory import read_peak_memory
 from drivetrain.optimizations import Value
 from drivetrain.training.evaluation.validation import default_batch_size, micro_batches
-from drivetrain.training.phase_timer import process_seconds, read_peak_bytes
+from drivetrain.training.phase_timer import process_seconds
 from drivetrain.training.run import Run
 from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning import assembly
@@ -64,7 +65,7 @@ def time_run(run: Run, start_seconds: float) -> RunTimes:
         step_seconds,
         evaluation_seconds,
         run.batches.per_epoch,
-        read_peak_bytes(),
+        read_peak_memory(alone=True),
         test=evaluation_seconds * test_samples / max(1, len(run.dataset.validation)),
         is_solved=is_solved,
     )

@@ -14,13 +14,14 @@ import torch
 
 from drivetrain.data.load_data import load
 from drivetrain.hardware import facts
+from drivetrain.hardware.used_memory import read_peak_memory
 from drivetrain.models.build import build
 from drivetrain.models.networks.user_network import blame_job_code
 from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation
 from drivetrain.system.child_process import read_requests
 from drivetrain.system.files import read_json
-from drivetrain.training.phase_timer import PhaseTimer, read_peak_bytes
+from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run, assemble
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
@@ -83,7 +84,7 @@ def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool =
 
 
 def read_peak(run: Run) -> int:
-    """Peak bytes so far: of the GPU if there is one, else of this process."""
+    """Peak bytes so far: of the GPU if there is one, else of this process and its own."""
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    return read_peak_bytes()
+    return read_peak_memory(alone=False)  # the variant that it is compared with runs beside it

@@ -1,0 +1,47 @@
+"""One reader of memory: what is shown, forecast, compared and reported is the same figure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from drivetrain.hardware.cgroup import ProcessCgroup
+from drivetrain.hardware.used_memory import UsedMemory, read_peak_memory, read_used_memory
+from drivetrain.system import process_tree
+from tests.paths import PACKAGE
+
+MIB = 1 << 20
+
+
+def test_against_a_limit_the_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_tree, "sum_memory_bytes", lambda root=Path(): 900 * MIB)
+    for limit, group in ((None, None), (1024 * MIB, 700 * MIB)):
+        monkeypatch.setattr(ProcessCgroup, "read_memory", lambda self, limit=limit: (limit, 700 * MIB))
+        memory = read_used_memory(ProcessCgroup(Path("/none")))
+        assert memory == UsedMemory(900 * MIB, group, limit)
+        assert memory.counted == (group or 900 * MIB)
+
+
+def test_a_peak_is_that_of_the_group_unless_other_processes_train_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast was the resident memory of its process, with all that it maps, and the result what the group uses."""
+    monkeypatch.setattr(process_tree, "sum_memory_bytes", lambda root=Path(): 900 * MIB)
+    monkeypatch.setattr(ProcessCgroup, "read_memory", lambda self: (1024 * MIB, 700 * MIB))
+    monkeypatch.setattr(process_tree, "read_released_bytes", lambda: 50 * MIB)
+    assert [read_peak_memory(alone=alone) >> 20 for alone in (True, False)] == [750, 950]
+
+
+def test_what_is_given_back_is_known() -> None:
+    data = bytearray(200 * MIB)
+    data[::4096] = b"x" * len(data[::4096])
+    before = process_tree.read_released_bytes()
+    del data
+    assert process_tree.read_released_bytes() > before + 190 * MIB
+
+
+def test_nothing_else_reads_resident_memory() -> None:
+    """The search for a micro-batch does: at every saved tensor, and for differences only."""
+    pattern = re.compile(r"\.rss\b|VmHWM|VmRSS|ru_maxrss|smaps|statm")
+    readers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if pattern.search(path.read_text())}
+    assert readers == {"system/process_tree.py", "tuning/memory/meter.py"}
