@@ -19,7 +19,6 @@ from torch import nn
 from drivetrain.data.dataset import Batch
 from drivetrain.data.load_data import load
 from drivetrain.distributed.ranks import join_ranks
-from drivetrain.distributed.sharded_tensor import is_sharded
 from drivetrain.errors import DrivetrainError
 from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
@@ -66,9 +65,7 @@ class Convolutions(nn.Module):
 
 
 def assemble_convolutional(folder: Path, name: str) -> run.Run:
-    """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, divided,
-    halves, sgd.
-    """
+    """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, halves, sgd."""
     options = name.split("+")
     cut = ", parts: 4" if "parts" in options else ""
     kind = "sgd" if "sgd" in options else "adamw"
@@ -83,7 +80,6 @@ def assemble_convolutional(folder: Path, name: str) -> run.Run:
     settings: dict[str, Value] = {
         "channels_last": "channels_last" in options,
         "fused_optimizer": "fused" in options,
-        "sharding": "divided" in options,
     }
     if "unseeded" in options:
         for parameter in network.parameters():
@@ -102,7 +98,6 @@ def assemble_convolutional(folder: Path, name: str) -> run.Run:
         tiny.QuietSignals(),
         PhaseTimer(),
     )
-    assert training_run.is_divided == ("divided" in options)
     if "halves" in options:
         training_run.step.use_micro_batch(BATCH // 2)
     if "threes" in options:
@@ -151,7 +146,6 @@ def assemble_task(folder: Path, name: str) -> run.Run:
         tiny.QuietSignals(),
         PhaseTimer(),
     )
-    assert training_run.is_divided == ("sharding=true" in options)
     if "halves" in options:
         training_run.configure_step(splitter=halve_batch)
     return training_run
@@ -168,13 +162,7 @@ def train_case(folder: Path, case: str) -> Losses | str:
     except DrivetrainError as error:
         return str(error)
     losses = tiny.losses(training_run, STEPS)
-    return [*losses, sum(float(gather_parameter(p).double().sum()) for p in training_run.model.parameters())]
-
-
-def gather_parameter(parameter: torch.Tensor) -> torch.Tensor:
-    """All of a parameter, also if the processes share it."""
-    full_tensor: torch.Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
-    return full_tensor.detach()
+    return [*losses, sum(float(p.detach().double().sum()) for p in training_run.model.parameters())]
 
 
 def run_cases(

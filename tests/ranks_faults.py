@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from drivetrain.distributed import gradient_exchange, ranks
-from drivetrain.distributed.sharded_tensor import get_local_state
 from drivetrain.errors import DrivetrainError
 from drivetrain.system import interpreter
 from drivetrain.training import run, train
@@ -157,13 +156,11 @@ def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
     rank_folder.mkdir(parents=True, exist_ok=True)
     if rank:
         (rank_folder / "checkpoints").symlink_to(folder / "checkpoints")
-    train_keys, spoil = FAULTS[fault.removesuffix(", divided")]
+    train_keys, spoil = FAULTS[fault]
     job = tiny.job(train=", ".join(filter(None, (TRAIN, train_keys))))
     every = "3 steps" if fault == "half an update" else "1 steps"
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every": every})})
-    divides = fault.endswith("divided")
-    training_run = tiny.assemble_run(rank_folder, job, settings={"fused_optimizer": True, "sharding": divides})
-    assert training_run.is_divided == divides
+    training_run = tiny.assemble_run(rank_folder, job, settings={"fused_optimizer": True})
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
     training_run.step.state.prefers_device = fault.endswith("late")
     if str(rank) in who:
@@ -175,7 +172,7 @@ def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
         reason, code = str(error), error.exit_code
     finally:
         MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
-    weights = sum(float(value.double().sum()) for value in get_local_state(training_run.model).values())
+    weights = sum(float(value.double().sum()) for value in training_run.model.state_dict().values())
     return {
         "code": code,
         "reason": reason,

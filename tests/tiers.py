@@ -20,7 +20,6 @@ SLOW = frozenset(
         "distributed/test_lost_nodes",
         "distributed/test_nodes",
         "distributed/test_ranks",
-        "distributed/test_sharding",
         "distributed/test_starters",
         "docs/test_library",
         "docs/test_tracker",

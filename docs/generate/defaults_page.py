@@ -47,7 +47,6 @@ EVIDENCE = {
     "openmp_runtime": "[tuner](../../docs/measurements/tuner-2026-11-22.md)",
     "packed_dropout": "[dropout](../../docs/measurements/dropout-on-a-cpu.md)",
     "precision": "[calibration](../../docs/measurements/calibration-2026-11-23.md), [tuner](../../docs/measurements/tuner-2026-11-22.md), [H100](../../docs/measurements/h100-2026-11-22.md)",
-    "exchange_precision": "[exchange](../../docs/measurements/exchange-2026-11-23.md)",
     "prefix_precision": "[peers](../../docs/measurements/peers-2026-11-22.md)",
     "unpadding": "[peers](../../docs/measurements/peers-2026-11-22.md)",
 }

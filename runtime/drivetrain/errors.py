@@ -12,8 +12,8 @@
     ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine, kernels that crash
     ├── Replanned        10    a new plan needs another process, which the supervisor starts; not visible outside
     ├── Busy             11    another process is training this run
-    ├── RestartSmaller   12    memory ran out where weights are divided; the supervisor starts all processes again with
-    │                          smaller micro-batches; not visible outside
+    ├── RestartSmaller   12    memory ran out in one of several processes; the supervisor starts all again with smaller
+    │                          micro-batches; not visible outside
     └── Stopped          75    stopped early, no saved progress was lost; the same command resumes the run
 
 Every message has three parts: what was given, what is possible here, what to do.
@@ -156,9 +156,7 @@ class Busy(Failure):
 
 
 class RestartSmaller(Failure):
-    """Memory ran out in one of the processes that hold parts of one network; all must start again, with smaller
-    micro-batches.
-    """
+    """Memory ran out in one of several processes; all must start again, with smaller micro-batches."""
 
     exit_code = 12
 

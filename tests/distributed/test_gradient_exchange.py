@@ -12,13 +12,9 @@ import pytest
 import torch
 
 from drivetrain.distributed import gradient_exchange
-from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.distributed.local_processes import LocalProcesses
-from drivetrain.distributed.ranks import Ranks
-from drivetrain.optimizations import exchange_precision
-from tests import ranks_start, tiny
+from tests import ranks_start
 from tests.exchange_cases import STEPS
-from tests.messages import says
 
 COUNT = 3
 Rows = list[dict[str, Any]]
@@ -32,7 +28,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(COUNT)]
 
 
-@pytest.mark.parametrize("kind", ["plain", "one", "later", "twice", "bf16"])
+@pytest.mark.parametrize("kind", ["plain", "one", "later", "twice"])
 def test_each_process_has_the_sum_and_what_none_has_stays_none(records: list[dict[str, Any]], kind: str) -> None:
     for step in range(STEPS):
         own_rows = [record["own"][kind][step] for record in records]
@@ -43,9 +39,8 @@ def test_each_process_has_the_sum_and_what_none_has_stays_none(records: list[dic
                 gradients = [own_row["grads"][name] for own_row in own_rows if own_row["grads"][name] is not None]
                 assert (gradient is None) == (not gradients), name
                 if gradients:
-                    # bf16 has eight bits.
-                    within = {"rtol": 3e-2, "atol": 3e-2} if kind == "bf16" else {"rtol": 1e-5, "atol": 1e-6}
-                    np.testing.assert_allclose(gradient, np.sum(gradients, axis=0), **within, err_msg=name)
+                    expected = np.sum(gradients, axis=0)
+                    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6, err_msg=name)
             assert row == records[0]["together"][kind][step] | {"early": row["early"]}
     assert all(row["grads"]["unused.weight"] is None for row in records[0]["together"][kind])
 
@@ -76,17 +71,6 @@ def test_the_first_step_has_the_bits_of_the_others(records: list[dict[str, Any]]
 def test_a_gradient_that_comes_late_repeats_the_step_once(records: list[dict[str, Any]]) -> None:
     """A layer is used from the second step on, when its bucket does not wait for it any more."""
     assert [[row["tries"] for row in record["together"]["later"]] for record in records] == [[1, 2, 1]] * COUNT
-
-
-def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> None:
-    run = tiny.assemble_run(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
-    assert exchange_precision.effective(run) == "fp32"
-    run.configure_step(exchange=GradientExchange(Ranks(0, 2)))
-    exchange_precision.apply(run, "bf16")
-    assert exchange_precision.effective(run) == "bf16"
-    alone, unknown = tiny.job(sections="limits: {nodes: 1}"), tiny.job()
-    assert says(exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "", "there-is-only-one-process")
-    assert exchange_precision.refuse(unknown, tiny.machine(), None, "bf16") is None, "--nodes may come with the command"
 
 
 def count_differing_weights(folder: Path, count: int, way: str = "buckets") -> int:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.sharded_tensor import is_sharded
 from drivetrain.distributed.world import BUCKET_BYTES, GPU_BUCKET_BYTES
 
 ALIGNMENT_BYTES = 64
@@ -51,9 +50,9 @@ class _Bucket:
         """The gradients that were sent, which become their sums over all processes; None until then."""
         self._kept: dict[torch.dtype, Tensor] = {}
 
-    def fill(self, dtype: torch.dtype | None, *, zeros: bool) -> Tensor:
+    def fill(self, *, zeros: bool) -> Tensor:
         """Move the gradients into one tensor, with zeros for missing ones; with `zeros`, for all of them."""
-        self.sent = self._allocate(dtype or self.slots[0].parameter.dtype)
+        self.sent = self._allocate(self.slots[0].parameter.dtype)
         present = [] if zeros else [(slot, g) for slot in self.slots if (g := slot.parameter.grad) is not None]
         if len(present) < len(self.slots):
             self.sent.zero_()
@@ -67,9 +66,7 @@ class _Bucket:
     def hand_out(self, used: Set[nn.Parameter]) -> None:
         """Set the summed gradients of the parameters in `used`; the other parameters get None."""
         assert self.sent is not None, "finish has sent all"
-        dtype = self.slots[0].parameter.dtype
-        flat = self.sent if self.sent.dtype == dtype else self._allocate(dtype).copy_(self.sent)
-        self.sent = None
+        flat, self.sent = self.sent, None
         for slot in self.slots:
             slot.parameter.grad = slot.view_in(flat) if slot.parameter in used else None
 
@@ -95,8 +92,6 @@ class GradientExchange:
         self, ranks: Ranks, hold_signals: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     ) -> None:
         self.ranks, self.hold_signals = ranks, hold_signals
-        self.dtype: torch.dtype | None = None
-        """Number format in which gradients are sent and summed; None for that of the parameters."""
         self.overlaps = True
         """Whether buckets are sent during the backward pass, and not only after it."""
         self.late = False
@@ -115,11 +110,6 @@ class GradientExchange:
         self._sending = False
         """Whether complete gradients may be sent: in the last backward pass of a batch."""
 
-    def send_as(self, dtype: torch.dtype) -> None:
-        """Send and sum gradients in another format, if there are several processes."""
-        if self.ranks.count > 1:
-            self.dtype = dtype
-
     def begin(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
         """Prepare for the gradients of a batch; lay out the buckets anew if the trained parameters have changed.
 
@@ -129,8 +119,7 @@ class GradientExchange:
         """
         if self.ranks.count == 1:
             return
-        # torch itself sums the gradients of sharded parameters.
-        trained = {p for p in parameters if p.requires_grad and not is_sharded(p)}
+        trained = {p for p in parameters if p.requires_grad}
         if trained != self._bucket_of.keys():
             self._lay_out([p for p in dict.fromkeys((*model.parameters(), *parameters)) if p in trained])
         self.late, self._used, self._sum_waits = False, set(), []
@@ -183,7 +172,7 @@ class GradientExchange:
         for bucket in self._buckets[len(self._sum_waits) :]:
             if bucket.missing:
                 return
-            self._sum_waits.append(self.ranks.start_sum(bucket.fill(self.dtype, zeros=False)))
+            self._sum_waits.append(self.ranks.start_sum(bucket.fill(zeros=False)))
 
     def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
         """Send the remaining buckets, filled with zeros if there is no loss because the pass has failed.
@@ -208,7 +197,7 @@ class GradientExchange:
             if loss is not None:
                 self._used |= {p for p in self._bucket_of if p.grad is not None}
             for bucket in self._buckets[len(self._sum_waits) :]:
-                self._sum_waits.append(self.ranks.start_sum(bucket.fill(self.dtype, zeros=loss is None)))
+                self._sum_waits.append(self.ranks.start_sum(bucket.fill(zeros=loss is None)))
             if total.is_cuda:  # reading the loss would wait for the whole pass
                 self._sum_waits.append(self.ranks.start_sum(total))
             local_loss = 0.0 if total.is_cuda else float(total)

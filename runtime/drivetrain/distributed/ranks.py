@@ -161,20 +161,6 @@ class Ranks:
 
         return fill
 
-    @contextlib.contextmanager
-    def raising_peer_errors(self) -> Iterator[None]:
-        """A block in which torch itself exchanges tensors, as it does for sharded weights.
-
-        Raises:
-            PeerError: if another process is gone.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            if self.count == 1 or not _is_exchange_error(error):
-                raise
-            raise self._peer_error(error) from None
-
     def barrier(self) -> None:
         """Wait until all processes arrive; raises PeerError if another process is gone."""
         self.all_gather([0.0])
@@ -215,11 +201,6 @@ def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _is_exchange_error(error: RuntimeError) -> bool:
-    """Whether torch raised this because an exchange failed: it has an error class for NCCL, but none for gloo."""
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 ALONE = Ranks()

@@ -6,7 +6,7 @@ from drivetrain.hardware.calibration import Probe
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
 from drivetrain.optimizations.interface import similar_work
 
 STAGE = Stage.MODEL
@@ -23,8 +23,6 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(OFF, "the network has no 2D convolution")
     if workload and workload.layout_obstacle:
         return Choice(OFF, _describe_layout_failure(workload))
-    if obstacle := sharding.obstacle(job, hardware, workload):
-        return Choice(OFF, obstacle)
     if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
         return Choice(OFF, "convolution kernels of this GPU are faster in NCHW layout")
     if hardware.system == "Darwin":
@@ -45,7 +43,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "the network has no 2D convolution, so the setting would have no effect"
     if workload is not None and workload.layout_obstacle:
         return f"{_describe_layout_failure(workload)}; x.flatten(1) or x.reshape work in every layout, where x.view does not"
-    return sharding.obstacle(job, hardware, workload)
+    return None
 
 
 def _describe_layout_failure(workload: Workload) -> str:

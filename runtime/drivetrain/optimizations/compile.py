@@ -7,7 +7,7 @@ import os
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, pick_requested, sharding, unpadding
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, pick_requested, unpadding
 
 STAGE = Stage.COMPILE
 EFFECT = Effect.ROUNDING
@@ -33,8 +33,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
     gradient_checkpointing or packed texts.
     """
-    if obstacle := sharding.obstacle(job, hardware, workload):
-        return obstacle
     if job.optimize.get("gradient_checkpointing") is True:
         return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
     if pick_requested(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:

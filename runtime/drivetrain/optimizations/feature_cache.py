@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain.distributed import world
 from drivetrain.job.model import Freeze
 from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, sharding
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "no part of the network is frozen (model.freeze)"
     if frozen.train_mode:
         return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
-    if obstacle := sharding.obstacle(job, hardware, workload):
-        return obstacle
     if obstacle := describe_changing_inputs(job):
         return obstacle
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain.job.train import Sgd
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, sharding
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.OPTIMIZER
 EFFECT = Effect.ROUNDING
@@ -23,13 +22,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: for an optimizer of a Python program, which is used as it was built, and
-    for SGD with divided weights.
-    """
+    """Why the value is impossible, or None: for an optimizer of a Python program, which is used as it was built."""
     if (is_fused := _own(job)) is not None and is_fused != value:
         return f"the optimizer of the program was built {'with' if is_fused else 'without'} fused=True, and is used as it is"
-    if value and isinstance(job.train.optimizer, Sgd) and (obstacle := sharding.obstacle(job, hardware, workload)):
-        return f"torch's fused sgd kernel needs whole weights, and {obstacle}"
     return None
 
 

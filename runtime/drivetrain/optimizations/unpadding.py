@@ -192,8 +192,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
     packed = run.step.options.packed_forward if value == PACKED else None
     workload = inspect_network(run.model)
-    # Weights that are divided among processes are whole only within a step, in which nothing can be tried.
-    if packed and run.hardware.gpu and not run.plan.value("sharding"):
+    if packed and run.hardware.gpu:
         if obstacle := inspection.find_packing_obstacle(run.model, run.step.dtype):
             run.events.add("unpadding", f"batches are cut by length, not packed: {obstacle}")
             packed, value = None, GPU_TOKENS

@@ -251,7 +251,6 @@ MAY_CHANGE_ON_RESUME = (
     "data.stream.cache",
     "train.max_time",
     "optimize.loader_workers",
-    "optimize.sharding",
     "environment",
     "sweep",
     "track",

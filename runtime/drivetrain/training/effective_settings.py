@@ -29,7 +29,6 @@ LIKELY_CAUSES = {
     "compile": "the compiler failed; see events.jsonl",
     "step_graph": "a step could not be recorded; see events.jsonl",
     "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
-    "sharding": "this run has one process now",
     "precision": "values were not finite, or no layer used it; see events.jsonl",
 }
 

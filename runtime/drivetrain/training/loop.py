@@ -72,16 +72,11 @@ def train_epoch(run: Run, records: StepRecords) -> None:
                 not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
             ):
                 batch = epoch.fetch_batch(run, batches)
-                if run.is_divided:
-                    # No process can miss a step, since the others need its part of the weights.
-                    run.peers.raise_gravest()
-                    records.saver.save_together(records.flush)
                 result = train_step(run, records, batch)
                 records.end_step(result)
                 epoch.keep_in_time(run, records.progress)
         with run.peers.same_outcome():
             records.check_last_step()
-        records.saver.save_together(records.flush)
 
 
 def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResult | None:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from drivetrain.data.dataset import onto
 from drivetrain.data.stateless_random import Ids
-from drivetrain.distributed.sharded_tensor import get_local_part
 from drivetrain.errors import NumericsError
 from drivetrain.job.train import Fp16
 
@@ -224,7 +223,7 @@ class Scaler:
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by the scale; infinite ones stay infinite."""
-        gradients = [get_local_part(p.grad) for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         if not self.active or not gradients:
             return
         if self.on_device:

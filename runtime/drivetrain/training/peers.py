@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from drivetrain.distributed.ranks import ALONE, Ranks
-from drivetrain.errors import RestartSmaller, Stopped
+from drivetrain.errors import Stopped
 from drivetrain.system import torch_errors
 from drivetrain.system.signals import Interrupted
 from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
@@ -98,18 +98,6 @@ class Peers:
         return next(
             position for position, (problem_kind, _) in enumerate(PROBLEM_KINDS, 1) if issubclass(kind, problem_kind)
         )
-
-
-def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
-    """The error of a process with a part of the weights that ran out of memory with so many `samples` at a time."""
-    what_happened = f"memory ran out in process {ranks.number + 1} of {ranks.count} with {samples} samples at a time"
-    if ranks.heartbeat:
-        ranks.heartbeat.give_up(f"{what_happened}, and the weights are divided among all processes")
-    return RestartSmaller(
-        f"{what_happened}; the weights are divided, so the others cannot go on",
-        "fewer samples at a time, at the same train.batch_size",
-        f"set optimize.micro_batch: {max(1, samples // 2)}, and run the same command again on all machines",
-    )
 
 
 def find_first_text(ranks: Ranks, text: str) -> str:

@@ -110,11 +110,10 @@ def measure_flops(run: Run) -> dict[str, float] | None:
     for forward and twice for backward. Recurrent layers in a single library call are not counted.
 
     None if they would mean little: part of the network is frozen or cached, no FLOPs were counted, or the run was too
-    short; or if this process alone cannot compute the network.
+    short.
     """
     if (
-        run.is_divided
-        or run.kept_in_eval_mode
+        run.kept_in_eval_mode
         or run.network.unfreezing.first
         or run.replaced is not None
         or run.clock.seconds < MIN_RUN_SECONDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from drivetrain.distributed.world import LOCAL_RANK
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
-from drivetrain.models import dry_run, lr_groups, sharding, strided_convolution
+from drivetrain.models import dry_run, lr_groups, strided_convolution
 from drivetrain.models.build import Model
 from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
@@ -172,24 +171,6 @@ class Run(AssembledRun):
         if self.ema:
             self.ema.update(self.model, finite)
 
-    def divide(self) -> None:
-        """Divide weights, gradients and optimizer state among the processes, if there are several."""
-        if self.ranks.count == 1:
-            return
-        whole_parameters = dict(self.model.named_parameters())
-        sharding.shard(self.model, self.device, self.ranks.count)
-        sharding.replace_parameters(self.optimizer, whole_parameters, self.model)
-        packed = getattr(self.model, "packed", None)
-        # A process that is interrupted in the middle of a pass would leave the others waiting for its part.
-        self.configure_step(divided=True, packed_forward=packed, interruptible=contextlib.nullcontext)
-        if self.ema:
-            self.ema = Ema(self.model, self.ema.decay)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether each process holds a part of the weights."""
-        return self.step.options.divided
-
     def train_mode(self) -> None:
         """Set training mode, except for the modules that are kept in evaluation mode."""
         self.model.train()
@@ -259,8 +240,7 @@ def assemble(
     events, counters = EventLog(folder), Counters()
     report = partial(_report_event, events, counters)
     device, ranks = _join_processes(job, hardware, report)
-    # A network that will be sharded stays here: the whole one may not fit a GPU.
-    model = network.module if ranks.count > 1 and plan.value("sharding") else network.module.to(device)
+    model = network.module.to(device)
     identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
     # Around a fault of oneDNN, which computes convolutions on CPUs only.
     if device.type == "cpu":

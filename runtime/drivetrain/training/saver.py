@@ -9,16 +9,14 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from drivetrain.data.decoded_size import free_memory
-from drivetrain.distributed.sharded_tensor import get_local_state, is_sharded
 from drivetrain.errors import StorageError
 from drivetrain.job.train import Adam, Optimizer, Sgd
 from drivetrain.job.values import parse_interval
@@ -26,7 +24,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.run_files import parse_suffix
 from drivetrain.system.units import format_bytes
-from drivetrain.training.checkpoints import checkpoint, rank_checkpoints, run_state
+from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.nonfinite import NotFinite, list_nonfinite
 from drivetrain.training.run import Run
 
@@ -80,7 +78,7 @@ class Saver:
 
     def check_finite(self) -> None:
         """Check all weights and buffers; raises NotFinite if one of them is not finite."""
-        state = get_local_state(self.run.model)
+        state = self.run.model.state_dict()
         nonfinite = list_nonfinite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
         if nonfinite:
             raise NotFinite(f"not finite: {', '.join(nonfinite[:5])}")
@@ -102,12 +100,6 @@ class Saver:
             else:
                 self._try_to_write(snapshot)
             self.save_seconds, self.saved_at = time.monotonic() - start, time.monotonic()
-
-    def save_together(self, flush: Callable[[], None]) -> None:
-        """Do nothing; where all processes save together, save after they have agreed to continue. `flush` records the steps."""
-
-    def save_end_together(self) -> None:
-        """Do nothing; where all processes save together, save at the end of the training while all are connected."""
 
     def save_best(self, notes: Mapping[str, object]) -> None:
         """Save the weights of the best evaluation so far; `notes` are added to the state."""
@@ -165,7 +157,7 @@ class Saver:
             tensors["ema"] = run.ema.average
         if optimizer is not None:
             tensors["optimizer"] = optimizer
-        self._check_before_saving()
+        self.check_finite()
         if run.metrics:
             run.metrics.flush(sync=True)
         best_step = run.best_metric.best.step if run.best_metric.best.best is not None else None
@@ -173,9 +165,6 @@ class Saver:
         state = {**run_state.collect_state(run), **notes}
         metrics_problem = run.metrics.problem if run.metrics else None
         return PendingCheckpoint(name, tensors, state, best_step, frozen_names, metrics_problem)
-
-    def _check_before_saving(self) -> None:
-        self.check_finite()
 
     def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
         copy_bytes = sum(_count_bytes(group) for group in snapshot.tensors.values())
@@ -248,7 +237,7 @@ def _copy_to_cpu(snapshot: PendingCheckpoint) -> PendingCheckpoint:
 
 
 class NonSavingRank(Saver):
-    """The saver of every process but rank 0, where rank 0 saves for all."""
+    """The saver of every process but rank 0, which saves for all."""
 
     def is_due(self, *, epoch_ended: bool = False) -> bool:
         """Never."""
@@ -263,71 +252,3 @@ class NonSavingRank(Saver):
     def save_final(self) -> Path:
         """Nothing to write."""
         return self.run.checkpoints
-
-
-class SaverTogether(Saver):
-    """The saver of a run with divided weights, one in each process: all save together, in the foreground.
-
-    Rank 0 decides when. It tells the others where all have agreed to train another step: a process with a problem in
-    its own step would not join the save.
-    """
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._end_checkpoint: Path | None = None
-        """The checkpoint at the end of the training, after which the processes disconnect."""
-
-    def is_due(self, *, epoch_ended: bool = False) -> bool:
-        """Whether rank 0 saves after this epoch; within an epoch `save_together` asks rank 0."""
-        return epoch_ended and self._agree_to_save(epoch_ended=True)
-
-    def _agree_to_save(self, *, epoch_ended: bool) -> bool:
-        return bool(self.run.ranks.copy_from_rank0([float(super().is_due(epoch_ended=epoch_ended))])[0])
-
-    def save_together(self, flush: Callable[[], None]) -> None:
-        """Save if it is due by rank 0's clock and counters."""
-        if not self.run.counters.batch or not self._agree_to_save(epoch_ended=False):
-            return
-        with self.run.peers.same_outcome():
-            flush()
-        self.save_periodically()
-
-    def save_end_together(self) -> None:
-        """Save while all processes are connected; `save_final` returns that checkpoint afterwards."""
-        self._end_checkpoint = self.save_final()
-
-    def save_final(self) -> Path:
-        """Save now, or return the checkpoint of the end of the training."""
-        return self._end_checkpoint or super().save_final()
-
-    def _check_before_saving(self) -> None:
-        """Check this process's parts of the weights; if a number is not finite, raise NotFinite in all processes."""
-        with self.run.peers.same_outcome():
-            self.check_finite()
-
-    def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
-        """False: the processes exchange weights in every step, so none of them saves in the background."""
-        return False
-
-    def _write_and_prune(self, snapshot: PendingCheckpoint) -> Path:
-        # Only rank 0 writes the metrics that a checkpoint needs.
-        metrics_problem = self.run.ranks.copy_text_from(0, snapshot.metrics_problem or "").strip()
-        return super()._write_and_prune(replace(snapshot, metrics_problem=metrics_problem or None))
-
-    def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
-        run, whole_tensors = self.run, self.run.model.state_dict()
-        tensors = {group: _shard_like(parts, whole_tensors) for group, parts in snapshot.tensors.items()}
-        return rank_checkpoints.save_together(run, snapshot.name, tensors, snapshot.state)
-
-
-def _shard_like(parts: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Local parts, such as those of the averaged weights, as sharded tensors, where `whole_tensors` has one by that name."""
-    divided: dict[str, Tensor] = {}
-    for name, value in parts.items():
-        parameter = whole_tensors.get(name)
-        if parameter is not None and is_sharded(parameter) and not is_sharded(value):
-            sharded = torch.empty_like(parameter, dtype=value.dtype)
-            sharded.to_local().copy_(value)  # type: ignore[attr-defined]
-            value = sharded
-        divided[name] = value
-    return divided

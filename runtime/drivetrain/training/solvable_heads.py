@@ -139,7 +139,7 @@ class HeadTraining:
             if first.issuperset(f"{name}.{part}" for part, _ in layer.named_parameters(recurse=False))
         }
         of_layers = {f"{name}.{part}" for name, layer in trained.items() for part, _ in layer.named_parameters()}
-        if self.step.options.divided or first != of_layers or len(trained) != len(self.dataset.heads):
+        if first != of_layers or len(trained) != len(self.dataset.heads):
             return {}
         return self._match_heads(trained.values())
 

@@ -107,7 +107,7 @@ def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatur
                     lambda _, inputs, name=name: head_inputs.__setitem__(name, inputs)
                 )
             )
-        for batch, _ in validation.micro_batches(run, split, size):
+        for batch in validation.micro_batches(run, split, size):
             run.step.outputs_in_fp32(batch.inputs)
             owners = {
                 name: next(other for other in head_inputs if head_inputs[other][0] is inputs[0])

@@ -128,7 +128,7 @@ class Step(StepUpdate):
             self.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
             loss = loss.detach()
         self.scaler.unscale(self.parameters)
-        norm = weight_update.clip_gradients(self.parameters, self.clip_norm, self.options.peers.ranks, divided=False)
+        norm = weight_update.clip_gradients(self.parameters, self.clip_norm)
         values, finite = stack_loss_and_norm(loss, norm)
         with weight_update.rates_from_device(self.optimizer, rates):
             self._update_on_device(finite)
@@ -154,11 +154,11 @@ class Step(StepUpdate):
             if batch is not None:
                 try:
                     # Raises at once if a signal has come before.
-                    with self.options.interruptible(), peers.ranks.raising_peer_errors():
+                    with self.options.interruptible():
                         loss = self._accumulate_gradients(batch, denominators, parts)
                 except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
                     loss = None  # an interrupt may come when it is computed
-                    self._keep_problem(error, parts)
+                    self._keep_problem(error)
                 else:
                     # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
                     if exchange.late:
@@ -231,7 +231,6 @@ class Step(StepUpdate):
         ends = itertools.accumulate(part.samples for part in parts)
         shards = [batch.between(end - part.samples, end) for part, end in zip(parts, ends, strict=True)]
         first, *others = zip(parts, shards if len(parts) > 1 else [batch], strict=True)
-        self._run_idle_passes(batch, [shard for _, shard in (first, *others)])
         for part, shard in others:
             self.seed_generators(part.seed)
             yield from ((micro_batch, False) for micro_batch in self.micro_batches(shard))

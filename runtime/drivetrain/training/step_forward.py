@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch, Inputs
-from drivetrain.errors import SpecError
 from drivetrain.models.buffers import Buffers
 from drivetrain.system import torch_errors, torch_settings
 from drivetrain.training.nonfinite import Scaler
-from drivetrain.training.peers import ComputeAgain, out_of_memory_error
-from drivetrain.training.step_options import SeededPart, StepOptions, StepState, count_largest_part
+from drivetrain.training.peers import ComputeAgain
+from drivetrain.training.step_options import StepOptions, StepState
 
 
 class StepForward:
@@ -89,14 +88,13 @@ class StepForward:
         """The autocast context of the forward pass; in fp32 a context that does nothing."""
         if self.dtype is None:
             return contextlib.nullcontext()
-        # Divided weights are whole only while a block computes; the cache would keep its copy of them for longer.
-        return torch.autocast(self.device.type, self.dtype, cache_enabled=not self.options.divided)
+        return torch.autocast(self.device.type, self.dtype)
 
     @contextlib.contextmanager
     def _share_cast_weights(self) -> Iterator[None]:
         """Cast each weight once for all parts and micro-batches; autocast stays off outside of the forward pass."""
         is_split = self.micro_batch is not None or self.state.part_count > 1 or self.options.splitter is not Batch.split
-        if self.dtype is None or not is_split or self.options.divided or not torch_settings.casts_keep_gradients():
+        if self.dtype is None or not is_split or not torch_settings.casts_keep_gradients():
             yield
             return
         # The outermost autocast owns the cache of cast weights, and clears it at its end.
@@ -129,15 +127,13 @@ class StepForward:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    def _keep_problem(self, error: BaseException, parts: Sequence[SeededPart]) -> None:
+    def _keep_problem(self, error: BaseException) -> None:
         """Keep an error as this process's problem, which all learn of beside the gradients; raises what no new try can avoid."""
         peers = self.options.peers
         if isinstance(error, KeyboardInterrupt):
             peers.problem = error
         elif not torch_errors.is_out_of_memory(error):
             peers.problem = self._allow_other_kernels(error)
-        elif self.options.divided:
-            raise out_of_memory_error(peers.ranks, self.micro_batch or count_largest_part(parts)) from None
         else:
             peers.problem = error.with_traceback(None)
 
@@ -146,29 +142,9 @@ class StepForward:
         operation = torch_settings.find_nondeterministic_operation(error)
         if operation is None or not self.state.deterministic_only:
             raise error
-        if self.options.divided:
-            raise SpecError(
-                f"train.deterministic: {operation} has no deterministic kernel, and where weights are divided "
-                "(optimize.sharding) a step cannot be begun again without that",
-                "operations with deterministic kernels",
-                "replace it in the network, or set train.deterministic: false",
-            ) from None
         self.state.deterministic_only = False
         self.options.report_numbers(
             f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or "
             "set train.deterministic: false"
         )
         return ComputeAgain(f"{operation} has no deterministic kernel")
-
-    def _run_idle_passes(self, batch: Batch, shards: Iterable[Batch]) -> None:
-        """Where weights are divided, add passes to those over this process's samples until all compute the same number."""
-        if not self.options.divided:
-            return
-        local_passes = sum(len(list(self.micro_batches(shard))) for shard in shards)
-        most_passes = int(max(row[0] for row in self.options.peers.ranks.all_gather([local_passes])))
-        for _ in range(most_passes - local_passes):
-            # A sample of weight 0: the others need this process's part of the weights.
-            outputs = self.outputs(batch.between(0, 1).inputs)
-            values = outputs.values() if isinstance(outputs, Mapping) else [outputs]
-            torch.stack([(value * 0).sum() for value in values]).sum().backward()  # type: ignore[no-untyped-call]
-            self.buffers.rewind()

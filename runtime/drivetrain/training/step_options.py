@@ -163,8 +163,6 @@ class StepOptions:
     """The processes that train together."""
     exchange: GradientExchange = field(default_factory=partial(GradientExchange, ALONE))
     """Sums the gradients over them."""
-    divided: bool = False
-    """Whether the weights are sharded; all processes must then compute the same number of forward passes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """A context in which a signal may interrupt the step: a compilation takes longer than a user would wait."""
     phase: Callable[[str], AbstractContextManager[None]] = lambda phase: contextlib.nullcontext()

@@ -42,7 +42,7 @@ from drivetrain.training.nonfinite import NotFinite
 from drivetrain.training.profiling import Profiler, RankSampler
 from drivetrain.training.progress import Progress, measure_since_last_call
 from drivetrain.training.run import Run
-from drivetrain.training.saver import NonSavingRank, Saver, SaverTogether
+from drivetrain.training.saver import NonSavingRank, Saver
 
 
 def train(run: Run, *, trace: bool = False) -> str:
@@ -130,7 +130,6 @@ def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: 
         raise UserCodeError(
             error.given, f"saved as {saver.save_final()}", f"{error.action}; the same call resumes there"
         ) from (error.__cause__)
-    saver.save_end_together()
     run.ranks.leave()
     return reason
 
@@ -160,8 +159,7 @@ def _prepare_run(run: Run) -> Saver:
         show_overview(run)
     if run.ranks.heartbeat:
         run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.current_phase}"
-    # All save together if the weights are divided, else only rank 0 does.
-    saver = SaverTogether(run) if run.is_divided else Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
+    saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         try:

@@ -16,54 +16,29 @@ from torch import Tensor, nn
 
 from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.data.dataset import onto
-from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.sharded_tensor import (
-    get_local_part,
-    get_local_state,
-    is_sharded,
-    load_local_state,
-    sum_squares,
-)
 from drivetrain.system import torch_errors
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training.losses import Objective
-from drivetrain.training.peers import HalfUpdated, out_of_memory_error
+from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.step_forward import StepForward
 from drivetrain.training.step_options import StepResult, build_result
 
-NORM_EPSILON = 1e-6
-"""Added to the norm before it divides, as torch does."""
-
 
 @torch.no_grad()
-def clip_gradients(
-    parameters: Sequence[nn.Parameter], max_norm: float | None, ranks: Ranks, *, divided: bool
-) -> Tensor:
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, of shape ().
 
     Args:
         parameters: of the optimizer.
         max_norm: None for no clipping, which costs no pass over the gradients.
-        ranks: the processes.
-        divided: whether each of them has a part of the gradients.
-
-    Raises:
-        PeerError: if gradients are divided, and another process is gone.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if not divided:
-        # A sparse gradient may have a row several times; its sum counts.
-        rows = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-        total_norm: Tensor = nn.utils.get_total_norm(rows)
-        if max_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
-        return total_norm
-    (squares,) = ranks.all_reduce_sum([sum_squares(g for g in gradients if is_sharded(g))])
-    norm = (squares + sum_squares(g for g in gradients if not is_sharded(g)).to(squares.device)).sqrt()
-    if max_norm is not None and gradients:
-        factor = (max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
-        torch._foreach_mul_([get_local_part(g) for g in gradients], factor.float())
-    return norm
+    # A sparse gradient may have a row several times; its sum counts.
+    rows = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    total_norm: Tensor = nn.utils.get_total_norm(rows)
+    if max_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
+    return total_norm
 
 
 FUSED_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -166,9 +141,6 @@ class StepUpdate(StepForward):
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
-            # The others would wait within the step for this process's part of the weights.
-            if self.options.divided:
-                raise out_of_memory_error(self.options.peers.ranks, self.micro_batch or largest_part) from None
             self._discard_step()
             self._halve_micro_batch(largest_part, error)
             raise HalfUpdated("out of memory in the middle of an update") from None
@@ -176,8 +148,7 @@ class StepUpdate(StepForward):
     def _update_weights(self, loss: Tensor) -> StepResult:
         fault_point("update")
         self.scaler.unscale(self.parameters)
-        divided = self.options.divided
-        norm = clip_gradients(self.parameters, self.clip_norm, self.options.peers.ranks, divided=divided)
+        norm = clip_gradients(self.parameters, self.clip_norm)
         result = build_result(loss, norm, self.can_update_on_device(), self.follow_results())
         if result.on_device:
             self._update_on_device(result.device_finite)
@@ -221,12 +192,7 @@ class StepUpdate(StepForward):
 
     def can_update_on_device(self) -> bool:
         """Whether the device can skip an update with numbers that are not finite, without waiting for the host."""
-        return (
-            not self.options.divided
-            and self.state.prefers_device
-            and can_skip_update(self.optimizer)
-            and self.buffers.are_in_place()
-        )
+        return self.state.prefers_device and can_skip_update(self.optimizer) and self.buffers.are_in_place()
 
     def _update_on_device(self, finite: Tensor) -> None:
         """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
@@ -264,8 +230,8 @@ class Ema:
         self.decay, self.updates = decay, 0
         self.updates_on_device: Tensor | None = None
         """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
-        self.average = {name: value.detach().clone() for name, value in get_local_state(model).items()}
-        """The averaged tensors by name; of a divided network the parts of this process."""
+        self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        """The averaged tensors by name."""
         self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
         """Names of what is averaged; all else is copied, such as a mask of minus infinity, whose average would be NaN."""
 
@@ -282,7 +248,7 @@ class Ema:
         weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         copies, copied = list[Tensor](), list[Tensor]()
-        for name, value in get_local_state(model).items():
+        for name, value in model.state_dict().items():
             if name in self.averaged_names:
                 averages, values = groups.setdefault(value.dtype, ([], []))
                 averages.append(self.average[name])
@@ -311,12 +277,12 @@ class Ema:
     @contextlib.contextmanager
     def swap_in(self, model: nn.Module) -> Iterator[None]:
         """Swap the averaged weights into the model within the `with` block."""
-        raw = {name: value.clone() for name, value in get_local_state(model).items()}
-        load_local_state(model, self.average)
+        raw = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(self.average)
         try:
             yield
         finally:
-            load_local_state(model, raw)
+            model.load_state_dict(raw)
 
 
 def lerp_together(averages: list[Tensor], values: list[Tensor], weight: Tensor) -> None:

@@ -167,7 +167,7 @@ def find_avoidable(
         was_signalled: whether the trainer was told to end by a signal.
     """
     if exit_code == RestartSmaller.exit_code:
-        return TrainerDeath(False, "memory ran out in one of the processes that share the weights (optimize.sharding)")
+        return TrainerDeath(False, "memory ran out in one of the processes")
     if exit_code in signals.CRASH_EXIT_CODES and not was_signalled:
         return TrainerDeath(True, describe(run, exit_code))
     kills_now = cgroup.read_oom_kills(Path("/"))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from drivetrain.data.dataset import Batch, Dataset, Inputs
     from drivetrain.data.loader.batches import Batches
-    from drivetrain.distributed.gradient_exchange import GradientExchange
     from drivetrain.hardware.facts import Hardware
     from drivetrain.job import Job
     from drivetrain.job.train import Fp16
@@ -56,9 +55,6 @@ class ReadableOptions(Protocol):
 
     @property
     def memory_format(self) -> torch.memory_format: ...
-
-    @property
-    def exchange(self) -> GradientExchange: ...
 
     @property
     def splitter(self) -> Callable[[Batch, int], Iterable[Batch]]: ...
@@ -141,8 +137,4 @@ class AssembledRun(NetworkRun):
 
     def record_step(self) -> None:
         """Record whole steps as CUDA graphs and replay them."""
-        raise NotImplementedError
-
-    def divide(self) -> None:
-        """Divide weights, gradients and optimizer state among the processes, if there are several."""
         raise NotImplementedError

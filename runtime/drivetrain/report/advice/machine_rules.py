@@ -188,10 +188,7 @@ def _advise_on_exchange(record: Record, summary: Summary) -> Iterator[Advice]:
     seconds = part * min(one.seconds for one in record.ranks)
     least = f"at least {format_share(part)} of the time of each"
     reason = f"the exchange between {len(record.ranks)} processes takes {least}"
-    if len({one.node for one in record.ranks}) > 1 and read_decisions(record).get("exchange_precision") == "fp32":
-        change = "send gradients in bf16, half as many bytes; they are rounded"
-        yield Advice(change, reason, describe_saving(part / 2), "optimize: {exchange_precision: bf16}", seconds / 2)
-    elif get_nested(record.spec, "train", "batch_size") != "auto":
+    if get_nested(record.spec, "train", "batch_size") != "auto":
         change = "use larger batches, which exchange less often per sample; they change what is learned"
         yield Advice(change, reason, describe_saving(part / 2), "train: {batch_size: auto}", seconds / 2)
 

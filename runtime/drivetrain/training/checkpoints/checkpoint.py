@@ -4,8 +4,6 @@
       step-120/   model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
       best-96/    the weights of the best evaluation
 
-Where the weights are divided among processes, each writes shard-....safetensors instead of the first four files.
-
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
 its parent fsynced; only then are older ones removed. A checkpoint that does not match its manifest is never loaded. A
 folder that is to be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
@@ -31,7 +29,6 @@ from drivetrain.system import run_files
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import blame_storage, hash_file, storage_error, sync_folder, write_json, write_text
 from drivetrain.system.run_files import RunFiles
-from drivetrain.training.checkpoints import divided_tensors
 from drivetrain.training.checkpoints.manifest import (
     FROZEN_FORMAT,
     MANIFEST,
@@ -41,7 +38,6 @@ from drivetrain.training.checkpoints.manifest import (
     describe_damaged,
     describe_file,
     find_best_step,
-    is_divided,
     list_files,
     verify,
 )
@@ -178,8 +174,6 @@ def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     Raises:
         OSError, ValueError: if they cannot be read.
     """
-    if is_divided(path):
-        return divided_tensors.read_whole(path)
     names = [name for name in list_files(path) if name.endswith(".safetensors")]
     tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
     tensors[MODEL_STEM] |= tensors.pop(FROZEN_STEM, {})

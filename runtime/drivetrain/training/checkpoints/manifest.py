@@ -9,17 +9,17 @@ from typing import Any
 
 from drivetrain.errors import CheckpointError
 from drivetrain.system.files import hash_file, read_json
-from drivetrain.system.run_files import STATE_FILE, RunFiles
+from drivetrain.system.run_files import STATE_FILE
 
-PLAIN_FORMAT, FROZEN_FORMAT, DIVIDED_FORMAT = 1, 2, 3
-"""Formats: without and with a file of frozen weights, and with the parts of several processes. Each has its own number,
-so that a version that does not know it refuses it.
+PLAIN_FORMAT, FROZEN_FORMAT = 1, 2
+"""Formats: without and with a file of frozen weights. Each has its own number, so that a version that does not know it
+refuses it.
 """
-FORMATS = (PLAIN_FORMAT, FROZEN_FORMAT, DIVIDED_FORMAT)
+FORMATS = (PLAIN_FORMAT, FROZEN_FORMAT)
 MANIFEST = "MANIFEST.json"
 Entry = dict[str, int | str]
 """Size and SHA-256 of a file, as the manifest lists them."""
-_FILE_PATTERN = r"[a-z]+\.(safetensors|json)|shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"
+_FILE_PATTERN = r"[a-z]+\.(safetensors|json)"
 MAX_MANIFEST_BYTES = 1 << 20
 """A manifest takes a few hundred bytes; a longer file is not a manifest."""
 
@@ -46,11 +46,6 @@ def verify(path: Path) -> str | None:
 def describe_file(path: Path) -> Entry:
     """The entry of a file in the manifest: its size and SHA-256; raises OSError if it cannot be read."""
     return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-
-
-def is_divided(path: Path) -> bool:
-    """Whether a checkpoint consists of the parts of several processes."""
-    return RunFiles(path).read_object(MANIFEST).get("format") == DIVIDED_FORMAT
 
 
 def find_best_step(state: Mapping[str, Any]) -> int | None:
@@ -103,7 +98,6 @@ def parse_files(manifest: object) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{MANIFEST} lists {name!r}, which is not a checkpoint file")
         if not isinstance(entry, dict) or (type(entry.get("bytes")), type(entry.get("sha256"))) != (int, str):
             raise ValueError(f"{MANIFEST} has no size or SHA-256 for {name}")
-    weights_stem = "shard-00001-model-00001-of-00001" if manifest["format"] == DIVIDED_FORMAT else "model"
-    if not {f"{weights_stem}.safetensors", STATE_FILE} <= set(files):
-        raise ValueError(f"{MANIFEST} lists no {weights_stem}.safetensors or no {STATE_FILE}")
+    if not {"model.safetensors", STATE_FILE} <= set(files):
+        raise ValueError(f"{MANIFEST} lists no model.safetensors or no {STATE_FILE}")
     return files

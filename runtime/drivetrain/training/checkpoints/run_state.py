@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.distributed.sharded_tensor import get_local_part, get_local_state, load_local_state
 from drivetrain.errors import CheckpointError
 from drivetrain.training.checkpoints import checkpoint, resume
 from drivetrain.training.run import Run
@@ -55,7 +54,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     Raises:
         CheckpointError: if it does not contain what this run needs.
     """
-    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": get_local_state(run.model)}
+    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
     stored = loaded.state.get("identity")
     checked_identity = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
     expected = collect_state(run) | {"identity": checked_identity}
@@ -65,7 +64,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     _restore_part_count(run, resume.parse_whole_number(loaded, "parts", identity["parts"]))
     for line in resume.list_changes(identity, run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
-    load_local_state(run.model, loaded.tensors["model"])
+    run.model.load_state_dict(loaded.tensors["model"])
     run.optimizer.state.clear()
     load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state
@@ -122,7 +121,7 @@ def collect_optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Opt
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `collect_optimizer_tensors` has returned; of divided parameters the parts of this process.
+    """Load what `collect_optimizer_tensors` has returned.
 
     Raises:
         CheckpointError: if a name is unknown.
@@ -140,9 +139,9 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
         device = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
         value = value.to(device)
         # Moments take the memory format of their parameter, as fused kernels require.
-        if value.ndim == 0 or value.shape != get_local_part(parameter).shape:
+        if value.ndim == 0 or value.shape != parameter.shape:
             optimizer.state[parameter][key] = value.clone()
             continue
         state = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-        get_local_part(state).copy_(value)
+        state.copy_(value)
         optimizer.state[parameter][key] = state

@@ -12,11 +12,9 @@ import torch
 
 from drivetrain.data.dataset import Batch, Split
 from drivetrain.data.loader import batches
-from drivetrain.distributed.ranks import Ranks
 from drivetrain.models import forward
 from drivetrain.system import torch_errors
 from drivetrain.training.evaluation.metrics import MetricAccumulator
-from drivetrain.training.peers import out_of_memory_error
 from drivetrain.training.run import Run
 
 Result = TypeVar("Result")
@@ -37,15 +35,13 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     """
     averaged_weights = run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
-    # An interrupted process would leave the others waiting for its part of divided weights.
-    released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
     # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
     with (
         run.signals.protect_section(),
         averaged_weights,
         run.step.buffers.keep_unchanged(),
         run.peers.same_outcome(),
-        released(),
+        run.signals.allow_interruption(),
     ):
         accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
     with torch.inference_mode():
@@ -63,7 +59,7 @@ def check_precision(run: Run) -> None:
     epochs 1, 2, 4, 8, ...; a format that the job asks for stays, and the difference is recorded.
     """
     epoch, row = run.counters.epoch, run.plan.row("precision")
-    if run.step.dtype is None or run.is_divided or epoch & (epoch - 1):
+    if run.step.dtype is None or epoch & (epoch - 1):
         return
     loss, fp32_loss = _measure_losses(run)
     classes = all(head.classes for head in run.dataset.heads.values())
@@ -87,7 +83,7 @@ def _measure_losses(run: Run) -> tuple[float, float]:
     batch_size = run.step.micro_batch or default_batch_size(run)
     run.model.eval()
     with forward.without_gradients(run.model), run.signals.protect_section(), run.step.buffers.keep_unchanged():
-        for batch, _ in itertools.islice(micro_batches(run, run.dataset.validation, batch_size), FORMAT_BATCHES):
+        for batch in itertools.islice(micro_batches(run, run.dataset.validation, batch_size), FORMAT_BATCHES):
             for accumulator, outputs in zip(accumulators, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
@@ -113,8 +109,6 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
-            if run.is_divided:
-                raise out_of_memory_error(run.ranks, size) from None
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
         run.step.options.report_memory(f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")
@@ -124,19 +118,16 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
 def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
     accumulator = MetricAccumulator(run.dataset.heads, run.step.objective)
     run.user_parts.metrics.begin()
-    # Divided weights that are gathered under inference_mode could not be trained afterwards.
-    no_gradients = torch.no_grad() if run.is_divided else forward.without_gradients(run.model)
-    with no_gradients, run.ranks.raising_peer_errors():
-        for micro_batch, counts in micro_batches(run, run.dataset.validation, batch_size):
+    with forward.without_gradients(run.model):
+        for micro_batch in micro_batches(run, run.dataset.validation, batch_size):
             outputs = run.step.outputs_in_fp32(micro_batch.inputs)
-            if counts:
-                accumulator.add(outputs, micro_batch.targets, micro_batch.ids)
-                run.user_parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
+            accumulator.add(outputs, micro_batch.targets, micro_batch.ids)
+            run.user_parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
     return accumulator
 
 
-def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bool]]:
-    """The preprocessed batches of this process's shard of a split, not augmented, and whether each counts."""
+def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
+    """The preprocessed batches of this process's shard of a split, not augmented."""
     settings = run.batches
     local_batches = batches.fetch_in_order(
         split,
@@ -146,32 +137,4 @@ def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bo
         report=settings.report,
         shard=(run.ranks.number, run.ranks.count),
     )
-    parts = (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))
-    if not run.is_divided:
-        return ((micro_batch, True) for micro_batch in parts)
-    return pad_with_uncounted_batches(
-        run.ranks, parts, lambda: run.preprocess(next(iter(batches.fetch_in_order(split, 1))), None)
-    )
-
-
-def pad_with_uncounted_batches(
-    ranks: Ranks, local_batches: Iterator[Batch], make_spare_batch: Callable[[], Batch]
-) -> Iterator[tuple[Batch, bool]]:
-    """The batches of this process, then uncounted ones until all processes have computed theirs.
-
-    Args:
-        ranks: the processes, which call this together.
-        local_batches: the batches of this process.
-        make_spare_batch: returns a batch to compute while others still have some.
-
-    Returns:
-        Batches, and whether they count.
-
-    Raises:
-        PeerError: if another process is gone.
-    """
-    while True:
-        batch = next(local_batches, None)
-        if not any(row[0] for row in ranks.all_gather([float(batch is not None)])):
-            return
-        yield (batch, True) if batch is not None else (make_spare_batch(), False)
+    return (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))

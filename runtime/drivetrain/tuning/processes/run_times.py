@@ -97,7 +97,7 @@ def _time_evaluation(run: Run) -> tuple[float, float]:
     seconds: list[float] = []
     begin = time.perf_counter()
     with torch.inference_mode():
-        for batch, _ in itertools.islice(micro_batches(run, run.dataset.validation, size), MAX_TIMED):
+        for batch in itertools.islice(micro_batches(run, run.dataset.validation, size), MAX_TIMED):
             run.step.outputs_in_fp32(batch.inputs)
             synchronize(run.device)
             seconds.append(time.perf_counter() - begin)
