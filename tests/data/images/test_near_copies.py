@@ -98,6 +98,23 @@ def test_names(case: str, looks: str) -> None:
         assert sources is None
 
 
+@pytest.mark.parametrize("are_shared", [True, False])
+@pytest.mark.parametrize("pattern", ["{c}/{n}_jpg.rf.{i}" + HASH[1:], "{c}/person{n}_{i}", "{c}/patient_{n}/{i}"])
+def test_a_name_in_several_folders(pattern: str, *, are_shared: bool) -> None:
+    """It is one source if its images look alike across folders; else each folder has numbered its own images."""
+    rows = [(c, n, i) for c in "abc" for n in range(SOURCES) for i in range(EACH)]
+    paths = [pattern.format(c=c, n=n, i=i) + ".png" for c, n, i in rows]
+    owners = np.array([n if are_shared else 100 * "abc".index(c) + n for c, n, _ in rows])
+    strata = np.array(["abc".index(c) for c, _, _ in rows])
+
+    def measure_distances(first: Any, second: Any) -> Any:
+        return np.where(owners[first] == owners[second], 0.1, 1.0)
+
+    sources = near_copies.find(paths, strata, measure_distances, in_classes=True, requested="")
+    assert sources
+    assert len(set(zip(sources.names, owners.tolist(), strict=True))) == sources.count == len(set(owners.tolist()))
+
+
 def write_sources(folder: Path, pattern: str, *, alike: bool = True) -> list[tuple[str, int]]:
     """Pictures whose images of a source differ a little, or as much as all others."""
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.formats import table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.load_data import load
+from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError
 from drivetrain.job import JOBS
 from drivetrain.job_spec import data_cells
@@ -149,12 +150,29 @@ DIGITS: dict[str, Callable[[int], str]] = {
     "open above": lambda v: f"{v}+",
     "minutes": lambda v: f"{v}:{v + 60}",
     "a fraction": lambda v: f"{v}/4",
-    "a range": lambda v: f"{v}-{v + 1}",
     "a comparison": lambda v: f"<{v}",
     "about": lambda v: f"~{v}" if v > 8 else f"{v}",
     "a word": lambda v: f"{v}" if v > 8 else "varies",
     "Fortran": lambda v: f"{v}.5D+01",
 }
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [f"store_{n}" for n in range(30)],
+        [f"c{n}" for n in range(30)],
+        ["Q1", "Q2", "Q3", "Q4"],
+        ["ward 7", "ward 9", "home"],
+        ["<18", "18-24", "25 - 34", "35\u201344", "65+"],
+        ["[0-10)", "[10-20)", "[90-100]"],
+        ["0-5 years", "5-10 years", "over 10 years"],
+        ["$0 to $10,000", "$10,000 to $20,000"],
+    ],
+)
+def test_labels_with_digits_need_no_line(cells: list[str]) -> None:
+    assert not text_column.note_digits("x", dict.fromkeys(cells, 9))
+    assert not text_column.note_digit_classes("x", dict.fromkeys(cells, 9))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -55,8 +56,10 @@ _LEAST_SOURCES = 3
 """Smallest number of sources with several images."""
 _MOST_PAIRS = 64
 """Number of pairs of images that are compared."""
-_ALIKE = 0.7
-"""Images of a source differ by less than this share of the difference between others of their class, in the median."""
+_ALIKE, _SHARED = 0.7, 0.9
+"""Images of a source differ by less than this share of the difference between others of their class, in the median; in
+several folders, where the same person can have several looks, by less than the second share.
+"""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def find(
         return Sources([name_of_path[path] for path in paths], sources.reason) if sources else None
     files = [os.path.splitext(path)[0] for path in paths]
     folders = [os.sep.join(path.split(os.sep)[in_classes:-1]) or path for path in paths]
+    describe = partial(_describe, paths=paths, distances=distances)
     exported = [_cut_export(name) for name in files]
     copies = [_cut_repeatedly(name, _CHANGE) for name in exported]
     if requested == FOLDERS:
@@ -108,16 +112,16 @@ def find(
     numbered = [_cut_number(name) for name in copies]
     # Of several rules, the coarsest that holds counts: the frames of an exported video belong together.
     if _are_several(folders, strata) and (_are_entities(folders) or _look_alike(folders, strata, distances)):
-        return _describe(folders, paths, "by the folders in those of the classes" if in_classes else "by folders")
+        return describe(folders, reason="by the folders in those of the classes" if in_classes else "by folders")
     if (
         numbered != copies
         and _are_several(numbered, strata)
         and (_have_frame_words(copies, numbered) or _are_entities(numbered) or _look_alike(numbered, strata, distances))
     ):
-        return _describe(numbered, paths, "numbered images of the same beginning")
+        return describe(numbered, reason="numbered images of the same beginning")
     if _are_spread(copies, strata) and max(Counter(copies).values()) <= _MOST_COPIES:
-        return _describe(copies, paths, "names of changed copies")
-    return _describe(exported, paths, "names of augmented copies") if len(set(exported)) < len(exported) else None
+        return describe(copies, reason="names of changed copies")
+    return describe(exported, reason="names of augmented copies") if len(set(exported)) < len(exported) else None
 
 
 def count_shared(paths: Sequence[str], other_paths: Sequence[str]) -> int:
@@ -130,7 +134,10 @@ def count_shared(paths: Sequence[str], other_paths: Sequence[str]) -> int:
     return sum(source in other_sources for source in exported[0])
 
 
-def _describe(names: list[str], paths: Sequence[str], reason: str) -> Sources:
+def _describe(names: list[str], paths: Sequence[str], distances: Distances, reason: str) -> Sources:
+    folders = [os.path.dirname(path) for path in paths]
+    if not _are_shared(names, folders, distances):
+        names = [os.path.join(*pair) for pair in zip(folders, names, strict=True)]
     counts = Counter(names)
     example = next(path for path, name in zip(paths, names, strict=True) if counts[name] > 1)
     return Sources(names, f"{reason}, such as {example}")
@@ -192,10 +199,28 @@ def _look_alike(names: Sequence[str], strata: npt.NDArray[np.int64], distances: 
     neighbors = [(first, second) for first, second in pairwise(ordered) if strata[first] == strata[second]]
     within = [(first, second) for first, second in neighbors if names[first] == names[second]]
     between = [(first, second) for first, second in neighbors if names[first] != names[second]]
+    return _compare(within, between, distances, 1.0) < _ALIKE
+
+
+def _are_shared(names: Sequence[str], folders: Sequence[str], distances: Distances) -> bool:
+    """Whether a name in several folders is one source: each folder may number its own images from 0."""
+    ordered = sorted(range(len(names)), key=lambda row: (names[row], folders[row], row))
+    within = [pair for pair in pairwise(ordered) if names[pair[0]] == names[pair[1]]]
+    within = [(first, second) for first, second in within if folders[first] != folders[second]]
+    within.sort(key=lambda pair: (folders[pair[0]], folders[pair[1]]))
+    between = [(first, second) for (first, _), (_, second) in pairwise(within) if folders[first] != folders[second]]
+    between = [(first, second) for first, second in between if names[first] != names[second]]
+    return _compare(within, between, distances, 0.0) < _SHARED
+
+
+def _compare(
+    within: list[tuple[int, int]], between: list[tuple[int, int]], distances: Distances, default: float
+) -> float:
+    """The median distance of pairs within sources, as a share of that between sources; `default` of too few pairs."""
     if min(len(within), len(between)) < _LEAST_SOURCES:
-        return False
+        return default
     medians = []
     for pairs in (within, between):
         sampled_pairs = np.array(pairs)[np.unique(np.linspace(0, len(pairs) - 1, _MOST_PAIRS).astype(int))]
         medians.append(np.median(distances(sampled_pairs[:, 0], sampled_pairs[:, 1])))
-    return bool(medians[0] < _ALIKE * medians[1])
+    return float(medians[0] / medians[1]) if medians[1] else 1.0

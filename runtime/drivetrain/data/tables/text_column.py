@@ -4,6 +4,7 @@ gives the same messages as training.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from drivetrain.data.formats import times
@@ -17,7 +18,11 @@ NUMBERS_SHARE = 0.9
 DIGITS_SHARE = 0.5
 """A line names a column of text if at least this share of its filled cells hold digits."""
 MOST_INTEGER_CLASSES = 20
-"""Most classes with digits that are not taken for numbers."""
+"""Most classes with digits, and most ranges, that are not taken for numbers."""
+_LABEL = re.compile(r"[^\W\d_]\D*\d+")
+"""A word and a whole number, such as store_3 or Q1."""
+_RANGE = re.compile(r"\W*\d[\d.,]* ?(?:[-\u2013]| to ) ?\W?\d[\d.,]*\D*")
+"""A range, such as 18-24 or [0-10)."""
 MAX_CATEGORIES = 50
 """A text column with at most this many distinct texts is always categorical, whatever the number of rows."""
 
@@ -45,9 +50,9 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
 def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
     """A line on a column of text whose cells mostly hold digits, which names three; `counts` has the rows of each cell."""
     share, examples, other_cells = _find_digits(counts)
+    padded = next(filter(has_leading_zero, counts), "")
     if share < DIGITS_SHARE:
         return []
-    padded = next(filter(has_leading_zero, counts), "")
     if padded and all(cell.isdecimal() or cell in MISSING_NUMBERS for cell in counts):
         return [f'"{name}" is a category, since `{padded}` has a leading zero; data.numeric: [{name}] reads numbers']
     others_text = f"; the others are {list_names(other_cells, 3)}" if other_cells else ""
@@ -74,8 +79,10 @@ def note_digit_classes(name: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _find_digits(counts: Mapping[str, int]) -> tuple[float, str, list[str]]:
-    """The share of cells with digits, three of them, and the cells without, the most frequent first."""
-    with_digits = [cell for cell in counts if any(map(str.isdigit, cell))]
+    """The share of cells with digits that are no labels, three of them, and the other cells, the most frequent first."""
+    are_few = len(counts) <= MOST_INTEGER_CLASSES
+    labels = {cell for cell in counts if _LABEL.fullmatch(cell) or (are_few and _RANGE.fullmatch(cell))}
+    with_digits = [cell for cell in counts if any(map(str.isdigit, cell)) and cell not in labels]
     share = sum(counts[cell] for cell in with_digits) / max(1, sum(counts.values()))
     # Cells that are plain numbers do not show why the column is none.
     with_digits.sort(key=times.is_plain_number)
