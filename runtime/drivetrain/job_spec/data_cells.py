@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -112,6 +113,7 @@ def check(job: Job) -> list[str]:
         return []
     files = csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     report: list[str] = []
+    checked: dict[str, Path] = {}
     classes_of: dict[str, set[str]] = {}
     for key, text in job.data_paths():
         path, label = job.resolve(text), dot_key(key)
@@ -123,10 +125,15 @@ def check(job: Job) -> list[str]:
             expected = replace(expected, features=None)
         count, notes = _check_file(job, path, job.locate_key(key), expected, files, classes_of)
         report += [f"{label}: checked {count:,} rows of {text}", *notes]
+        checked[label] = path
         if key[-1] == "train" and not isinstance(job, SeriesJob) and job.train.batch > count:
             report.append(
                 f"train.batch_size: {job.train.batch:,} is more than the {count:,} rows of {text}: one step per epoch"
             )
+    if isinstance(job, SeriesJob) and job.data.time and len(checked) > 1 and find_spec("pyarrow"):
+        from drivetrain.data.series import sampling
+
+        report += sampling.check_files(job, checked)
     return report
 
 

@@ -19,6 +19,7 @@ from drivetrain.data.dataset import Batch
 from drivetrain.data.series import series_data as series
 from drivetrain.data.series import windows
 from drivetrain.errors import DataError
+from drivetrain.job_spec import data_cells
 from tests.data.series.series_rows import (
     Rows,
     gather_windows,
@@ -378,8 +379,20 @@ def test_another_sampling_rate_is_refused_or_said(
         notes = load_data.load_new([new_path], stored, data.heads, labelled=labelled).notes
         assert any("has learned speeds" in note for note in notes) == (answer == "said")
     if answer == "refused":
-        with pytest.raises(DataError, check=saying("series-with-the-step")):
-            series.load(job(trained_path, group="machine", features=["a", "b"], validation=str(new_path)))
+        for read in (series.load, data_cells.check):
+            for key in ("validation", "test") if read is data_cells.check else ("validation",):
+                files: dict[str, Any] = {key: str(new_path)}
+                refused_job = job(trained_path, group="machine", features=["a", "b"], **files)
+                with pytest.raises(DataError, check=saying("series-with-the-step")):
+                    read(refused_job)
+
+
+def test_steps_are_named_without_exponents(tmp_path: Path) -> None:
+    """What the message says about resampling can be copied."""
+    data = series.load(job(write_rows(tmp_path, make_timed(2_678_400.0)), group="machine", features=["a", "b"]))
+    new_path = write_rows(tmp_path, make_timed(86_400.0), "new.csv")
+    with pytest.raises(DataError, match=r"steps by 86400 s.*stepped by 2678000 s.*\n.*\n.*\.resample\('2678400s'\)"):
+        load_data.load_new([new_path], data.preprocessing, data.heads, labelled=False)
 
 
 def test_one_series_of_another_rate_is_named(tmp_path: Path) -> None:

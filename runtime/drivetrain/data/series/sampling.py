@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain.data.series.timeline import Timeline
+from drivetrain.data.formats import csv_dialect, table_file
+from drivetrain.data.series import timestamps
+from drivetrain.data.series.timestamps import SeriesOrder
+from drivetrain.data.source import Source
 from drivetrain.errors import DataError
+from drivetrain.job.series import SeriesJob
 
 KEY = "sampling"
 """Key of the stored preprocessing."""
@@ -31,32 +36,53 @@ class Sampling:
 
     def describe(self) -> str:
         """Return the step with its unit."""
-        return f"{self.step:.4g} s" if self.are_dates else f"{self.step:.4g} of the time column"
+        step = np.format_float_positional(self.step, 4, fractional=False, trim="-")
+        return f"{step} s" if self.are_dates else f"{step} of the time column"
 
 
-def measure(line: Timeline) -> dict[str, object]:
+def measure(order: SeriesOrder, window: int) -> dict[str, object]:
     """Measure all steps within series; empty if no series has two rows. Plain JSON values, for `compare`."""
-    steps = np.diff(line.order.times)[line.order.series[1:] == line.order.series[:-1]] / line.order.per_second
+    steps = np.diff(order.times)[order.series[1:] == order.series[:-1]] / order.per_second
     if not len(steps):
         return {}
-    sampling = _summarize(steps, line)
+    sampling = _summarize(steps, order)
     # Where a series of training has another step, the network has seen more than one.
-    if any(_is_other(each, sampling) for _, each in _list_series(line)):
+    if any(_is_other(each, sampling) for _, each in _list_series(order, window)):
         sampling = replace(sampling, is_even=False)
     return {KEY: asdict(sampling)}
 
 
-def _list_series(line: Timeline) -> Iterator[tuple[int, Sampling]]:
+def _list_series(order: SeriesOrder, window: int) -> Iterator[tuple[int, Sampling]]:
     """Yield the first row and the sampling of each series that is long enough for a window."""
-    order = line.order
     starts = np.flatnonzero(np.append(True, order.series[1:] != order.series[:-1]))
     ends = np.append(starts[1:], len(order))
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        if end - start >= max(2, line.layout.window):
-            yield start, _summarize(np.diff(order.times[start:end]) / order.per_second, line)
+        if end - start >= max(2, window):
+            yield start, _summarize(np.diff(order.times[start:end]) / order.per_second, order)
 
 
-def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
+def check_files(job: SeriesJob, paths: Mapping[str, Path]) -> list[str]:
+    """Compare the steps of a job's files with those of the first, which trains, as training does; returns notes.
+
+    Raises:
+        DataError: as from `compare`.
+    """
+    data = job.data
+    time, stored, notes = str(data.time), None, list[str]()
+    names = [time, data.group] if data.group else [time]
+    for key, path in paths.items():
+        files = csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
+        source = Source(path, key, files, data.bad_samples)
+        table = table_file.read(path, key, required=dict.fromkeys(names, key), only=True, text=names[1:], csv=files)
+        order, _ = timestamps.read_order(table, source, time, data.group, data.date_format)
+        if stored is None:
+            stored = measure(order, data.window or 0)
+        else:
+            notes += compare(order, source, time, data.window or 0, stored)
+    return notes
+
+
+def compare(order: SeriesOrder, source: Source, time: str, window: int, preprocessing: Mapping[str, Any]) -> list[str]:
     """Compare the step of each new series, long enough for a window, with that of training; returns notes.
 
     Raises:
@@ -64,18 +90,19 @@ def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
     """
     if KEY not in preprocessing:
         return []
-    trained, order, time = Sampling(**preprocessing[KEY]), line.order, line.layout.time
-    other = [(start, sampling) for start, sampling in _list_series(line) if _is_other(sampling, trained)]
+    trained = Sampling(**preprocessing[KEY])
+    other = [(start, sampling) for start, sampling in _list_series(order, window) if _is_other(sampling, trained)]
     if not other:
         return []
     start, sampling = other[0]
-    source = line.source
     which = f"{len(other):,} of {len(np.unique(order.series)):,} series, first that of {source.name_row(int(order.rows[start]))}"
     difference = f"{source.path}: `{time}` steps by {sampling.describe()} in {which}, and stepped by {trained.describe()} in training"
     if not trained.is_even or not sampling.is_even:
         return [f"{difference}: what is predicted is a guess if the network has learned speeds or frequencies"]
     resample = (
-        f"in pandas for each series: .resample('{trained.step:g}s').mean().interpolate()" if trained.are_dates else ""
+        f"in pandas for each series: .resample('{np.format_float_positional(trained.step, trim='-')}s').mean().interpolate()"
+        if trained.are_dates
+        else ""
     )
     raise DataError(
         f"{source.key}: {difference}: a window would span another time",
@@ -84,10 +111,10 @@ def compare(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _summarize(steps: Any, line: Timeline) -> Sampling:
+def _summarize(steps: Any, order: SeriesOrder) -> Sampling:
     step = float(np.median(steps))
     is_even = float((np.abs(steps - step) <= EVEN_TOLERANCE * step).mean()) >= EVEN_SHARE
-    return Sampling(step, is_even, line.order.per_second != 1.0)
+    return Sampling(step, is_even, order.per_second != 1.0)
 
 
 def _is_other(new: Sampling, trained: Sampling) -> bool:

@@ -19,7 +19,7 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
 from drivetrain.data.scales import Scale, collect_fields, scales_from_json
 from drivetrain.data.series import augment, overlap, sampling, timeline, windows
-from drivetrain.data.series.timeline import WindowLayout
+from drivetrain.data.series.timeline import Timeline, WindowLayout
 from drivetrain.data.series.windows import SeriesSplit, WindowSplit
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.tables import text_column
@@ -148,10 +148,10 @@ def _read_long(
         data.date_format,
     )
     line = timeline.read_timeline(source, layout, data.groups)
-    stored = {"form": "long", **line.layout.to_json(), **sampling.measure(line)}
+    stored = {"form": "long", **line.layout.to_json(), **sampling.measure(line.order, line.layout.window)}
     if isinstance(data.validation, str):
         validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
-        line.notes.extend(sampling.compare(validation_line, stored))
+        line.notes.extend(_compare_steps(validation_line, stored))
         return windows.cut_all(line), windows.cut_all(validation_line), stored
     if data.groups:
         return *_divide_by_group(job, windows.cut_all(line)), stored
@@ -201,6 +201,11 @@ def _find_strata(part: WindowSplit) -> Strata:
     return target_columns.find_strata(part.target, part.target_rows)
 
 
+def _compare_steps(line: Timeline, preprocessing: Mapping[str, Any]) -> list[str]:
+    layout = line.layout
+    return sampling.compare(line.order, line.source, layout.time, layout.window, preprocessing)
+
+
 def _divide_by_group(
     job: SeriesJob, train: WindowSplit, division: Division | None = None
 ) -> tuple[WindowSplit, WindowSplit]:
@@ -245,7 +250,7 @@ def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
         split.check_shape(preprocessing["length"], preprocessing["channels"])
         return split
     line = timeline.read_timeline(source, timeline.layout_from_json(preprocessing))
-    line.notes.extend(sampling.compare(line, preprocessing))
+    line.notes.extend(_compare_steps(line, preprocessing))
     return windows.cut_all(line)
 
 
