@@ -68,12 +68,17 @@ class Case:
     scheduled: bool = False
     after: Callable[[int, nn.Module, Optimizer], None] = lambda step, model, optimizer: None
     """Called after each step, counted from 1."""
+    rate: Callable[[], float | Tensor] = lambda: 0.2
     splits: bool = True
     """Whether micro-batches compute the same."""
 
 
 def halve(step: int, model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.param_groups[0]["lr"] = 0.2 * 0.9**step
+
+
+def halve_in_place(step: int, model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0]["lr"].fill_(0.2 * 0.9**step)
 
 
 def shrink(step: int, model: Any, optimizer: Optimizer) -> None:
@@ -90,6 +95,8 @@ CASES = {
     "randomness": Case(data=Noisy),
     "scheduler": Case(scheduled=True),
     "rates by a callback": Case(after=halve),
+    "a rate in a tensor": Case(rate=lambda: torch.tensor(0.2), scheduled=True),
+    "a rate in a tensor by a callback": Case(rate=lambda: torch.tensor(0.2), after=halve_in_place),
     "weights by a callback": Case(after=shrink),
     "layers frozen by a callback": Case(after=freeze),
     "frozen": Case(model=lambda: build_frozen(nn.LayerNorm)),
@@ -109,7 +116,8 @@ class Objects:
 
     def __post_init__(self) -> None:
         self.model = self.case.model()
-        self.optimizer = SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.2, momentum=0.9)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = SGD(trained, lr=self.case.rate(), momentum=0.9, foreach=False)
         if self.case.scheduled:
             self.scheduler = StepLR(self.optimizer, 4, 0.5)
 

@@ -215,16 +215,26 @@ def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
 
 def read_group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The plain values of each parameter group, some of which optimizers and schedulers change during the training."""
-    return [
-        {key: value for key, value in group.items() if key != "params" and _is_plain_value(value)}
+    groups = [
+        {key: value.item() if _is_number(value) else value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
+    return [{key: value for key, value in group.items() if _is_plain_value(value)} for group in groups]
 
 
 def load_group_settings(optimizer: Optimizer, saved: Iterable[Mapping[str, Any]]) -> None:
     """Restore what `read_group_settings` has returned, also after a round trip through JSON."""
     for group, values in zip(optimizer.param_groups, saved, strict=True):
-        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        for key, value in values.items():
+            if _is_number(group.get(key)):
+                group[key].fill_(value)  # the optimizer, and captured graphs, hold this tensor
+            else:
+                group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def _is_number(value: object) -> bool:
+    """Whether a setting is a tensor with one number, such as lr=torch.tensor(0.1)."""
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def _is_plain_value(value: object) -> bool:
