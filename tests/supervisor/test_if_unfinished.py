@@ -57,6 +57,21 @@ def test_only_the_newest_run_of_the_same_job_counts(
         assert says(output, "done-nothing-left-train", job.parent / "runs" / f"a-{len(states):03}")
 
 
+@pytest.mark.parametrize("content", ["a: [", "", None])
+@pytest.mark.parametrize("name", ["job.yaml", "job/written.json"])
+def test_a_run_whose_job_cannot_be_read_does_not_count(
+    job: Path, name: str, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The policy trains once more, and then has a run that counts."""
+    run = run_folder.open_run(job.parent / "runs", load_job.load(job), new=True)
+    (run.path / "state.json").write_text(json.dumps({"status": "done"}))
+    (run.path / name).write_bytes(b"\0\xff" if content is None else content.encode())
+    assert start(job) == 0
+    output = capsys.readouterr().out
+    assert "trains" in output
+    assert says(output, "done-does-not-count", run.path, name)
+
+
 def test_it_excludes_new_and_several_machines(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert start(job, "--new") == SpecError.exit_code
     assert says(capsys.readouterr().err, "new-if-unfinished-together")

@@ -94,7 +94,11 @@ def find_finished(runs: Path, job: Job) -> Path | None:
     last = next(reversed(list_numbered(runs, job.name)), None) if runs.is_dir() else None
     if last is None or RunState.read(last).status != "done" or not (last / run_files.JOB_FILE).is_file():
         return None
-    return None if compare_stored_spec(last, job, MAY_CHANGE_ON_RESUME).lines else last
+    try:
+        return None if compare_stored_spec(last, job, MAY_CHANGE_ON_RESUME).lines else last
+    except CheckpointError as error:
+        say(f"{last} is done, but does not count, since nothing says with which job: {error.given}")
+        return None
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
