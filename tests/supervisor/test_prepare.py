@@ -274,6 +274,12 @@ def test_plan_state_and_the_process_afterwards() -> None:
 WRONG: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
     "a dict without a loss": ({"loss": None}, {"input": X}, SpecError, "the model gives"),
     "texts": ({}, (["a", "b"], Y), DataError, "the batch holds a str\n  possible: (inputs, targets), where inputs"),
+    "texts as targets": (
+        {},
+        (X, ["a"] * 96),
+        DataError,
+        "Values are tensors, numbers, None, objects with to(), or nest",
+    ),
     "a bare tensor": ({}, X, DataError, "the batch is an array of shape (96, 2)"),
     "rows": ({}, (X, Y[:3]), SpecError, "loss raised ValueError: Expected input batch_size (96)"),
     "rows to split": (

@@ -19,9 +19,9 @@ from drivetrain.data.dataset import Batch, Inputs, Targets
 from drivetrain.errors import DataError, SpecError
 
 BATCH_FORMS = (
-    "(inputs, targets), where inputs may be a tuple of arguments and targets anything; a mapping, whose keys are arguments "
-    "of the model; an object with to(), such as a batch of graphs; without loss= also a tensor or a tuple, the arguments of "
-    "the model"
+    "(inputs, targets), where inputs may be a tuple of arguments; a mapping, whose keys are arguments of the model; an object "
+    "with to(), such as a batch of graphs; without loss= also a tensor or a tuple, the arguments of the model. Values are "
+    "tensors, numbers, None, objects with to(), or nest these"
 )
 LOSS_FORMS = (
     "one number, or one for each sample, shape (N,): a tensor; of a model also an object with `loss`, or a mapping"
