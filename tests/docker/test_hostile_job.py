@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import CheckpointError
-from tests import mlflow_double, own_job
+from tests import own_job
 from tests.docker.conftest import Run
 from tests.docker.launched_checkout import copy_checkout, remove_containers
 from tests.hostile import SECRET, Outside, plant_link, plant_repository, watch_command
 from tests.messages import says
-from tests.mlflow_double import MlflowDouble
 
 CODE = """
 from pathlib import Path
@@ -24,7 +22,7 @@ from pathlib import Path
 print("run runs/../../outside starts", flush=True)
 outside = Path("../../../outside")  # as the host sees it from a run folder
 for run in Path("/workspace/runs").glob("tiny-*"):
-    for name, target in {"report.html": "key", "events.jsonl": "bashrc", "provenance.json": "key", "tracker": ""}.items():
+    for name, target in {"report.html": "key", "events.jsonl": "bashrc", "provenance.json": "key"}.items():
         if (run / name).exists():
             (run / name).rename(run / f"{name}.old")
         (run / name).symlink_to(outside / target)
@@ -39,23 +37,17 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_host_believes_no_container(project: Path, tmp_path: Path) -> None:
-    """Code in the container prints a line like ours and plants links, while a tracker on the host copies the run."""
+    """Code in the container prints a line like ours and plants links."""
     outside = Outside(tmp_path / "outside")
     work = project / "work"
     work.mkdir()
     (work / "my_data.py").write_text(own_job.DATA)
     (work / "my_model.py").write_text(CODE + own_job.MODEL)
     plant_repository_after_commit(work, outside)
-    with mlflow_double.serve_mlflow(MlflowDouble()) as server:
-        job = (
-            own_job.JOB.format(data="", model="", train="", checkpoint="") + f"track: {{mlflow: '{server.address}'}}\n"
-        )
-        (work / "job.yaml").write_text(job)
-        done = watch_command(["launch", "work/job.yaml"], project, tmp_path, project)
-        assert "run runs/../../outside starts" in done.output
-        assert "my_model.py" not in done.output, done.output
-        sent = b"".join(server.files.values()) + json.dumps([server.runs, list(server.experiments)]).encode()
-    assert SECRET.encode() not in sent
+    (work / "job.yaml").write_text(own_job.JOB.format(data="", model="", train="", checkpoint=""))
+    done = watch_command(["launch", "work/job.yaml"], project, tmp_path, project)
+    assert "run runs/../../outside starts" in done.output
+    assert "my_model.py" not in done.output, done.output
     assert [line for kind in ("read", "write") for line in done.of_kind(kind) if str(outside.path) in line] == []
     outside.check()
 

@@ -1,5 +1,5 @@
 """A hostile job folder and a hostile run folder through every command: nothing runs, nothing outside is opened, nothing is
-sent but to the named server.
+sent.
 
 An audit hook, which all Python processes of a command inherit, writes down the files that they open, the programs that
 they start and the addresses that they connect to.
@@ -16,7 +16,6 @@ import pytest
 
 from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.errors import CheckpointError
-from tests import mlflow_double
 from tests.hostile import (
     LINKS,
     SECRET,
@@ -29,7 +28,6 @@ from tests.hostile import (
     write_job,
 )
 from tests.messages import says
-from tests.mlflow_double import MlflowDouble
 
 OURS = ("python", "python3", "git", "docker", "nvidia-smi", "nvidia-ctk", "sh", "dash")
 """Programs that commands of ours start."""
@@ -63,7 +61,6 @@ RUN_COMMANDS = {
     "watch": ["watch", "runs/hostile-001"],
     "report": ["report", "runs/hostile-001"],
     "compare": ["compare", "runs/hostile-001", "runs/other-001"],
-    "track": ["track", "runs/hostile-001", "--mlflow", "ADDRESS"],
     "evaluate": ["evaluate", "runs/hostile-001"],
     "explain": ["evaluate", "runs/hostile-001", "--explain"],
     "predict": ["predict", "runs/hostile-001", "photos"],
@@ -83,12 +80,6 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
     outside_folder.check()
 
 
-@pytest.fixture
-def server() -> Iterator[MlflowDouble]:
-    with mlflow_double.serve_mlflow(MlflowDouble()) as double:
-        yield double
-
-
 @pytest.fixture(scope="module")
 def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the hostile job, and its run."""
@@ -102,17 +93,14 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "work"
 
 
-def check_actions(done: CommandOutcome, outside: Outside, *addresses: str) -> None:
+def check_actions(done: CommandOutcome, outside: Outside) -> None:
     """The processes of a command did nothing but their work."""
     assert is_plain(done.output), done.output
     assert SECRET not in done.output
     assert [line for kind in ("read", "write") for line in done.of_kind(kind) if str(outside.path) in line] == []
     programs = {Path(line.strip("'\"")).name for line in done.of_kind("program")}
     assert {name for name in programs if not name.startswith(OURS)} == set()
-    remote = [line for line in done.of_kind("connect") if line.startswith("(") and "'127.0.0.1'" not in line]
-    assert remote == []
-    ports = [line for line in done.of_kind("connect") if line.startswith("(")]
-    assert addresses or ports == []
+    assert [line for line in done.of_kind("connect") if line.startswith("(")] == []
 
 
 def test_every_command_meets_a_hostile_folder() -> None:
@@ -133,24 +121,20 @@ def test_a_hostile_job(tmp_path: Path, outside: Outside, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUN_COMMANDS)
-def test_a_run_folder_full_of_links(
-    trained_folder: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, name: str
-) -> None:
+def test_a_run_folder_full_of_links(trained_folder: Path, tmp_path: Path, outside: Outside, name: str) -> None:
     shutil.copytree(trained_folder, tmp_path / "work")
     run = tmp_path / "work" / "runs" / "hostile-001"
     shutil.copytree(run, run.with_name("other-001"))
     if name == "repeat":
         run = run.rename(run.with_name("hostile-seed0-001"))
-    for link in ("events.jsonl", "report.html", ".lock", "tracker", "model/config.json"):
+    for link in ("events.jsonl", "report.html", ".lock", "model/config.json"):
         plant_link(run, link, outside)
     if name in ("train", "repeat"):  # the unfinished run that the next command of this name would continue
         (run / "state.json").write_text('{"status": "stopped", "exit_code": 75}')
-    arguments = [word.replace("ADDRESS", server.address) for word in RUN_COMMANDS[name]]
-    done = watch_command(arguments, tmp_path / "work", tmp_path)
+    done = watch_command(RUN_COMMANDS[name], tmp_path / "work", tmp_path)
     assert done.code == (2 if name == "from" else CheckpointError.exit_code), done.output
     assert says(done.output, "is-symbolic-link")
     check_actions(done, outside)
-    assert server.requests == []
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -193,12 +177,11 @@ def trained_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["report", "runs/tiny-001"],
         ["watch", "runs/tiny-001"],
         ["compare", "runs/tiny-001", "runs/tiny-001"],
-        ["track", "runs/tiny-001", "--mlflow", "ADDRESS"],
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_code_of_a_foreign_run_does_not_run(
-    trained_code: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, arguments: list[str]
+    trained_code: Path, tmp_path: Path, outside: Outside, arguments: list[str]
 ) -> None:
     """The same folder elsewhere, for a user who has agreed to nothing; its state names a folder with other code."""
     shutil.copytree(trained_code, tmp_path / "work")
@@ -207,10 +190,8 @@ def test_code_of_a_foreign_run_does_not_run(
     (tmp_path / "theirs").mkdir()
     source = write_code_job(tmp_path / "theirs")
     (run / "state.json").write_text(json.dumps(state | {"source": str(source)}))
-    command_line = [word.replace("ADDRESS", server.address) for word in arguments]
     environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "HOSTILE_CANARY": str(outside.canary)}
-    done = watch_command(command_line, tmp_path / "work", tmp_path, **environment)
-    reads_only = arguments[0] in ("report", "watch", "compare", "track")
+    done = watch_command(arguments, tmp_path / "work", tmp_path, **environment)
+    reads_only = arguments[0] in ("report", "watch", "compare")
     assert done.code == (0 if reads_only else CheckpointError.exit_code), done.output
-    assert [path for path, authorization in server.requests if authorization] == []
-    check_actions(done, outside, *([server.address] if arguments[0] == "track" else []))
+    check_actions(done, outside)

@@ -15,7 +15,6 @@ import termios
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,8 +23,6 @@ import pytest
 
 import docker
 from drivetrain.launch import follow_container
-from drivetrain.supervisor.started_runs import StartedRuns
-from tests.messages import says
 from tests.paths import ROOT
 
 PIECES = [b"run runs/digits-001 starts\r\n", "\x1b[2F\x1b[J━".encode()[:-1], "━".encode()[-1:] + b"\r\n"]
@@ -97,19 +94,12 @@ def test_output_of_a_terminal_comes_in_the_engines_pieces(engine: Any) -> None:
 def test_a_character_cut_in_two_stays_whole(
     engine: Any,
     restore_handlers: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    runs = StartedRuns(tmp_path)
-    (tmp_path / "runs" / runs.name).write_text("digits-001\n")
-    assert follow_container.follow(container(engine), runs) == 75
+    assert follow_container.follow(container(engine)) == 75
     out = capsys.readouterr().out
     assert "━" in out
     assert "�" not in out
-    assert says(out, "folder-drivetrain-watch")
 
 
 def test_the_size_is_handed_on_now_and_later(

@@ -1,4 +1,4 @@
-"""A container's log as it comes, where its run lies as seen from here, and what its end means."""
+"""A container's log as it comes, and what its end means."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 from drivetrain.errors import Stopped
 from drivetrain.launch import follow_container
 from drivetrain.launch.project import PROJECT
-from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system.signals import HANDLED_SIGNALS
 from tests.launch.restarted_engine import NAME, RestartedEngine, run_container
-from tests.messages import saying, says, says_only
+from tests.messages import saying, says
 from tests.nvml_double import GIB
 
 LOG = [
@@ -28,21 +27,6 @@ LOG = [
     b"arts\n",
     b"run runs/x-009 starts\nreport runs/digits-001/report.html\n",
 ]
-
-
-class Runs(StartedRuns):
-    """Runs that a container has announced before it prints."""
-
-    def __init__(self, folder: Path, *names: str) -> None:
-        (folder / "runs").mkdir(exist_ok=True)
-        super().__init__(folder)
-        self.project = PROJECT
-        (folder / "runs" / self.name).write_text("".join(f"{name}\n" for name in names))
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    return Runs(tmp_path, "digits-001")
 
 
 class Container:
@@ -72,18 +56,8 @@ def restore_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_from_elsewhere_the_run_is_named_so_that_watch_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert follow_container.follow(Container(), Runs(tmp_path, "digits-001", "digits-002")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert says_only(lines[1], "folder-drivetrain-watch-2", f"{PROJECT}/runs/digits-001")
-    assert len(lines) == 5, "once"
-
-
 def test_a_closed_output_says_that_the_container_goes_on(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`make train-cpu | head` ended with code 0 and no word, and the container trained on."""
     reading, writing = os.pipe()
@@ -92,44 +66,20 @@ def test_a_closed_output_says_that_the_container_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", closed)
         with pytest.raises(BrokenPipeError):
-            follow_container.follow(Container(), runs)
+            follow_container.follow(Container())
     with contextlib.suppress(BrokenPipeError):
         closed.close()
     assert "drivetrain-trainer-1 goes on: `docker logs -f drivetrain-trainer-1`" in capsys.readouterr().err
 
 
 def test_escapes_of_a_container_do_not_reach_the_terminal(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Container, "logs", lambda self, **how: [b"loss 0.5\x1b[2J\x1b]0;owned\x07\n"])
-    follow_container.follow(Container(), runs)
+    follow_container.follow(Container())
     out = capsys.readouterr().out
     assert out.startswith("loss 0.5")
     assert not {"\x1b", "\x07"} & set(out)
-
-
-def test_what_a_container_prints_names_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A class called "x\\nrun runs/../../home/me starts" made the host send that folder to the tracking server."""
-    started: list[Path] = []
-    follow_container.follow(Container(), Runs(tmp_path), opened=started.append)
-    assert "run runs/digits-001 starts" in capsys.readouterr().out
-    assert started == []
-
-
-def test_below_the_project_the_path_counts_from_there(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(PROJECT / "jobs")
-    follow_container.follow(Container(), runs)
-    assert says(capsys.readouterr().out, "folder-drivetrain-watch-3", "../runs/digits-001")
-
-
-def test_inside_the_project_the_log_is_enough(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(PROJECT)
-    follow_container.follow(Container(), runs)
-    assert capsys.readouterr().out == b"".join(LOG).decode()
 
 
 @pytest.mark.parametrize(
@@ -144,9 +94,9 @@ def test_inside_the_project_the_log_is_enough(
     ],
 )
 def test_exit_code_of_a_container_is_explained(
-    code: int, oom: bool, expected: str, runs: Runs, capsys: pytest.CaptureFixture[str]
+    code: int, oom: bool, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert follow_container.follow(Container(code, oom), runs) == code
+    assert follow_container.follow(Container(code, oom)) == code
     error = capsys.readouterr().err
     assert error.startswith(expected)
     assert bool(error) == bool(expected)
@@ -205,7 +155,7 @@ class EndedContainer:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_signal_is_forwarded_under_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Ctrl-C was told as SIGTERM; a container that has just ended is no error."""
     import docker
 
@@ -213,7 +163,7 @@ def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.Mo
     sent: list[str] = []
     ended = EndedContainer(0)
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    follow_container.follow(ended, runs)
+    follow_container.follow(ended)
 
     def kill(signal: str) -> None:
         sent.append(signal)
@@ -236,7 +186,6 @@ def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.Mo
     ],
 )
 def test_the_engine_is_restarted_while_a_container_trains(
-    runs: Runs,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -252,11 +201,11 @@ def test_the_engine_is_restarted_while_a_container_trains(
     with run_container(engine) as container:
         if message:
             with pytest.raises(Stopped, check=message) as stopped:
-                follow_container.follow(container, runs)
+                follow_container.follow(container)
             assert stopped.value.possible
             assert stopped.value.action
         else:
-            assert follow_container.follow(container, runs) == code
+            assert follow_container.follow(container) == code
     output = capfd.readouterr()
     assert output.out.split() == (["epoch", "1/2", "epoch", "2/2"] if returns else ["epoch", "1/2"])
     assert len(output.err.splitlines()) == 1

@@ -13,7 +13,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.launch import run_secrets
+from drivetrain.launch import network, run_secrets
 from drivetrain.storage import store_variables
 from drivetrain.supervisor import supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
@@ -72,6 +72,28 @@ def test_a_proxy_that_compose_has_emptied_gives_way_to_a_secret(tmp_path: Path) 
     environ = {"DRIVETRAIN_IMAGE": "cpu", "HTTPS_PROXY": "", "https_proxy": "", "OTHER": ""}
     secrets.load_secrets(environ, tmp_path)
     assert environ == {"DRIVETRAIN_IMAGE": "cpu", "HTTPS_PROXY": "http://proxy:1", "OTHER": ""}
+
+
+@pytest.mark.parametrize(
+    ("track", "expected"),
+    [
+        ("mlflow: 'http://127.0.0.1:5000'", {"MLFLOW_TRACKING_TOKEN": b"hidden"}),
+        ("wandb: parts", {"WANDB_API_KEY": b"key"}),
+    ],
+)
+def test_a_tracked_job_gets_a_network_and_the_credentials_of_its_client(
+    track: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"track: {{{track}}}\n"
+    variables = {"MLFLOW_TRACKING_TOKEN": "hidden", "WANDB_API_KEY": "key"}
+    values, lines = collect_secrets(text, True, **variables)
+    assert values == expected
+    assert ("127.0.0.1" in "".join(lines)) == track.startswith("mlflow"), "there it is the container itself"
+    job = job_spec.check(parse(IMAGES + text, "job.yaml"))
+    assert network.decide(job)[0]
+    assert not network.decide(job_spec.check(parse(IMAGES, "job.yaml")))[0]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert network.decide(job)[0] == track.startswith("mlflow")
 
 
 def test_the_credentials_of_a_store_follow_for_a_job_that_is_copied_there() -> None:

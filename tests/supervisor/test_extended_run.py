@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ import torch
 
 from drivetrain.cli import main
 from drivetrain.supervisor import named_run
-from tests import mlflow_double
 from tests.faults import small_job
 from tests.messages import omits, says
 
@@ -206,20 +204,6 @@ def test_changed_data_is_refused_and_leaves_no_folder(job: Path) -> None:
     assert says(output, "continues-data-changed-since", "small-001")
     assert says(output, "removed-since-nothing-trained")
     assert small_job.newest_run(job).name == "small-001"
-
-
-def test_a_copy_that_is_removed_is_not_tracked_on(job: Path) -> None:
-    """The tracker writes to the folder too; in the middle of a request, it would complain that it is gone."""
-    data = job.parent / "images.npz"
-    data.write_bytes(data.read_bytes() + b"more")
-    with mlflow_double.serve_mlflow(mlflow_double.MlflowDouble()) as server:
-        # The server answers late, so the tracker is in the middle of a request when the copy is removed.
-        server.fault = lambda number, path: time.sleep(1)
-        text = f"track={{mlflow: '{server.address}'}}"
-        output = small_job.finish(job, "--extend", str(first_run(job)), *set_options(LONG, text), expected=4)
-        assert says(output, "removed-since-nothing-trained")
-    assert "tracker:" not in output, "it has nothing to write about any more"
-    assert [path.name for path in sorted((job.parent / "runs").iterdir()) if path.is_dir()] == ["small-001"]
 
 
 def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

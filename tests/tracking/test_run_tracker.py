@@ -1,309 +1,225 @@
-"""The copy of a run on a tracking server: every number is there, once, whatever failed in between."""
+"""A run on a tracker: what arrives, and that nothing the tracker does delays or ends a run."""
 
 from __future__ import annotations
 
 import json
-import math
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from drivetrain.cli import main
-from drivetrain.errors import Busy
+from drivetrain.job.track import Track
 from drivetrain.tracking import run_tracker
-from drivetrain.tracking.run_tracker import open_tracker
-from drivetrain.tracking.servers import mlflow
-from drivetrain.tracking.tracker import TrackerError
-from tests.messages import saying, says
-from tests.mlflow_double import Answer, MlflowDouble, serve_mlflow
-from tests.tracking.tracked_run import add_steps, copy_once, list_expected, make_folder
+from drivetrain.tracking.run_tracker import RunTracker
+from drivetrain.tracking.tracker import Row, RunDescription, TrackerError, check_credentials
+from tests.messages import says
+from tests.waiting import wait_until
+
+
+class FakeTracker:
+    """Keeps what it is sent; fails or hangs where a test wants it to."""
+
+    def __init__(self, last_step: int = -1) -> None:
+        self.last_step = last_step
+        self.rows: list[Row] = []
+        self.calls: list[str] = []
+        self.ended: list[tuple[str, Mapping[str, str], Mapping[str, str]]] = []
+        self.failures: list[Exception] = []
+        """Each fails one call."""
+        self.released = threading.Event()
+        self.released.set()
+        """Calls wait for it."""
+
+    def begin(self, run: RunDescription) -> tuple[str, int]:
+        self._call("begin")
+        return f"there/{run.key}", self.last_step
+
+    def log(self, rows: Sequence[Row]) -> None:
+        self._call("log")
+        self.rows += rows
+
+    def end(self, status: str, tags: Mapping[str, str], files: Mapping[str, str]) -> None:
+        self._call("end")
+        self.ended.append((status, tags, files))
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        self.released.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tracker, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_tracker, "RETRY_SECONDS", 0.02)
 
 
 @pytest.fixture
-def exit_stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "small-001"
+    path.mkdir()
+    (path / "job.yaml").write_text("name: small\ntrain: {epochs: 2}\nlimits: {gpus: null}\n")
+    (path / "report.md").write_text("# small")
+    set_status(path, "running")
+    return path
 
 
-def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
-    run = make_folder(tmp_path, server.address)
-    (run / "report.html").write_text("the report")
-    (run / "state.json").write_text(
-        json.dumps({"status": "done", "started": "2026-11-23T10:00:00+00:00", "ended": "2026-11-23T10:01:00+00:00"})
-    )
-    copy_once(run, server.address)
-    server_run = server.runs["run1"]
-    assert server.experiments == {"small": "1"}
-    assert server_run["info"] | {"artifact_uri": ""} == {
-        "run_id": "run1",
-        "artifact_uri": "",
-        "run_name": "small-001",
-        "status": "FINISHED",
-        "end_time": 1795428060000,
-    }
-    assert server_run["params"]["train.epochs"] == "2"
-    assert "limits.gpus" not in server_run["params"]
-    assert server_run["tags"]["plan.precision"] == "bf16 (measured: 1.4x)"
-    assert server.files["report.html"] == b"the report"
-    assert {"job.yaml", "plan.json"} < server.files.keys()
-    assert server.rows() == list_expected(run)
+def set_status(run: Path, status: str) -> None:
+    (run / "state.json").write_text(json.dumps({"status": status, "key": "ab"}))
 
 
-@pytest.mark.parametrize("kind", ["cut before", "cut after", "503"])
-def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble, tmp_path: Path, kind: str) -> None:
-    """Each request in turn is the one that fails, and its process ends; the next process goes on."""
-    run = make_folder(tmp_path, server.address)
-    failures = []
-    for failing in range(1, 12):
-        server.requests.clear()
-        answer: Answer | str = (503, {}, b"busy") if kind == "503" else kind
-        server.fault = lambda number, path, failing=failing, answer=answer: answer if number == failing else None
-        try:
-            copy_once(run, server.address, most=7)
-        except TrackerError as error:
-            failures.append(error.passing)
-        add_steps(run, 20 * failing + 11, 20 * failing + 31)
-    assert len(failures) > 8
-    assert all(failures)
-    copy_once(run, server.address)
-    assert len(server.runs) == 1
-    assert server.rows() == list_expected(run)
-
-
-def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the same 1,000 numbers would be sent for ever to a server that takes longer for them than we wait."""
-
-    class Slow(MlflowDouble):
-        def runs_log_batch(self, request: dict[str, Any]) -> Answer:
-            time.sleep(0.002 * len(request.get("metrics", [])))
-            return super().runs_log_batch(request)
-
-    monkeypatch.setattr(mlflow, "REQUEST_TIMEOUT", 1.0)
-    with serve_mlflow(Slow()) as slow:
-        run = make_folder(tmp_path, slow.address, rows=550)
-        assert main.main(["track", str(run)]) == 0
-        assert slow.rows() == list_expected(run)
-
-
-def test_from_what_a_run_was_made(server: MlflowDouble, tmp_path: Path) -> None:
-    run = make_folder(tmp_path, server.address)
-    (run / "model-card.md").write_text("the card")
-    state = {"status": "done", "started": "2026-11-23T10:00:00+00:00", "commits": ["c0ffee-changed"]}
-    (run / "state.json").write_text(json.dumps(state))
-    record = {"image": {"name": "cpu", "id": "sha256:1"}, "data": {"data.train": "d1"}, "spec": "s1", "model": "m1"}
-    (run / "provenance.json").write_text(json.dumps(record))
-    copy_once(run, server.address)
-    tags = server.runs["run1"]["tags"]
-    assert {key: tags[key] for key in tags if key.startswith("made_from")} == {
-        "made_from.commit": "c0ffee-changed",
-        "made_from.image": "sha256:1",
-        "made_from.data.train": "d1",
-        "made_from.spec": "s1",
-        "made_from.model": "m1",
-    }
-    assert tags["mlflow.source.git.commit"] == "c0ffee"
-    assert {"provenance.json", "model-card.md"} < server.files.keys()
-
-
-def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, exit_stack: ExitStack) -> None:
-    """A resume removes rows and writes them again: the same ones are not sent again, others are."""
-    run = make_folder(tmp_path, server.address)
-    tracker = exit_stack.enter_context(open_tracker(run, server.address))
-    for first, shift in ((21, 0.0), (26, 0.5)):
-        tracker.read()
-        tracker.send()
-        kept_lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[: first - 1]
-        beside_it = run / "other"
-        beside_it.write_text("".join(kept_lines))
-        beside_it.replace(run / "metrics.jsonl")
-        tracker.read()
-        add_steps(run, first, 31, shift)
-    tracker.read()
-    tracker.send()
-    server_rows = server.rows()
-    assert {key: values[-1:] for key, values in server_rows.items()} == list_expected(run) | {
-        ("train/loss", step): [str(max(1 / step, 1 / step + 0.5))] for step in range(26, 31)
-    }
-    assert [len(server_rows["train/loss", step]) for step in range(1, 31)] == [1] * 25 + [2] * 5
-
-
-def test_steps_that_are_trained_again_while_the_server_is_away(
-    server: MlflowDouble, tmp_path: Path, exit_stack: ExitStack
-) -> None:
-    """Rows that waited and were removed are not sent, and those that stayed are sent once."""
-    run = make_folder(tmp_path, server.address)
-    tracker = exit_stack.enter_context(open_tracker(run, server.address))
-    tracker.tracker.most = 7
-    server.fault = lambda number, path: (503, {}, b"busy")
-    tracker.read()
-    with pytest.raises(TrackerError):
-        tracker.send()
-    kept_lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:20]
-    (run / "other").write_text("".join(kept_lines))
-    (run / "other").replace(run / "metrics.jsonl")
-    add_steps(run, 21, 31, 0.5)
-    server.fault = lambda number, path: None
-    tracker.read()
-    tracker.send()
-    assert server.rows() == list_expected(run)
-
-
-def test_a_line_that_is_not_complete_and_numbers_that_are_none(server: MlflowDouble, tmp_path: Path) -> None:
-    run = make_folder(tmp_path, server.address, rows=1)
-    values = {"nan": math.nan, "high": math.inf, "low": -math.inf, "a(b)": 1.0, "text": "x", "yes": True}
+def write_rows(run: Path, first: int, last: int, *, evaluated: bool = True) -> None:
+    rows: list[dict[str, object]] = [
+        {"step": step, "epoch": 0, "train/loss": 1 / step, "lr": 0.1, "batch": "x"} for step in range(first, last + 1)
+    ]
+    rows += [{"step": last, "epoch": 0, "validation/loss": float("nan")}] if evaluated else []
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 2, "epoch": 0, **values}) + "\nnonsense\n" + '{"step": 3, "epoch": 0, "trai')
-    copy_once(run, server.address)
-    assert {key: values for key, values in server.rows().items() if key[1] > 1} == {
-        ("nan", 2): ["NaN"],
-        ("high", 2): ["Infinity"],
-        ("low", 2): ["-Infinity"],
-        ("a_b_", 2): ["1.0"],
-    }
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_a_journal_that_a_crash_cut_off(server: MlflowDouble, tmp_path: Path) -> None:
-    run = make_folder(tmp_path, server.address)
-    copy_once(run, server.address)
-    (journal,) = run.glob("tracker/*/sent.jsonl")
-    journal.write_text(journal.read_text()[:-9])  # within the last confirmation
-    add_steps(run, 31, 40)
-    copy_once(run, server.address)
-    assert server.rows() == list_expected(run)
+def end(tracker: RunTracker, status: str = "done") -> None:
+    set_status(tracker.run, status)
+    tracker.finish()
+    assert not tracker.thread.is_alive()
+
+
+def list_sent(client: FakeTracker) -> list[tuple[int, str]]:
+    return [(row.step, name) for row in client.rows for name in row.values]
+
+
+def list_expected(first: int, last: int, evaluated: Sequence[int]) -> list[tuple[int, str]]:
+    expected = []
+    for step in range(first, last + 1):
+        expected += [(step, "train/loss"), (step, "lr")]
+        expected += [(step, "validation/loss")] if step in evaluated else []
+    return expected
+
+
+def test_rows_arrive_at_evaluations_and_at_the_end(run: Path) -> None:
+    client = FakeTracker()
+    tracker = RunTracker(run, client, "fake")
+    write_rows(run, 1, 3, evaluated=False)
+    wait_until(lambda: len(tracker.waiting) == 3)
+    assert not client.rows
+    write_rows(run, 4, 5)
+    wait_until(lambda: len(client.rows) == 6)
+    write_rows(run, 6, 8, evaluated=False)
+    end(tracker)
+    assert list_sent(client) == list_expected(1, 8, [5])
+    ((status, tags, files),) = client.ended
+    assert (status, files["report.md"]) == ("done", "# small")
+    assert tags["drivetrain.version"]
+    assert client.calls.count("begin") == 1
+
+
+def test_a_resumed_run_sends_what_is_missing(run: Path) -> None:
+    """The last step of a stopped run waits for its evaluation, which the next attempt may do."""
+    first, second = FakeTracker(), FakeTracker(last_step=5)
+    tracker = RunTracker(run, first, "fake")
+    write_rows(run, 1, 6, evaluated=False)
+    end(tracker, "stopped")
+    assert list_sent(first) == list_expected(1, 5, [])
+    tracker = RunTracker(run, second, "fake")
+    write_rows(run, 7, 6)
+    write_rows(run, 7, 9)
+    end(tracker)
+    assert list_sent(second) == list_expected(6, 9, [6, 9])
+
+
+def test_a_run_that_went_back_sends_no_step_twice(run: Path) -> None:
+    client = FakeTracker()
+    tracker = RunTracker(run, client, "fake")
+    write_rows(run, 1, 6)
+    wait_until(lambda: len(client.rows) == 7)
+    (run / "metrics.jsonl").rename(run / "before.jsonl")
+    write_rows(run, 1, 4)
+    write_rows(run, 5, 8)
+    end(tracker)
+    assert list_sent(client) == list_expected(1, 8, [6, 8])
+
+
+def test_failures_are_events_and_the_rows_come_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeTracker()
+    client.failures = [OSError("no route"), OSError("no route"), TrackerError("refused", "a user", "log in")]
+    tracker = RunTracker(run, client, "track.fake: there")
+    write_rows(run, 1, 4)
+    wait_until(lambda: client.calls.count("begin") == 4)
+    wait_until(lambda: len(client.rows) == 5)
+    client.failures = [ValueError("line\nother line")]
+    write_rows(run, 5, 6)
+    wait_until(lambda: not client.failures)
+    end(tracker)
+    assert list_sent(client) == list_expected(1, 6, [4, 6])
+    output = capsys.readouterr().out
+    assert output.count("no route") == 1
+    assert "do:       log in" in output
+    assert says(output, "tracker-failed", "track.fake: there: line")
+    assert (run / "events.jsonl").read_text().count('"tracker"') == 4
+
+
+def test_a_server_that_hangs_does_not_delay_the_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_tracker, "FINISH_SECONDS", 0.2)
+    client = FakeTracker()
+    client.released.clear()
+    write_rows(run, 1, 4)
+    tracker = RunTracker(run, client, "fake")
+    wait_until(lambda: client.calls == ["begin"])
+    begin = time.monotonic()
+    tracker.finish()
+    assert time.monotonic() - begin < 2
+    assert says(capsys.readouterr().out, "tracker-end-late", "fake", "0.2", run)
+    client.released.set()
+    tracker.thread.join()
+    assert not client.rows
+
+
+def test_a_run_that_is_removed_is_tracked_no_more(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeTracker()
+    client.released.clear()
+    client.failures = [OSError("gone")]
+    tracker = RunTracker(run, client, "fake")
+    wait_until(lambda: client.calls == ["begin"])
+    tracker.cancel()
+    client.released.set()
+    tracker.thread.join()
+    assert client.calls == ["begin"]
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "package"), [("mlflow", "mlflow-skinny"), ("wandb", "wandb")])
+def test_a_client_that_is_missing_is_named(
+    run: Path, kind: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_tracker, "find_spec", lambda name: None)
+    track = Track(mlflow="http://127.0.0.1:1") if kind == "mlflow" else Track(wandb="team/parts")
+    assert run_tracker.start_tracker(run, track) is None
+    assert says(capsys.readouterr().out, "tracker-client-missing", kind, package)
+    monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
+    assert run_tracker.start_tracker(run, track) is None
+    assert f"make image-cpu EXTRAS={kind}" in capsys.readouterr().out
+    assert run_tracker.start_tracker(run, None) is None
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("address", "named"),
     [
-        ((401, {}, b"no"), "answers 401: it wants a user or a token"),
-        ((403, {}, b"no"), "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
-        ((404, {}, b"<html>"), "is no MLflow server"),
-        ((200, {}, b"<html>"), "is no MLflow server"),
-        ((302, {"Location": "https://login.example/"}, b""), "redirects to another address"),
-        ((500, {}, b'{"message": "database is locked"}'), "answers 500: database is locked"),
-        ((500, {}, b"[1]"), "answers 500\n"),
+        ("http://127.0.0.1:5000", None),
+        ("https://theirs.example", "https://mine.example"),
+        ("https://mine.example:444", "https://mine.example"),
+        ("http://mine.example", "http://mine.example"),
     ],
 )
-def test_what_a_server_refuses(
-    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Answer, message: str
-) -> None:
-    run = make_folder(tmp_path, server.address)
-    server.fault = lambda number, path: answer
-    assert main.main(["track", str(run)]) == 7
-    text = capsys.readouterr().err
-    assert message in text
-    assert "  possible: " in text
+def test_a_server_that_only_the_job_names_gets_no_credentials(address: str, named: str | None) -> None:
+    with pytest.raises(TrackerError) as error:
+        check_credentials("track.mlflow", address, "MLFLOW_TRACKING_URI", named)
+    assert says("\n".join(error.value.lines()), "tracker-no-credentials", address)
 
 
-def test_an_experiment_that_was_deleted_and_a_run_that_was(
-    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_folder(tmp_path, server.address)
-    server.experiments["small"] = "deleted"
-    assert main.main(["track", str(run)]) == 7
-    assert says(capsys.readouterr().err, "small-is-deleted-on")
-    assert main.main(["track", str(run), "--mlflow", server.address, "--experiment", "other"]) == 0
-    assert "tracker: 30 rows sent" in capsys.readouterr().out
-    server.runs.clear()
-    assert main.main(["track", str(run)]) == 7
-    assert says(capsys.readouterr().err, "begin-new-run-server")
-
-
-ODD = [
-    "{}",
-    "[]",
-    "null",
-    "1",
-    '{"experiment": []}',
-    '{"experiment": {"experiment_id": {}}}',
-    '{"runs": {}}',
-    "[" * 100_000,
-]
-
-
-@pytest.mark.parametrize("body", ODD, ids=lambda body: body[:30])
-@pytest.mark.parametrize("request_", ["get-by-name", "experiments/create", "runs/search", "runs/create"])
-def test_answers_that_no_server_gives(
-    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], request_: str, body: str
-) -> None:
-    run = make_folder(tmp_path, server.address)
-    server.fault = lambda number, path: (200, {}, body.encode()) if request_ in path else None
-    code = main.main(["track", str(run)])
-    # No runs are an answer to a search, and no experiment one to its creation if it is there.
-    assert code == 7 or request_ == "experiments/create" or (request_, body[:1]) == ("runs/search", "{")
-    if code:
-        text = capsys.readouterr().err
-        assert says(text, "mlflow-server-possible")
-        assert "  do:       " in text
-
-
-def test_a_refusal_that_is_nested_too_deeply(
-    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_folder(tmp_path, server.address)
-    server.fault = lambda number, path: (403, {}, b"[" * 100_000)
-    assert main.main(["track", str(run)]) == 7
-    assert "answers 403" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["plan.json", "state.json", "hardware.json", "result.json", "provenance.json"])
-@pytest.mark.parametrize("value", [1, "x", [1], {"a": 1}], ids=["number", "text", "list", "object"])
-def test_a_run_folder_with_values_of_another_kind(
-    server: MlflowDouble, tmp_path: Path, name: str, value: object
-) -> None:
-    run = make_folder(tmp_path, server.address)
-    keys = ("decisions", "cpu", "best", "image", "data", "commits", "started", "ended", "status")
-    (run / name).write_text(json.dumps(dict.fromkeys(keys, value)))
-    assert main.main(["track", str(run)]) == 0
-
-
-@pytest.mark.parametrize("identity_text", ["[1]", '{"run": 3}', '{"run": "r"}', '{"key": ["a"]}'])
-def test_a_run_folder_that_knows_its_copy_wrongly(server: MlflowDouble, tmp_path: Path, identity_text: str) -> None:
-    run = make_folder(tmp_path, server.address)
-    assert main.main(["track", str(run)]) == 0
-    (identity,) = run.glob("tracker/*/run.json")
-    identity.write_text(identity_text)
-    assert main.main(["track", str(run)]) in (0, 7)
-
-
-@pytest.mark.parametrize("key", ["a" * 32, "' OR tags.x = '", ""], ids=["other", "quote", "none"])
-def test_a_run_that_another_folder_began_is_not_written(server: MlflowDouble, tmp_path: Path, key: str) -> None:
-    """A stranger's folder could name any run of the server, and its files another place."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "theirs").mkdir()
-    assert main.main(["track", str(make_folder(tmp_path / "mine", server.address))]) == 0
-    before = json.dumps(server.runs), dict(server.files)
-    theirs = make_folder(tmp_path / "theirs", server.address)
-    server.fault = lambda number, path: (500, {}, b"{}")
-    assert main.main(["track", str(theirs)]) == 7
-    server.fault = lambda number, path: None
-    (identity,) = {path.parent / "run.json" for path in theirs.glob("tracker/*/*")}
-    files_address = "mlflow-artifacts:/1/run1/artifacts"
-    identity.write_text(json.dumps({"key": key, "experiment": "1", "run": server.run(), "files": files_address}))
-    assert main.main(["track", str(theirs)]) == 7
-    assert (json.dumps(server.runs), dict(server.files)) == before
-
-
-def test_one_process_copies_a_run(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exit_stack: ExitStack
-) -> None:
-    """Two would make two runs on the server, and number their batches alike."""
-    monkeypatch.setattr(run_tracker, "LOCK_SECONDS", 0.1)
-    run = make_folder(tmp_path, server.address)
-    exit_stack.enter_context(open_tracker(run, server.address))
-    with pytest.raises(Busy, check=saying("another-process-copies-run")):
-        exit_stack.enter_context(open_tracker(run, server.address))
-    exit_stack.close()
-    copy_once(run, server.address)
-
-
-def test_more_numbers_in_a_row_than_a_request_takes(server: MlflowDouble, tmp_path: Path) -> None:
-    run = make_folder(tmp_path, server.address, rows=1)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 2, "epoch": 0, **{f"class/{number}": 0.5 for number in range(1203)}}) + "\n")
-    copy_once(run, server.address)
-    assert server.rows() == list_expected(run)
+@pytest.mark.parametrize("address", ["http://127.0.0.1:5000", "https://mine.example"])
+def test_the_users_own_server_may_get_them(address: str) -> None:
+    check_credentials("track.mlflow", address, "MLFLOW_TRACKING_URI", f"{address}/")

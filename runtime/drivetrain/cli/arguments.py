@@ -231,10 +231,6 @@ def _add_look(add: Add) -> None:
     )
     code = "allow a run that was not trained here to run the Python code inside it; read that code first"
     command.add_switch("--run-code", code)
-    command = add("track", "send to a tracking server what it does not have of a run yet")
-    command.add_argument("run", type=named_run.parse, help=RUN)
-    command.add_argument("--mlflow", metavar="ADDRESS", help="MLflow server (default: that of the run's job file)")
-    command.add_argument("--experiment", metavar="NAME", help="experiment there (default: the job's name)")
     command = add("compare", "compare runs side by side: job files, plans, results and curves")
     command.add_argument(
         "runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders, or their addresses"

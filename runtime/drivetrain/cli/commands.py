@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast, get_type_hints
 from drivetrain.cli import json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
-from drivetrain.cli.track import track as track
 from drivetrain.errors import DeviceError
 from drivetrain.launch import project
 from drivetrain.system.console import open_console, say, say_aside, say_json

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from drivetrain.job.values import Address, Spec
 
 FOLDER = Path(__file__).parents[1] / "tracking" / "servers"
-"""One file a kind of server; the name of the file is what `server` takes."""
-MLFLOW = "mlflow"
+"""One file per kind of server; `server` takes the name of a file."""
+MLFLOW, WANDB = "mlflow", "wandb"
+Project = Annotated[str, Field(pattern=r"^([A-Za-z0-9_.-]+/)?[A-Za-z0-9_.-]{1,128}$")]
 
 
 def list_servers() -> list[str]:
-    """The kinds of servers that there is a file for."""
-    return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+    """Return the kinds of servers that have a file, without the ones that have a key of their own."""
+    return sorted({path.stem for path in FOLDER.glob("[!_]*.py")} - {MLFLOW, WANDB})
 
 
 class Track(Spec):
@@ -26,27 +28,38 @@ class Track(Spec):
         description="address of an MLflow server; a user and password, or a token, come from MLflow's own environment "
         "variables",
     )
+    wandb: Project | None = Field(
+        None,
+        description="project, or TEAM/PROJECT, at Weights & Biases; WANDB_API_KEY has the key, WANDB_BASE_URL names another "
+        "server than https://api.wandb.ai, and WANDB_MODE=offline writes files for `wandb sync`",
+    )
     server: str | None = Field(
         None, description="another kind of server: the name of its file in runtime/drivetrain/tracking/servers"
     )
     address: Address | None = Field(None, description="where that server is")
     experiment: str | None = Field(
-        None, min_length=1, max_length=250, description="experiment on the server; the job's name if absent"
+        None,
+        min_length=1,
+        max_length=250,
+        description="experiment on the server; the job's name if absent; not with wandb, which has projects",
     )
 
     @property
     def target(self) -> tuple[str, str]:
-        """Kind and address of the server."""
-        return (MLFLOW, self.mlflow) if self.mlflow else (self.server or "", self.address or "")
+        """Kind of the server, and its address or project."""
+        if self.mlflow:
+            return MLFLOW, self.mlflow
+        return (WANDB, self.wandb) if self.wandb else (self.server or "", self.address or "")
 
     def find_contradiction(self) -> tuple[str, str, str] | None:
-        """What is wrong with the keys together: the key, what it is, what is possible; None if they name one server."""
-        if self.mlflow and (self.server or self.address):
-            key = "server" if self.server else "address"
-            return key, "is set beside mlflow", "mlflow: ADDRESS, or server: NAME with address: ADDRESS"
-        if not self.mlflow and not (self.server and self.address):
-            key = "server" if self.address else "address" if self.server else "mlflow"
-            return key, "is missing", "mlflow: ADDRESS, or server: NAME with address: ADDRESS"
-        if self.server and self.server not in list_servers():
-            return "server", f"is {self.server!r}", ", ".join(list_servers())
-        return None
+        """Return the key that is wrong, what it is, and what is possible; None if the keys name one server."""
+        possible = "mlflow: ADDRESS, or wandb: PROJECT, or server: NAME with address: ADDRESS"
+        names = [name for name in (MLFLOW, WANDB, "server", "address") if getattr(self, name)]
+        if names == ["server", "address"]:
+            servers = list_servers()
+            return None if self.server in servers else ("server", f"is {self.server!r}", ", ".join(servers) or possible)
+        if len(names) > 1:
+            return names[1], f"is set beside {names[0]}", possible
+        if names in ([], ["server"], ["address"]):
+            return {"server": "address", "address": "server"}.get("".join(names), MLFLOW), "is missing", possible
+        return ("experiment", "is set beside wandb", possible) if self.wandb and self.experiment else None

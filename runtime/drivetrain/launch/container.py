@@ -36,13 +36,11 @@ from drivetrain.launch import (
 from drivetrain.launch import project as checkout
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor import provenance
-from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation
 from drivetrain.system.child_process import build_environment, format_path_argument
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage
 from drivetrain.system.installation import CHECKOUT
-from drivetrain.tracking.run_tracker import TRACKED_BY_VARIABLE, track_started_runs
 
 
 @dataclass(frozen=True)
@@ -113,16 +111,12 @@ def launch(request: LaunchRequest) -> int:
     trainer |= follow_container.terminal_settings(info)
     if Path.cwd() != PROJECT:  # the container names its runs as it sees them
         say(f"runs: below {PROJECT / 'runs'}, as the project is {PROJECT}")
-    runs = StartedRuns(PROJECT)
-    environment = describe_starter(client, image, request.spec) | runs.variables()
+    environment = describe_starter(client, image, request.spec)
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
-    with (
-        run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets,
-        track_started_runs(job.track) as follow_run,
-    ):
+    with run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets:
         add_secrets(trainer, secrets, engine)
         project = compose_project.ComposeProject(client, job.name)
-        code = follow_container.follow(project.start(override, variant, variables), runs, secrets.remove, follow_run)
+        code = follow_container.follow(project.start(override, variant, variables), secrets.remove)
         if code == 0:  # after a failure the container stays, for a look at it
             project.remove()
         return code
@@ -224,7 +218,7 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
-    """Return environment variables that tell the container what only its starter knows: image, commit, who tracks.
+    """Return environment variables that tell the container what only its starter knows: image and commit.
 
     Args:
         image: the name of the image that it starts.
@@ -233,7 +227,7 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
         provenance.IMAGE: str(client.images.get(image).id),
         provenance.COMMIT: provenance.read_commit(spec.absolute().parent) or "",
     }
-    return {TRACKED_BY_VARIABLE: "host", **{name: text for name, text in facts.items() if text}}
+    return {name: text for name, text in facts.items() if text}
 
 
 def check_work_folder() -> None:

@@ -1,4 +1,4 @@
-"""Follows a container: prints its log, translates the path of its run, and explains its exit code.
+"""Follows a container: prints its log, and explains its exit code.
 
 The terminal of `drivetrain launch` is handed through to the container, so that the live view is painted there.
 """
@@ -13,13 +13,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from drivetrain.errors import DrivetrainError, Stopped
-from drivetrain.launch.project import PROJECT
-from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation, signals
 from drivetrain.system.console import is_live_terminal, say_aside
 from drivetrain.system.printable import printable_text
@@ -160,19 +157,12 @@ MIN_MEMORY_BYTES = 384 << 20
 """Bytes. With less, torch and the supervisor alone reach the limit, whatever the batch."""
 
 
-def follow(
-    container: Any,
-    runs: StartedRuns,
-    begun: Callable[[], None] = lambda: None,
-    opened: Callable[[Path], None] = lambda run: None,
-) -> int:
+def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
     """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code.
 
     Args:
         container: as the engine's client gives it.
-        runs: where the container announces the runs that it starts.
         begun: called when the container prints for the first time.
-        opened: called with the folder of each run that the container starts.
 
     Raises:
         Stopped: if the engine has ended, and the container with it or perhaps so.
@@ -189,7 +179,7 @@ def follow(
     signals.install_handler(stop)
     follow_size(container)
     try:
-        code = _show(container, runs, begun, opened)
+        code = _show(container, begun)
     except BrokenPipeError:
         name = container.name
         print(
@@ -198,16 +188,14 @@ def follow(
             file=sys.stderr,
         )
         raise
-    finally:
-        runs.remove()
     if reason := explain_end(code, container.attrs):
         print(reason, file=sys.stderr)
     return code
 
 
-def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: Callable[[Path], None]) -> int:
-    """Print the container's log until it ends, and once the path of its run as seen from this folder; return its code."""
-    path_is_known, silent = Path.cwd() == PROJECT, True
+def _show(container: Any, begun: Callable[[], None]) -> int:
+    """Print the container's log until it ends; return its code."""
+    silent = True
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
     output = read_to_end(container)
     while True:
@@ -222,18 +210,7 @@ def _show(container: Any, runs: StartedRuns, begun: Callable[[], None], opened: 
         line = text.decode(chunk)
         # Only the live view, which needs a terminal, moves a cursor; code of the job can print anything.
         sys.stdout.write(line if is_attached(container) else printable_text(line))
-        if chunk.endswith(b"\n"):
-            for run in runs.read_new():
-                if not path_is_known:
-                    sys.stdout.write(f"from this folder: drivetrain watch {_relative_path(run)}\n")
-                path_is_known = True
-                opened(run)
         sys.stdout.flush()
-
-
-def _relative_path(run: Path) -> str:
-    """A path in the project as seen from the working folder, if one of the two lies in the other."""
-    return os.path.relpath(run) if Path.cwd() in PROJECT.parents or PROJECT in Path.cwd().parents else str(run)
 
 
 def explain_end(code: int, attributes: Any) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from drivetrain.job import Job, remote_data
 from drivetrain.job import custom as custom_job
+from drivetrain.job.track import Track
 from drivetrain.pretrained import hub_name
 
 
@@ -16,9 +19,16 @@ def need(job: Job) -> str | None:
         return f"{key}: {text} is on the Hugging Face hub"
     if job.checkpoint.copy_to:
         return f"checkpoint.copy_to: {job.checkpoint.copy_to} gets a copy of the run"
+    if job.track and not is_offline(job.track):
+        return f"{job.track.target[0]} gets the metrics (track)"
     if stored := remote_data.list_remote_paths(job):
         return f"{'.'.join(stored[0][0])}: {stored[0][1]} is in a store or on the web"
     return None
+
+
+def is_offline(track: Track) -> bool:
+    """Whether what tracks the run only writes files."""
+    return bool(track.wandb) and os.environ.get("WANDB_MODE") == "offline"
 
 
 def decide(job: Job, *, requested: bool = False) -> tuple[bool, str]:

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job, remote_data
-from drivetrain.launch import engine_traits
+from drivetrain.job.track import MLFLOW, WANDB
+from drivetrain.launch import engine_traits, network
 from drivetrain.launch.mounts import Mount
 from drivetrain.pretrained import hub_name
 from drivetrain.storage import store_variables
@@ -31,6 +32,11 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXIES = (*_PROXIES, *map(str.lower, _PROXIES))
 HUB = ("HF_TOKEN", "HF_ENDPOINT")
 """Read by the hub's client: the token, and the address of a mirror."""
+TRACKERS = {
+    MLFLOW: ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+    WANDB: ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"),
+}
+"""Read by the clients of tracking servers."""
 AUTHORITIES = ("PIP_CERT", "SSL_CERT_FILE")
 """In the order of scripts/image, which hands the file on to the build."""
 _PREFIX = "drivetrain-secrets-"
@@ -73,6 +79,8 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
             values["HF_TOKEN"] = token
+    if job.track and (online or network.is_offline(job.track)):
+        values |= {name: environ[name] for name in TRACKERS.get(job.track.target[0], ()) if environ.get(name)}
     schemes = remote_data.list_schemes(job) if online else []
     values |= {name: environ[name] for name in list_store_variables(job, environ)} if online else {}
     contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
@@ -87,6 +95,8 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         lines.append(
             f"{', '.join(renewed)}: the file is handed over as it is now; a token that is renewed here is not renewed in the run"
         )
+    if online and job.track and job.track.mlflow and (host := _loopback(job.track.mlflow)):
+        lines.append(f"track.mlflow names this host by {host}, which in a container is the container itself")
     lines += [
         f"{name} names this host by {host}, which in a container is the container itself"
         for name in (*PROXIES, *(name for scheme in schemes for name in store_variables.ENDPOINTS[scheme]))

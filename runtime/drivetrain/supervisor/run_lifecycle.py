@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -10,14 +12,14 @@ from typing import Any
 from drivetrain.errors import Stopped
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.track import Track
-from drivetrain.supervisor import extended_run, provenance, started_runs
+from drivetrain.supervisor import extended_run, provenance
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.system import child_process, run_files
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunState
-from drivetrain.tracking.run_tracker import TrackerProcess, start_tracker
+from drivetrain.tracking.run_tracker import RunTracker, start_tracker
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
 """By exit code; every other one has failed."""
@@ -26,7 +28,7 @@ STANDARD_ERROR = 2
 
 
 class RunLifecycle:
-    """The only writer of a run's state.json, and the starter of the processes that track and report the run."""
+    """The only writer of a run's state.json, and the starter of what tracks and reports the run."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class RunLifecycle:
         """
         before = RunState.read(run.path)
         self.run = run
-        self.tracker: TrackerProcess | None = None
+        self.tracker: RunTracker | None = None
         self.state: dict[str, Any] = {
             "status": "running",
             "exit_code": None,
@@ -52,15 +54,15 @@ class RunLifecycle:
             "started": _format(before.started),
             "ended": None,
             "attempts": before.attempts + 1,
+            "key": before.key if re.fullmatch("[0-9a-f]{32}", before.key) else uuid.uuid4().hex,
             "commits": provenance.add_commit(before.commits, source, run.path),
             **(requested or {}),
         }
 
     def begin(self, machine: Hardware, track: Track | None) -> None:
-        """Record that an attempt starts on this machine, and start to send it to the tracking server, if there is one."""
+        """Record that an attempt starts on this machine, and start to copy it to the tracking server of the job, if any."""
         RunFiles(self.run.path).write_json(run_files.HARDWARE_FILE, machine.to_json())
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
-        started_runs.announce(self.run.path)
         how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
         say(f"run {self.run.path} {how}")
         self.tracker = start_tracker(self.run.path, track)
@@ -81,7 +83,7 @@ class RunLifecycle:
         is_refused = extended_run.is_refused(self.run, code)
         if is_refused:
             if self.tracker:
-                self.tracker.kill()
+                self.tracker.cancel()
                 self.tracker = None
             extended_run.discard(self.run)
         return not is_refused
@@ -89,7 +91,7 @@ class RunLifecycle:
     def finish_tracking(self) -> None:
         """Let the tracker send the rest, which has the report, too, if it was written before."""
         if self.tracker:
-            self.tracker.finish(stopped=self.state["exit_code"] == Stopped.exit_code)
+            self.tracker.finish()
 
     def saved(self) -> str:
         """What was saved of a run that ended at once, and where the same command goes on."""

@@ -29,6 +29,8 @@ class RunState:
         """The job file, or the program that trains."""
         self.started, self.ended = _read_moment(record, "started"), _read_moment(record, "ended")
         self.attempts = read_integer(record, "attempts") or 0
+        self.key = _read(record, "key", str) or ""
+        """By which a tracking server knows all attempts of this run."""
         self.commits = tuple(map(str, _read(record, "commits", list) or ()))
         """Of the folder of the job, as the attempts began."""
         self.plain = _read(record, "plain", bool)

@@ -56,7 +56,11 @@ def load_secrets(environ: MutableMapping[str, str] = os.environ, folder: Path = 
 def mask_secrets(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> str:
     """Replace the values of secrets in a text, such as a message of a library, by ***."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    values = {environ[name] for name in (*names, "HF_TOKEN") if environ.get(name)}
+    values = {
+        environ[name]
+        for name in (*names, "HF_TOKEN", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "WANDB_API_KEY")
+        if environ.get(name)
+    }
     for name in names:
         if name.endswith(FILE_SUFFIX):
             with contextlib.suppress(OSError):

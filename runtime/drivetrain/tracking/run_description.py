@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 
 from drivetrain.job_spec.stored_spec import read_stored_spec
@@ -35,24 +33,18 @@ def flatten(value: object, path: str = "") -> dict[str, object]:
 
 
 def describe_run(run: Path) -> RunDescription:
-    """Its name, start, parameters and tags."""
-    started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
+    """Return name, key, parameters and tags of a run."""
     values = {key: value for key, value in flatten(read_stored_spec(run).data).items() if value is not None}
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    return RunDescription(run.name, started, texts, collect_tags(run))
+    return RunDescription(run.name, RunState.read(run).key, run, texts, collect_tags(run))
 
 
-def to_milliseconds(moment: datetime | None) -> int | None:
-    """A moment in milliseconds since 1970."""
-    return None if moment is None else int(moment.timestamp() * 1000)
-
-
-def read_contents(run: Path) -> dict[str, bytes]:
-    """The files that the server gets at the end."""
-    contents: dict[str, bytes] = {}
+def read_contents(run: Path) -> dict[str, str]:
+    """Return the texts of the files that the server gets at the end."""
+    contents: dict[str, str] = {}
     for name in SENT_FILES:
         with contextlib.suppress(OSError):  # the run has no such file
-            contents[name] = RunFiles(run).read_bytes(name)
+            contents[name] = RunFiles(run).read_bytes(name).decode("utf-8", "replace")
     return contents
 
 

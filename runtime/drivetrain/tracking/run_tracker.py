@@ -1,273 +1,169 @@
-"""Copies a run to a tracking server from the files of its folder, so that the server can only lag behind.
+"""Copies a run to a tracking server: a thread reads the run's folder, and the client of the server sends.
 
-A process beside the training does it. It ends when its standard input is closed; a number that comes before is the seconds
-that it may take to finish.
+The trainer knows nothing of it. Whatever the client does or the server answers is an event, and the run goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib
-import json
-import math
-import os
-import select
-import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import accumulate, islice
+from collections import deque
+from collections.abc import Callable
+from importlib.util import find_spec
+from os import environ
 from pathlib import Path
 
-from drivetrain.errors import Busy, StorageError
-from drivetrain.job.track import MLFLOW, Track
+from drivetrain.errors import Failure
+from drivetrain.job.track import MLFLOW, WANDB, Track
 from drivetrain.job_spec.stored_spec import read_stored_spec
-from drivetrain.system import child_process, file_lock, signals
-from drivetrain.system.console import guard_output, say
-from drivetrain.system.files import blame_storage
+from drivetrain.system.console import say
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
 from drivetrain.system.run_records import RunState, parse_number
+from drivetrain.system.secrets import mask_secrets
 from drivetrain.tracking.event_log import EventLog, OutageLog
-from drivetrain.tracking.run_description import collect_tags, describe_run, read_contents, to_milliseconds
+from drivetrain.tracking.run_description import collect_tags, describe_run, read_contents
 from drivetrain.tracking.tracker import Row, Tracker, TrackerError
 
+PACKAGES = {MLFLOW: "mlflow-skinny", WANDB: "wandb"}
+"""Packages that have the client of a server, by its kind, which is the name of their module, too."""
 NO_METRICS = ("step", "epoch", "batch")
-"""Of a row of metrics.jsonl."""
-LEDGER = "sent.jsonl"
-LOCK_SECONDS = 20.0
-"""Seconds for a process that copies the same run to end: one whose run was killed takes two, and one request."""
+"""Keys of a row of metrics.jsonl that are no metrics."""
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 10.0
+"""Seconds between two attempts to create the run on a server that gave no answer."""
+FINISH_SECONDS = 5.0
+"""Seconds to send what is missing at the end."""
+MAX_WAITING = 50_000
+"""Rows that wait in memory for a server; the others wait in the run folder."""
 
 
-@contextlib.contextmanager
-def open_tracker(run: Path, address: str, experiment: str | None = None, server: str = MLFLOW) -> Iterator[RunTracker]:
-    """The copy of a run folder in an experiment of a server (the job's name if there is none), for this process alone.
-
-    Raises:
-        StorageError: if the run folder cannot be written.
-        Busy: if another process copies this run.
-    """
-    target = address if server == MLFLOW else f"{server} {address}"
-    files = RunFiles(run, f"tracker/{hashlib.sha256(target.encode()).hexdigest()[:8]}")
-    files.make_folder()
-    with blame_storage(files.path):
-        handle = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
-    if handle is None:
-        raise Busy(
-            f"{run}: another process copies this run to the same server",
-            "one process for each run and server",
-            "wait until the run or the other command has ended",
+def start_tracker(run: Path, track: Track | None) -> RunTracker | None:
+    """Start to copy a run, if its job wants that and the client of the server is installed."""
+    if track is None:
+        return None
+    kind, address = track.target
+    if (package := PACKAGES.get(kind)) and find_spec(kind) is None:
+        error = TrackerError(
+            f"track.{kind}: {package} is not installed, so this run is not tracked",
+            "the client of the server",
+            f"make image-{image} EXTRAS={kind}"
+            if (image := environ.get("DRIVETRAIN_IMAGE"))
+            else f"{sys.executable} -m pip install {package}",
         )
-    with os.fdopen(handle, "rb"):
-        name = experiment or str(read_stored_spec(run).data.get("name") or run.name)
-        module = importlib.import_module(f"drivetrain.tracking.servers.{server}")
-        yield RunTracker(run, module.connect(address, name, files), files)
+        EventLog(run).add("tracker", error.given)
+        say(f"  possible: {error.possible}\n  do:       {error.action}")
+        return None
+    name = track.experiment or str(read_stored_spec(run).data.get("name") or run.name)
+    server = importlib.import_module(f"drivetrain.tracking.servers.{kind}")
+    return RunTracker(run, server.connect(address, name), f"track.{kind}: {address}")
 
 
 class RunTracker:
-    """A run folder, and its copy on one server.
+    """The thread that copies one run.
 
-    A ledger says which rows of metrics.jsonl the server has, so that none is lost and none is sent twice. A row whose
-    arrival a crash kept from being recorded is sent again with the time that was noted before, and a server that
-    compares points keeps it once.
+    Args:
+        run: its folder.
+        tracker: the client of the server.
+        server: names it in messages.
     """
 
-    def __init__(self, run: Path, tracker: Tracker, files: RunFiles) -> None:
-        """
-        Args:
-            files: the folder of the server in the run folder, which has the ledger.
-        """
-        self.run, self.tracker, self.files = run, tracker, files
+    def __init__(self, run: Path, tracker: Tracker, server: str) -> None:
+        self.run, self.tracker, self.server = run, tracker, server
         self.metrics = JsonLinesTail(RunFiles(run), METRICS_FILE)
-        self.waiting: dict[str, Row] = {}
-        """Rows that were read and not sent, by their keys in the ledger."""
-        self.page = ""
-        """The address of the copy, once it exists."""
-        self.times: dict[str, int] = {}
-        """When a row was first to be sent, by its key, in milliseconds since 1970."""
-        self.sent: set[str] = set()
-        for entry in files.read_rows(LEDGER):
-            self.times |= dict.fromkeys(entry.get("rows", ()), entry.get("time", 0))
-            self.sent.update(entry.get("sent", ()))
+        self.outages = OutageLog(EventLog(run), "tracker", server)
+        self.waiting: deque[Row] = deque()
+        self.sent_step = -1
+        """Last step that the server has completely."""
+        self.has_begun = self.has_evaluation = self.is_cancelled = False
+        self.run_ended = threading.Event()
+        self.thread = threading.Thread(target=self._copy, name="tracker", daemon=True)
+        self.thread.start()
 
-    def read(self) -> None:
-        """Look for new rows; raises StorageError if the ledger cannot be written."""
-        rows, is_rewritten = self.metrics.read()
-        if is_rewritten:  # rows that a resume has removed are not sent
-            self.waiting.clear()
-        by_key = {hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest(): row for row in rows}
-        now = time.time_ns() // 1_000_000
-        if new := [key for key in by_key if key not in self.times]:
-            self._record({"time": now, "rows": new})
-            self.times |= dict.fromkeys(new, now)
-        for key, row in by_key.items():
-            values = {name: parse_number(value) for name, value in row.items() if name not in NO_METRICS}
-            numbers = {name: value for name, value in values.items() if value is not None}
-            if key not in self.sent and isinstance(step := row.get("step"), int) and numbers:
-                self.waiting[key] = Row(step, self.times[key], numbers)
-
-    def send(self, deadline: float = math.inf) -> None:
-        """Send the rows that wait, until a moment of time.monotonic().
-
-        Raises:
-            TrackerError: if the server refuses them or gives no answer; they go on waiting.
-            StorageError: if the ledger cannot be written.
-        """
-        if not self.page:
-            self.page = self.tracker.begin(describe_run(self.run))
-        while self.waiting and time.monotonic() < deadline:
-            # As many rows as have at most so many numbers together, and one at least.
-            counts = accumulate(len(row.values) for row in self.waiting.values())
-            batch = dict(islice(self.waiting.items(), max(1, sum(count <= self.tracker.most for count in counts))))
-            self.tracker.log([*batch.values()])
-            self._record({"sent": [*batch]})
-            self.sent.update(batch)
-            for key in batch:
-                del self.waiting[key]
-
-    def finish(self) -> str:
-        """Send the plan as it became, the files and the status; returns what was not sent, and why.
-
-        Raises:
-            TrackerError: as `send`.
-        """
-        self.tracker.describe(collect_tags(self.run))
-        state = RunState.read(self.run)
-        return self.tracker.end(str(state.status), to_milliseconds(state.ended), read_contents(self.run))
-
-    def _record(self, entry: dict[str, object]) -> None:
-        with blame_storage(self.files.path / LEDGER), self.files.open(LEDGER, "a") as file:
-            file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
-            file.flush()
-            os.fsync(file.fileno())
-
-
-POLL_SECONDS = 5.0
-"""Seconds between two looks at the run, or two attempts at a server that does not answer."""
-FINISH_SECONDS, FINISH_SECONDS_IF_STOPPED = 60.0, 2.0
-"""Seconds to send what is missing at the end: container engines kill ten seconds after a stop, and the report needs four."""
-KILL_DELAY = 1.5
-"""Seconds beyond this time until the process is killed."""
-TRACKED_BY_VARIABLE = "DRIVETRAIN_TRACKER"
-"""Set to `host` in a container whose run the host tracks: the container then needs neither network nor password."""
-
-
-def start_tracker(run: Path, track: Track | None) -> TrackerProcess | None:
-    """Start the process of a run, unless the job wants none, or the host of this container has one."""
-    return TrackerProcess(run, track) if track and os.environ.get(TRACKED_BY_VARIABLE) != "host" else None
-
-
-class TrackerProcess:
-    """The process that copies one run, as its starter sees it."""
-
-    def __init__(self, run: Path, track: Track) -> None:
-        self.run = run
-        # It ends after the run, whose end closes its input.
-        self.process = child_process.start_child(
-            [sys.executable, "-m", __name__, str(run), *track.target, track.experiment or ""],
-            child_process.build_environment({}),
-            requests=subprocess.PIPE,
-            outlives_us=True,
-        )
-
-    def announce_end(self, seconds: float = FINISH_SECONDS) -> None:
-        """Tell it that the run has ended, and how many seconds it has to finish."""
-        pipe = self.process.stdin
-        if pipe and not pipe.closed:
-            with contextlib.suppress(OSError):  # it has ended
-                pipe.write(f"{seconds}\n".encode())
-                pipe.close()
-
-    def kill(self) -> None:
-        """End it at once."""
-        child_process.stop_child(self.process)
-
-    def finish(self, *, stopped: bool = False) -> None:
-        """Tell it that the run has ended, and wait until it has sent everything, or its time is over."""
-        seconds = FINISH_SECONDS_IF_STOPPED if stopped else FINISH_SECONDS
-        self.announce_end(seconds)
-        try:  # if Ctrl-C ends our waiting, it sends the rest without us
-            self.process.wait(seconds + KILL_DELAY)
-        except subprocess.TimeoutExpired:  # it still waits for an answer
-            self.kill()
-            text = f"the server did not answer in time; `drivetrain track {self.run}` sends the rest"
+    def finish(self) -> None:
+        """Send the rest, after the run has ended, and wait for it a few seconds."""
+        self.run_ended.set()
+        self.thread.join(FINISH_SECONDS)
+        if self.thread.is_alive():
+            self.is_cancelled = True
+            text = (
+                f"{self.server} did not take the end of the run within {FINISH_SECONDS:g} s; {self.run} has everything"
+            )
             EventLog(self.run).add("tracker", text)
 
+    def cancel(self) -> None:
+        """Send nothing more, and say nothing."""
+        self.is_cancelled = True
+        self.run_ended.set()
 
-@contextlib.contextmanager
-def track_started_runs(track: Track | None) -> Iterator[Callable[[Path], None]]:
-    """Yield a function that starts the process of a run, after which the previous run has ended; all end with the block."""
-    trackers: list[TrackerProcess] = []
+    def _copy(self) -> None:
+        next_attempt = 0.0
+        while not self.run_ended.is_set():
+            if not self.has_begun and time.monotonic() >= next_attempt:
+                self._attempt(self._begin)
+                next_attempt = time.monotonic() + RETRY_SECONDS
+            if self.has_begun and len(self.waiting) < MAX_WAITING:
+                self._read_rows()
+            if self.has_evaluation:
+                self.has_evaluation = False
+                self._attempt(self._send)
+            self.run_ended.wait(POLL_SECONDS)
+        failure = self._call(self._finish)
+        if failure and not self.is_cancelled:
+            EventLog(self.run).add("tracker", f"{failure.given}; not all was sent, and {self.run} has everything")
+            say(f"  do:       {failure.action}")
 
-    def follow_run(run: Path) -> None:
-        if track:
-            for previous in trackers:
-                previous.announce_end()
-            trackers.append(TrackerProcess(run, track))
+    def _attempt(self, call: Callable[[], None]) -> None:
+        failure = self._call(call)
+        if not self.is_cancelled:
+            self.outages.note_attempt(failure)
 
-    try:
-        yield follow_run
-    finally:
-        for tracker in trackers:
-            tracker.finish()
-
-
-def main() -> int:
-    """Copy until the end of the run; never fails, since the run folder has everything."""
-    guard_output()
-    signals.ignore_signals()  # the run's end is what ends this process
-    os.nice(10)
-    run, server, address, experiment = sys.argv[1:]
-    events = EventLog(Path(run))
-    try:
-        with open_tracker(Path(run), address, experiment, server) as tracker:
-            seconds = _copy_until_end(tracker, OutageLog(events, "tracker", address))
-            if missing := _finish_copy(tracker, time.monotonic() + seconds):
-                events.add("tracker", missing)
-    except (StorageError, Busy) as error:
-        events.add("tracker", f"stopped: {error.given}; `drivetrain track {run}` sends it")
-    return 0
-
-
-def _copy_until_end(tracker: RunTracker, outages: OutageLog) -> float:
-    """Send rows as they come; returns, once the run has ended, the seconds that are left to finish."""
-    error: TrackerError | None = None
-    pause = 0.2  # seconds, so that a wrong address is told before training
-    while not select.select([sys.stdin], [], [], pause)[0]:
-        pause = POLL_SECONDS
-        tracker.read()
-        if error and not error.passing:
-            continue
-        is_new = not tracker.page
+    def _call(self, call: Callable[[], None]) -> Failure | None:
+        """Make a call to the server; returns the failure that it ended with."""
         try:
-            tracker.send()
-            error = None
-        except TrackerError as refusal:
-            error = refusal
-        outages.note_attempt(error)
-        if is_new and tracker.page:
-            say(f"tracker: {tracker.page}")
-    return float(sys.stdin.readline() or FINISH_SECONDS_IF_STOPPED)  # nothing comes if the starter has died
+            if not self.is_cancelled:
+                call()
+        except Failure as error:
+            return error
+        except Exception as error:  # a client may raise anything
+            lines = str(error).splitlines() or [type(error).__name__]
+            action = "look at the log of the server, or correct the address"
+            return TrackerError(f"{self.server}: {mask_secrets(lines[0])[:200]}", "a server that answers", action)
+        return None
 
+    def _begin(self) -> None:
+        page, self.sent_step = self.tracker.begin(describe_run(self.run))
+        self.has_begun = True
+        say(f"tracker: {page}")
 
-def _finish_copy(tracker: RunTracker, deadline: float) -> str:
-    """Send what is missing until a moment of time.monotonic(); returns what the server does not have then, and why."""
-    reason = ""
-    tracker.read()
-    while time.monotonic() < deadline:
-        try:
-            tracker.send(deadline)
-            if not tracker.waiting:
-                unsent = tracker.finish()
-                return f"not sent: {unsent}" if unsent else ""
-        except TrackerError as error:
-            reason = f": {error.given}"
-            if not error.passing:
-                break
-        time.sleep(0.5)
-    missing = f"{len(tracker.waiting):,} rows were" if tracker.waiting else "the end of the run was"
-    return f"{missing} not sent{reason}; `drivetrain track {tracker.run}` sends it"
+    def _read_rows(self) -> None:
+        rows, is_rewritten = self.metrics.read()
+        if is_rewritten:  # the run went back to a checkpoint
+            self.waiting.clear()
+        now = time.time_ns() // 1_000_000
+        for row in rows:
+            step, numbers = row.get("step"), {name: parse_number(row[name]) for name in row if name not in NO_METRICS}
+            values = {name: number for name, number in numbers.items() if number is not None}
+            if values and isinstance(step, int) and step > self.sent_step:
+                self.waiting.append(Row(step, now, values))
+                self.has_evaluation |= "lr" not in values  # rows of steps have a learning rate
 
+    def _send(self, *, all_rows: bool = False) -> None:
+        """Send the rows that wait, but for the last step, whose evaluation may follow."""
+        rows = list(self.waiting)
+        if rows and "lr" in rows[-1].values and not all_rows:
+            rows.pop()
+        if rows:
+            self.tracker.log(rows)
+            self.sent_step = rows[-1].step
+            for _ in rows:
+                self.waiting.popleft()
 
-if __name__ == "__main__":
-    sys.exit(main())
+    def _finish(self) -> None:
+        if not self.has_begun:
+            self._begin()
+        self._read_rows()
+        status = str(RunState.read(self.run).status)
+        self._send(all_rows=status == "done")
+        self.tracker.end(status, collect_tags(self.run), read_contents(self.run))

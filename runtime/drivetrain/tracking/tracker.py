@@ -1,36 +1,25 @@
-"""What a tracking server must offer: four methods. Another kind of server is one file in `servers`; see
-docs/adding-a-tracker.md.
-"""
+"""What a tracker must offer: three methods. Another kind is one file in `servers`; see docs/adding-a-tracker.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from drivetrain.errors import Failure
+from drivetrain.system import web
 
 
 class TrackerError(Failure):
-    """A tracking server refused something, or gave no answer."""
+    """A tracking server refused something, or gave no answer; the run goes on."""
 
     exit_code = 7
-
-    def __init__(self, description: str, possible: str = "", action: str = "", *, passing: bool) -> None:
-        """
-        Args:
-            description: what was sent, and what came back.
-            possible: what the server accepts.
-            action: what to do about it.
-            passing: whether the same request may succeed later.
-        """
-        super().__init__(description, possible, action)
-        self.passing = passing
 
 
 @dataclass(frozen=True)
 class Row:
-    """The metrics of one step."""
+    """The metrics of one step, or of an evaluation after it."""
 
     step: int
     milliseconds: int
@@ -43,33 +32,47 @@ class RunDescription:
     """What a server shows beside the curves."""
 
     name: str
-    started: int
-    """Milliseconds since 1970."""
+    key: str
+    """The same for all attempts of this run, and of no other."""
+    folder: Path
     parameters: Mapping[str, str]
     tags: Mapping[str, str]
 
 
 class Tracker(Protocol):
-    """A run on a tracking server. Every method may be called again after it failed, and then doubles nothing."""
+    """A run on a tracking server. A method may raise anything: the same call is made again at the next evaluation."""
 
-    most: int
-    """Numbers that one call of `log` should have."""
-
-    def begin(self, run: RunDescription) -> str:
-        """Create the run, or find the one that was created before; returns the address of its page.
-
-        Raises:
-            TrackerError: as all methods.
-        """
+    def begin(self, run: RunDescription) -> tuple[str, int]:
+        """Create the run, or find the one of an earlier attempt; returns where to look at it, and its last step or -1."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send the metrics of some steps."""
 
-    def describe(self, tags: Mapping[str, str]) -> None:
-        """Replace some tags."""
+    def end(self, status: str, tags: Mapping[str, str], files: Mapping[str, str]) -> None:
+        """Send the tags as they became, texts by file name, and the status: done, stopped or failed."""
 
-    def end(self, status: str, ended: int | None, files: Mapping[str, bytes]) -> str:
-        """Send files, by their path on the server, and the status: running, done, stopped or failed.
 
-        Returns what was not sent, and why; empty if everything was.
-        """
+def check_credentials(key: str, address: str, variable: str, named: str | None) -> None:
+    """Check that a server may be sent credentials: the job that names it may be a stranger's.
+
+    Args:
+        key: of the spec, for the message.
+        address: of the server.
+        variable: names the user's own server.
+        named: its value.
+
+    Raises:
+        TrackerError: if the user's own environment names another server, or the address is not encrypted.
+    """
+    scheme, host, _ = web.parse_origin(address)
+    if not named or web.parse_origin(named) != web.parse_origin(address):
+        action = f"if it is your server, export {variable}={address}"
+    elif scheme == "https" or web.is_loopback(host):
+        return
+    else:
+        action = "use the https address of the server"
+    raise TrackerError(
+        f"{key}: {address} is not sent the credentials of this machine",
+        f"a server that {variable} names, over https or on this machine",
+        action,
+    )
