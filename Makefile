@@ -91,7 +91,7 @@ engine: ## install a Docker engine on this Debian or Ubuntu host
 	@scripts/engine
 
 sizes: ## show the size of the built images and of their parts
-	@for word in cpu ampere legacy; do docker image inspect "$$(scripts/image-name $$word)" >/dev/null 2>&1 && scripts/sizes $$word; done; true
+	@for word in cpu ampere legacy extras; do docker image inspect "$$(scripts/image-name $$word)" >/dev/null 2>&1 && scripts/sizes $$word; done; true
 
 sbom: ## list the parts of the built images in build/sbom-WORD.json (CycloneDX)
 	@mkdir -p build && for word in cpu ampere legacy; do \
@@ -99,7 +99,7 @@ sbom: ## list the parts of the built images in build/sbom-WORD.json (CycloneDX)
 	    docker run --rm --network none --entrypoint cat "$$(scripts/image-name $$word)" /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
 
 lock: ## lock the requirements of the images again
-	@for word in cpu ampere legacy; do scripts/lock $$word || exit; done
+	@for word in cpu ampere legacy extras; do scripts/lock $$word || exit; done
 
 schema: .venv/check ## write the JSON schema of the job file
 	@$(python) -m drivetrain schema > docs/job.schema.json

@@ -30,6 +30,7 @@ PACKAGES = (
     "docker/requirements-{}.txt",
     "docker/requirements-{}-arm64.txt",
     "docker/openmp-{}.txt",
+    *(f"docker/extras-{name}{architecture}.txt" for name in ("mlflow", "wandb") for architecture in ("", "-arm64")),
 )
 """Files that decide the layers below the project's code, for all architectures."""
 CODE = ("docker/sbom.py", "runtime/__main__.py", "runtime/drivetrain", "scripts/own-runs", "LICENSE")
