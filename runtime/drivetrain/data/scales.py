@@ -17,8 +17,9 @@ _SAMPLE = 10_000
 """Number of values among which the center of a column is found."""
 _MAX_CODES, _MAX_CODE_SHARE = 3, 20
 """At each end of the sample, 3 different values or a twentieth of them may be codes."""
-CODE_WIDTHS, SPIKE_WIDTHS = 2.0, 100.0
-"""A value is a code if it is farther from all others than so many times their range: one that is written like a code; any other.
+CODE_WIDTHS, SMALL_CODE_WIDTHS, SPIKE_WIDTHS = 2.0, 5.0, 100.0
+"""A value is a code if it is farther from all others than so many times their range: one that is written like a code; one of
+two or three digits above numbers that are not negative, as a large count can be; any other.
 
 Of 300 columns of 1,000 Cauchy numbers one has such a value; of log-normal numbers (deviation 1 or 2), counts and money none.
 """
@@ -53,6 +54,11 @@ def _are_written_like_codes(values: Numbers) -> Mask:
     return np.asarray((sizes >= _HUGE) | is_listed)
 
 
+def _find_needed_widths(values: Numbers, low: float | Numbers) -> Numbers:
+    """The distance at which each value above a range that begins at `low` is a code, if it is written like one."""
+    return np.where((low >= 0) & (np.abs(values) < 1000), SMALL_CODE_WIDTHS, CODE_WIDTHS)
+
+
 @dataclass(frozen=True)
 class Scale:
     """Mean and deviation of the training values, and their range, all without codes."""
@@ -82,16 +88,23 @@ class Scale:
         is_code = distances > SPIKE_WIDTHS
         candidates = np.flatnonzero(distances > CODE_WIDTHS)
         if len(candidates):
-            is_code[candidates] |= _are_written_like_codes(values[candidates])
-            is_code[candidates] &= values[candidates] != 0
+            numbers = values[candidates]
+            lows = np.where(numbers > self.high, self.low, -self.high)
+            is_far = distances[candidates] > _find_needed_widths(numbers, lows)
+            is_code[candidates] |= _are_written_like_codes(numbers) & is_far
+            is_code[candidates] &= numbers != 0
         return is_code
+
+    def find_clipped(self, values: Numbers) -> Mask:
+        """Mark the codes that are written like one, which count as `limit` deviations."""
+        return self.find_codes(values) & _are_written_like_codes(values)
 
     def scale(self, values: Numbers) -> npt.NDArray[np.float32]:
         """Return (value - mean) / std; what is far away and written like a code counts as `limit` deviations."""
         scaled = np.clip((values - self.mean) / self.std, -MAX_DEVIATIONS, MAX_DEVIATIONS)
         # Few columns have values so far away that they can be codes.
         far = np.flatnonzero(np.abs(scaled) > self.limit)
-        codes = far[self.find_codes(values[far]) & _are_written_like_codes(values[far])]
+        codes = far[self.find_clipped(values[far])]
         scaled[codes] = np.clip(scaled[codes], -self.limit, self.limit)
         return scaled.astype(np.float32)
 
@@ -222,7 +235,7 @@ def _extend(high: float, low: float, values: Numbers, spike_widths: float) -> fl
     while len(values):
         ends = np.append(high, values[:-1])
         gaps, widths = values - ends, np.maximum(ends - low, np.finfo(np.float64).tiny)
-        is_far = gaps > CODE_WIDTHS * widths
+        is_far = gaps > _find_needed_widths(values, low) * widths
         is_far[is_far] &= _are_written_like_codes(values[is_far])
         is_spike = gaps > spike_widths * widths
         breaks = np.flatnonzero((is_far | is_spike) & (values != 0))

@@ -142,6 +142,17 @@ def note_codes(
     return lines
 
 
+def keep_scored(target: TargetColumn, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
+    """Keep the validation rows whose numbers are no codes, and note the others: a code would outweigh all other rows."""
+    is_code = np.zeros(len(rows), np.bool_)
+    for scale, column in zip(list_scales(head), target.numbers[rows].T, strict=False) if head.columns else ():
+        is_code |= scale.find_clipped(column)
+    if not is_code.any() or is_code.all():
+        return rows, []
+    are = "row whose number to predict is a code counts" if is_code.sum() == 1 else "rows whose numbers are codes count"
+    return rows[~is_code], [f"validation: {int(is_code.sum()):,} {are} in no score"]
+
+
 def list_scales(head: Head) -> list[Scale]:
     """The scale of each number of a head."""
     return scales_from_json({name: getattr(head, name) for name in FIELDS})

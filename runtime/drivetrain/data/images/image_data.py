@@ -183,13 +183,15 @@ class ImageParts(Parts[ImageSource]):
         train, validation = self.train_split, self.validation
         assert train is not None
         if validation is self.train:
-            return train, _build_split(validation, self.validation_rows, head), []
+            rows, code_notes = validation.keep_scored(self.validation_rows, head)
+            return train, _build_split(validation, rows, head), code_notes
         images, shape = pixel_scale.read_as_trained(validation.images, validation.rows, prepare, validation.key)
         validation.images = images.fit_to(self.geometry.size, self.geometry.channels, shape)
-        split = _build_split(validation, validation.rows, head)
+        rows, code_notes = validation.keep_scored(validation.rows, head)
+        split = _build_split(validation, rows, head)
         scale_notes = pixel_scale.check_some(split, prepare, validation.key)
         notes = [f"validation: {note}" for note in scale_notes]
-        return train, split, [*notes, *validation.notes, *_note_shared(self.train, validation)]
+        return train, split, [*notes, *code_notes, *validation.notes, *_note_shared(self.train, validation)]
 
     def complete(self, dataset: Dataset) -> Dataset:
         """The dataset with what images in memory and files have."""

@@ -65,6 +65,12 @@ class ImageSource:
         """`targets.tensor` of some rows."""
         return self.targets.tensor(rows, head, self.key)
 
+    def keep_scored(self, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
+        """Keep the rows whose numbers to predict are no codes, and note the others."""
+        if not isinstance(self.targets, NumberTargets):
+            return rows, []
+        return target_columns.keep_scored(self.targets.goal, rows, head)
+
     def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
         """Notes on numbers to predict that are codes such as -9999; each is named by its image."""
         if not isinstance(self.targets, NumberTargets):

@@ -55,7 +55,8 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     values = windows.scale_channels(train_part.values, scales)
     is_one_file = validation_part.values is train_part.values
     train = train_part.split(values, head)
-    validation = validation_part.split(
+    scored_part, code_notes = validation_part.keep_scored(head)
+    validation = scored_part.split(
         values if is_one_file else windows.scale_channels(validation_part.values, scales), head
     )
     notes = [
@@ -64,6 +65,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
         *text_column.note_digit_classes(target.names[0], dict.fromkeys(head.classes, 1)),
         *train_part.notes,
         *validation_part.notes,
+        *code_notes,
     ]
     if isinstance(data.validation, str):
         notes += copies.note_shared(train.contents(), validation.contents(), validation.title, "validation windows")

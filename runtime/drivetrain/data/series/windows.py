@@ -210,6 +210,12 @@ class WindowSplit:
             groups=groups,
         )
 
+    def keep_scored(self, head: Head) -> tuple[WindowSplit, list[str]]:
+        """Keep the windows whose numbers to predict are no codes, and note the others."""
+        assert self.target is not None
+        rows, notes = target_columns.keep_scored(self.target, self.target_rows, head)
+        return (self.take_rows(np.flatnonzero(np.isin(self.target_rows, rows))), notes) if notes else (self, [])
+
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
         """The windows with scaled values, and with targets if a head is given."""
         targets = {}

@@ -271,8 +271,9 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
             train.contents(), validation.contents(), validation.title, "validation rows"
         )
     else:
-        validation = _build_split(train_rows, inputs, partition.validation, head)
-        validation_notes = train_rows.compare(fitted, partition.validation, "validation")
+        scored, code_notes = target_columns.keep_scored(target, partition.validation, head)
+        validation = _build_split(train_rows, inputs, scored, head)
+        validation_notes = train_rows.compare(fitted, partition.validation, "validation") + code_notes
     notes = [
         f"{len(train):,} training and {len(validation):,} validation rows",
         *train_rows.roles.notes(),
@@ -342,7 +343,11 @@ def _read_new(
     splits, notes = list[TableSplit](), list[str]()
     for source in sources:
         part = read_new_rows(source, fitted, target, classes)
-        splits.append(_build_split(part, fitted.to_tensors(part.table), part.usable, head))
+        rows = part.usable
+        if part.target and source.key == "data.validation":
+            rows, code_notes = target_columns.keep_scored(part.target, rows, head)
+            notes += code_notes
+        splits.append(_build_split(part, fitted.to_tensors(part.table), rows, head))
         notes += part.notes
         if part.target:
             codes = target_columns.note_codes(part.target, part.usable, head, source.name_row, is_new=True)
