@@ -63,11 +63,12 @@ class FeatureCells:
             raise text_column.mixed_numbers_error(
                 name, str(path), text_count, f"{csv_dialect.name_row(path, row)} has `{printable(text, 40)}`"
             )
-        if self.numbers:
+        # Whole numbers, some with a leading zero, are labels.
+        if self.numbers and not all(map(str.isdecimal, self.counts)):
             return text_column.note_digits(name, self.counts)
         if all(times.is_time(text, times.ISO) for text in self.texts):
             raise text_column.date_column_error(name, str(path), next(iter(self.texts)))
-        text_column.check_distinct(list(self.texts), self.filled, name, str(path))
+        text_column.check_distinct(list(self.counts), self.filled, name, str(path))
         return text_column.note_digits(name, self.counts)
 
 

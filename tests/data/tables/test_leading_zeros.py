@@ -18,9 +18,9 @@ from drivetrain.data.load_data import load
 from drivetrain.data.tables.column_roles import MIN_NUMBERED_ROWS
 from drivetrain.errors import DataError
 from drivetrain.job.tables import TableJob
-from drivetrain.job_spec import load_job
+from drivetrain.job_spec import data_cells, load_job
 from tests.cli.drafted_jobs import draft_job
-from tests.messages import says
+from tests.messages import saying, says
 
 CODES = ["02139", "90210", "01002", "60601"]
 
@@ -51,6 +51,17 @@ def make_job(path: Path, target: str = "y", task: str = "classification", keys: 
     job = load_job.load(spec)
     assert isinstance(job, TableJob)
     return job
+
+
+@pytest.mark.parametrize("step", [7, 631])
+def test_validate_refuses_codes_that_mostly_differ_as_training_does(tmp_path: Path, step: int) -> None:
+    """Also if few of them have a leading zero."""
+    codes = [f"{i * step % 99_991:05}" for i in range(1, 161)]
+    write_csv(tmp_path / "t.csv", {"code": codes, "y": [i % 2 for i in range(160)]})
+    job = make_job(tmp_path / "t.csv")
+    for read in (load, data_cells.check):
+        with pytest.raises(DataError, check=saying("different-texts-hold-digits", 160, "")):
+            read(job)
 
 
 @pytest.mark.parametrize("name", WRITERS)
