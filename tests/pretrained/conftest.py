@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.pretrained import hub_connection
+from drivetrain.pretrained import hub_client
 from tests.hub_server import Hub, serve_hub
 from tests.pretrained import hub_dataset, hub_network
 
@@ -20,7 +20,7 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(hub_connection, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(hub_client, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.pretrained import hub_connection
+from drivetrain.pretrained import hub_client
 from drivetrain.pretrained.hub_error import NETWORK
 from tests import hub_double
 from tests.hub_server import NAME, Fault, Hub, serve_hub
@@ -38,10 +38,10 @@ def test_the_token_stays_with_its_host(hub: Hub, monkeypatch: pytest.MonkeyPatch
 def test_the_token_goes_over_no_open_line(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     monkeypatch.setenv("HF_TOKEN", "t0ken123")
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
-    assert hub_connection.connect(NAME, NETWORK, lines.append).token == ""
+    assert hub_client.connect(NAME, NETWORK, lines.append).token == ""
     assert says_each(lines, [get_message("hub-encrypted-token-hf", "http://hub.example")])
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
-    assert hub_connection.connect(NAME, NETWORK, lines.append).token == "t0ken123"
+    assert hub_client.connect(NAME, NETWORK, lines.append).token == "t0ken123"
 
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/x", "file:///etc/passwd"])

@@ -46,14 +46,14 @@ def fetch(options: argparse.Namespace) -> int:
 
     job = job_spec.load(options.job, options.set, locate=locate)
     for data in fetched_data:
-        _print_files(data, f"commit {data.snapshot.commit}")
+        _print_files(data, f"commit {data.commit}")
     for copy in copies:
         _print_copy(copy)
     if (name := hub_name.find_hub_weights(job)) is not None:
         from drivetrain.pretrained import folder
 
         network = folder.fetch(job, name, update=options.update)
-        _print_files(network, f"revision {network.revision}: commit {network.snapshot.commit}")
+        _print_files(network, f"revision {network.revision}: commit {network.commit}")
     elif not fetched_data and not copies:
         say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
@@ -67,21 +67,20 @@ def _print_copy(copy: StoredCopy) -> None:
 
 def _print_files(fetched: Fetched, commit: str) -> None:
     """Print the files of a network or a dataset, and `commit`, its description."""
-    snapshot = fetched.snapshot
-    files = sorted(snapshot.files, key=lambda file: file.name)
+    files = sorted(fetched.files, key=lambda file: file.name)
     size = f"{len(files)} files, {sum(file.size for file in files) / 1e6:,.1f} MB"
     if fetched.new:
-        say(f"{snapshot.name}: fetched {size}, each compared with its hash")
+        say(f"{fetched.name}: fetched {size}, each compared with its hash")
     else:
         state = fetched.note or "each was compared with its hash when it was fetched"
-        say(f"{snapshot.name}: everything is there, {size}; {state}")
+        say(f"{fetched.name}: everything is there, {size}; {state}")
     for file in files[:MAX_LISTED_FILES]:
-        is_converted = snapshot.converted and file.name == "model.safetensors"
-        say(f"  {file.name}  {format_bytes(file.size)}{f', made of {snapshot.converted}' if is_converted else ''}")
+        is_converted = fetched.converted and file.name == "model.safetensors"
+        say(f"  {file.name}  {format_bytes(file.size)}{f', made of {fetched.converted}' if is_converted else ''}")
     if len(files) > MAX_LISTED_FILES:
         say(f"  and {len(files) - MAX_LISTED_FILES:,} more")
     say(commit)
-    say(f"in {snapshot.folder}")
+    say(f"in {fetched.folder}")
 
 
 def _fetch_in_container(options: argparse.Namespace) -> int:

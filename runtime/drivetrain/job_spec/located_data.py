@@ -141,7 +141,7 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Jo
     paths, readme = located.paths, located.readme
     all_splits = hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
     used = _select_used(job, key, all_splits)
-    fixed = address.at(located.snapshot.commit)
+    fixed = address.at(located.commit)
     update, use_notes = {}, []
     for split, files in used.items():
         path = _choose_path(split, files, address)
@@ -155,10 +155,10 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Jo
     ]
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
-        name += f", {address.revision} is commit {located.snapshot.commit[:12]}"
+        name += f", {address.revision} is commit {located.commit[:12]}"
     note = ": ".join(filter(None, [name, ", ".join(use_notes), located.note]))
     named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
-    named_job._hub_folders = {**job._hub_folders, fixed.root: located.snapshot.folder}
+    named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
     named_job._notes = (*job.notes, note)
     return named_job
 

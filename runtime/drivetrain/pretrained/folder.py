@@ -125,7 +125,7 @@ def locate(job: Job, name: str) -> WeightsFolder:
             raise SpecError(problem)
     elif HUB_NAME.fullmatch(name):
         fetched_network = fetch(job, name)
-        folder, origin = fetched_network.snapshot.folder, fetched_network.origin
+        folder, origin = fetched_network.folder, fetched_network.origin
     else:
         _refuse(job, f"{path} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
     weights = WeightsFolder(job, folder, origin)
@@ -160,7 +160,7 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
             error.possible,
             f"{error.action}; where there is a network, `drivetrain fetch {job.document.name}` fills the cache{by_hand}",
         )
-    job.fix_commit(fetched_network.snapshot.commit)
+    job.fix_commit(fetched_network.commit)
     return fetched_network
 
 

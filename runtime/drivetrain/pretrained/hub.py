@@ -6,18 +6,18 @@ before it gets its final name. A pickle is converted in an isolated process. Cod
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from drivetrain.errors import DataError, StorageError
+from drivetrain.errors import DataError
 from drivetrain.pretrained import convert as converting
-from drivetrain.pretrained import families, hub_connection
-from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile, Repository, Snapshot, find_repository
-from drivetrain.pretrained.hub_connection import Connection
-from drivetrain.pretrained.hub_download import Progress, download
+from drivetrain.pretrained import families, hub_client
+from drivetrain.pretrained.hub_cache import COMMIT, CommitRecord, HubFile, Repository, find_repository
+from drivetrain.pretrained.hub_client import HubClient, Progress
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
 from drivetrain.system.files import hash_file, sync_file
@@ -30,15 +30,19 @@ _CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
 """Names of configurations and vocabularies."""
 _SHARD = re.compile(r"model-\d+-of-(?P<count>\d{5})\.safetensors")
 _POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
+UNCHECKED = "its files have no hashes that they could be compared with"
 Choose = Callable[[Sequence[str], str], Iterable[str]]
 """Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Files in the cache, and what this call downloaded for them."""
+    """Files of a commit in the cache, and what this call downloaded for them."""
 
-    snapshot: Snapshot
+    name: str
+    commit: str
+    folder: Path
+    files: tuple[HubFile, ...]
     """The needed files, with the README.md of a dataset."""
     revision: str
     paths: tuple[str, ...]
@@ -53,7 +57,13 @@ class Fetched:
     @property
     def origin(self) -> str:
         """Name and commit, for messages."""
-        return f"{self.snapshot.name} at {self.snapshot.commit[:12]}"
+        return f"{self.name} at {self.commit[:12]}"
+
+    @property
+    def converted(self) -> str:
+        """The pickle from which model.safetensors was converted; empty if the hub has model.safetensors."""
+        is_own = any(file.name == WEIGHTS for file in self.files) and WEIGHTS not in self.paths
+        return PICKLE if is_own and PICKLE in self.paths else ""
 
 
 def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetched | None:
@@ -63,22 +73,33 @@ def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetche
         HubError: from `choose`.
     """
     commit = repository.commit_of(revision)
-    snapshot = repository.find_complete(commit)
-    if snapshot is None:
+    record = repository.read_record(commit) if commit else None
+    if record is None or (repository.kind.readme in record.listed and repository.kind.readme not in record.checked):
         return None
-    # Earlier versions recorded no list of the files of a network.
-    paths = tuple(file.name for file in repository.read_listing(commit) or snapshot.files)
-    files = {file.name: file for file in snapshot.files}
-    if repository.kind.readme in paths and repository.kind.readme not in files:
-        return None
+
+    def find_checked(name: str) -> HubFile | None:
+        file = record.checked.get(WEIGHTS if name == PICKLE else name)
+        path = repository.folder(commit) / file.name if file else None
+        return file if file and path and path.is_file() and path.stat().st_size == file.size else None
+
+    return _select(repository, revision, tuple(record.listed), find_checked, choose)
+
+
+def _select(
+    repository: Repository,
+    revision: str,
+    paths: tuple[str, ...],
+    find_file: Callable[[str], HubFile | None],
+    choose: Choose,
+) -> Fetched | None:
+    """Select the needed files; None if one of them is not in the cache."""
+    commit = repository.commit_of(revision)
     readme = repository.read_readme(commit)
-    needed = [
-        converting.WEIGHTS_NAME if name == snapshot.converted else name
-        for name in _choose_names(repository, paths, choose, readme)
-    ]
-    if any(name not in files for name in needed):
+    needed = _choose_names(repository, paths, choose, readme)
+    files = tuple(file for name in needed if (file := find_file(name)))
+    if len(files) < len(needed):
         return None
-    return Fetched(replace(snapshot, files=tuple(files[name] for name in needed)), revision, paths, readme)
+    return Fetched(repository.name, commit, repository.folder(commit), files, revision, paths, readme)
 
 
 def fetch(
@@ -103,68 +124,48 @@ def fetch(
     if not update and (cached := find_cached(repository, revision, choose)):
         return cached
     try:
-        if hub_connection.is_offline():
+        if hub_client.is_offline():
             closed = "HF_HUB_OFFLINE is set, so the hub is not asked"
             if update:
                 raise HubError(f"--update, and {closed}", "one of them", "unset HF_HUB_OFFLINE")
             raise HubError(closed, "", "unset HF_HUB_OFFLINE", offline=True)
-        connection = hub_connection.connect(repository.name, repository.kind, say)
-        commit = repository.commit_of(revision)
-        if update or not COMMIT.fullmatch(commit):
-            commit = hub_connection.find_commit(connection, revision)
-        with repository.locked(say):
-            if cached := find_cached(repository, commit, choose):
-                repository.record_revision(revision, commit)
-                return replace(cached, revision=revision)
-            return _download_missing(connection, repository, revision, commit, choose)
+        client = hub_client.connect(repository.name, repository.kind, say)
+        with client.http, repository.locked(say):
+            commit = repository.commit_of(revision)
+            if update or not COMMIT.fullmatch(commit):
+                commit = client.find_commit(revision)
+            fetched = find_cached(repository, commit, choose) or _download_missing(client, repository, commit, choose)
+            repository.record_revision(revision, commit)
+            return replace(fetched, revision=revision)
     except HubError as error:
-        if update or not (error.offline or repository.kind is NETWORK):
+        if update:
             raise
-        return _take_unverified(repository, revision, choose, error)
+        return _take_unrecorded(repository, revision, choose, error)
 
 
-def _take_unverified(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
+def _take_unrecorded(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
     """Take the files that another program has put into the cache, if the hub gives none.
 
     Raises:
         HubError: if there are none, or not all needed files.
     """
     commit = repository.commit_of(revision)
-    in_cache = repository.list_foreign(commit) if commit else []
-    paths = [file.name for file in repository.read_listing(commit) or ()] or in_cache
-    readme = repository.read_readme(commit)
-    snapshot, lack = _verify_foreign(repository, commit, in_cache, paths, choose, readme) if in_cache else (None, "")
-    if snapshot is None and not error.offline:
-        raise error
-    if snapshot is None:
-        state = f"incomplete in the cache: it {lack}" if lack else f"not in the cache {repository.root.parent}"
-        raise HubError(
-            f"at revision {revision} is {state}, and {error.given}",
-            error.possible or "files that were fetched before",
-            error.action,
-            offline=True,
-        )
-    if repository.kind is NETWORK:  # of data, another program may have only a part
-        with contextlib.suppress(StorageError):  # the cache may be read-only
-            repository.record(snapshot, revision)
-    lacks_hashes = any(not HASH.fullmatch(file.hash) for file in snapshot.files)
-    note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
-    return Fetched(snapshot, revision, tuple(paths), readme, note=note)
-
-
-def _verify_foreign(
-    repository: Repository, commit: str, in_cache: Sequence[str], paths: Sequence[str], choose: Choose, readme: str
-) -> tuple[Snapshot | None, str]:
-    """The snapshot of the needed files; without it, what the cache lacks, empty if a file has not the hash of its name."""
+    in_cache = repository.list_cached(commit) if commit else []
+    record = repository.read_record(commit)
     try:
-        names = _choose_names(repository, paths, choose, readme)
-    except HubError as error:
+        paths = tuple(record.listed if record else in_cache)
+        fetched = in_cache and _select(repository, revision, paths, partial(repository.read_file, commit), choose)
+    except HubError:
         if repository.kind is not NETWORK:  # the data is there, and the job has to say which
             raise
-        return None, error.given
-    if missing := sorted({*names}.difference(in_cache)):
-        return None, f"lacks {missing[0]}"
-    return repository.verify_foreign(commit, names), ""
+        fetched = None
+    if fetched:
+        lacks_hashes = not all(file.hash for file in fetched.files)
+        return replace(fetched, note=UNCHECKED if lacks_hashes else "")
+    if not error.offline:
+        raise error
+    description = f"at revision {revision} is not complete in the cache {repository.root.parent}, and {error.given}"
+    raise HubError(description, error.possible or "files that were fetched before", error.action, offline=True)
 
 
 def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, readme: str) -> list[str]:
@@ -172,59 +173,54 @@ def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, 
     return [path for path in paths if path in names]
 
 
-def _download_missing(
-    connection: Connection, repository: Repository, revision: str, commit: str, choose: Choose
-) -> Fetched:
+def _download_missing(client: HubClient, repository: Repository, commit: str, choose: Choose) -> Fetched:
     """Download the missing files of a commit; the caller holds the lock."""
-    listed = repository.read_listing(commit)
-    if listed is None:
-        listed = hub_connection.list_files(connection, commit)
-        repository.write_listing(commit, listed)
-    by_name = {file.name: file for file in listed}
-    if described := by_name.get(repository.kind.readme):
-        _download(connection, repository, commit, [described], Progress())
-    readme = repository.blob(described).read_text(encoding="utf-8", errors="replace") if described else ""
-    files = [by_name[name] for name in _choose_names(repository, list(by_name), choose, readme)]
+    record = repository.read_record(commit)
+    if record is None:
+        record = CommitRecord({file.name: file for file in client.list_files(commit)}, {})
+        # Without this list, files that got their names before a kill would be taken for the whole repository.
+        repository.write_record(commit, record)
+    listed, readme = record.listed, ""
+    if described := listed.get(repository.kind.readme):
+        _download(client, repository, commit, [described], Progress(described.size, client.say))
+        readme = repository.blob(described).read_text(encoding="utf-8", errors="replace")
+    files = [listed[name] for name in _choose_names(repository, tuple(listed), choose, readme)]
     missing = [file for file in files if not file.is_in(repository.blob(file))]
     total = sum(file.size for file in missing)
-    connection.say(
-        f"hub: fetching {repository.name} at {commit[:12]} from {mask_secrets(connection.endpoint)}: {len(missing)} "
+    client.say(
+        f"hub: fetching {repository.name} at {commit[:12]} from {mask_secrets(client.endpoint)}: {len(missing)} "
         f"file{'s' * (len(missing) != 1)}, {total / 1e6:,.1f} MB"
     )
-    _download(connection, repository, commit, missing, Progress(total, connection.say))
-    pickle = next((file for file in files if file.name == PICKLE), None)
-    if pickle:
-        files[files.index(pickle)] = _convert(connection, repository, commit, pickle)
+    _download(client, repository, commit, missing, Progress(total, client.say))
+    if pickle := next((file for file in files if file.name == PICKLE), None):
+        files[files.index(pickle)] = _convert(client, repository, commit, pickle)
         if pickle in missing:
             repository.blob(pickle).unlink()
-    snapshot = Snapshot(repository.name, commit, repository.folder(commit), tuple(files), PICKLE if pickle else "")
-    earlier = repository.find_complete(commit)
-    all_files = {file.name: file for file in (*(earlier.files if earlier else ()), *files)}
-    repository.link(files, snapshot.folder)
-    repository.record(replace(snapshot, files=tuple(all_files.values())), revision)
-    if removed_bytes := repository.remove_abandoned():
-        connection.say(f"hub: removed {removed_bytes / 1e6:,.1f} MB of downloads that nobody resumed")
-    return Fetched(snapshot, revision, tuple(by_name), readme, tuple(file.name for file in missing))
+    folder = repository.folder(commit)
+    repository.link(files, folder)
+    checked = record.checked | {file.name: file for file in files}
+    repository.write_record(commit, CommitRecord(listed, checked))
+    new = tuple(file.name for file in missing)
+    return Fetched(repository.name, commit, folder, tuple(files), commit, tuple(listed), readme, new)
 
 
 def _download(
-    connection: Connection, repository: Repository, commit: str, files: Sequence[HubFile], progress: Progress
+    client: HubClient, repository: Repository, commit: str, files: Sequence[HubFile], progress: Progress
 ) -> None:
     for file in files:
         if not file.is_in(repository.blob(file)):  # two files can have one content
-            download(connection, commit, file, repository.blob(file), progress)
+            client.download(commit, file, repository.blob(file), progress)
 
 
-def _convert(connection: Connection, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
+def _convert(client: HubClient, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
     """Convert a pickle in the cache; the weights become a file of the cache like others."""
-    connection.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
-    # `remove_abandoned` removes what a killed process leaves of it.
+    client.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
     folder = repository.folder(f".{commit}.converting")
     shutil.rmtree(folder, ignore_errors=True)
     try:
         repository.link([pickle], folder)
         converted = converting.convert(folder / pickle.name)
-        weights = HubFile(converting.WEIGHTS_NAME, converted.size, hash_file(converted.path))
+        weights = HubFile(WEIGHTS, converted.size, hash_file(converted.path))
         sync_file(converted.path)
         converted.path.replace(repository.blob(weights))
     except DataError as error:

@@ -3,19 +3,17 @@
 models--OWNER--NAME/  blobs/            the content, each file named by its hash; datasets--OWNER--NAME/ alike
                       snapshots/COMMIT/ links to them, by file name
                       refs/REVISION     the commit of a branch or tag
-                      drivetrain/       our records: COMMIT.json lists the files that were compared with their hashes,
-                                        COMMIT.files.json all files that the commit has on the hub
+                      drivetrain/       our records: COMMIT.json lists all files that the commit has on the hub, and those in
+                                        the cache that were compared with their hashes
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +24,10 @@ from drivetrain.system import file_lock
 from drivetrain.system.files import make_folder, read_json, sync_folder, write_json, write_text
 
 PART = ".part"
-"""Suffix of an incomplete file; the next process resumes it."""
+"""Suffix of an incomplete file."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
-ABANDONED_SECONDS = 7 * 86_400.0
-"""Age after which an incomplete file is removed: if its revision has changed, no download resumes it."""
 _LOCK = ".drivetrain.lock"
 
 
@@ -63,15 +59,13 @@ class HubFile:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Files of a commit in the cache."""
+class CommitRecord:
+    """The files of a commit by name."""
 
-    name: str
-    commit: str
-    folder: Path
-    files: tuple[HubFile, ...]
-    converted: str = ""
-    """The pickle from which model.safetensors was converted; empty if the hub has model.safetensors."""
+    listed: dict[str, HubFile]
+    """All files that it has on the hub."""
+    checked: dict[str, HubFile]
+    """Files in the cache that were compared with their hashes, and converted weights."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +80,7 @@ class Repository:
         """The commit of a revision at the time it was fetched; empty if it was not fetched."""
         if COMMIT.fullmatch(revision):
             return revision
-        if not _REVISION.fullmatch(revision):
-            return ""
-        stored_commit = _read_text(self.root / "refs" / revision).strip()
+        stored_commit = _read_text(self.root / "refs" / revision).strip() if _REVISION.fullmatch(revision) else ""
         return stored_commit if re.fullmatch(r"\w+", stored_commit) else ""
 
     def folder(self, commit: str) -> Path:
@@ -100,46 +92,28 @@ class Repository:
         return self.root / "blobs" / file.hash
 
     def read_readme(self, commit: str) -> str:
-        """The file that describes the data of a commit; empty if it was not fetched, or the kind has none."""
+        """Read the file that describes the data of a commit; empty if it was not fetched, or the kind has none."""
         return _read_text(self.folder(commit) / self.kind.readme) if self.kind.readme else ""
 
-    def find_complete(self, commit: str) -> Snapshot | None:
-        """The snapshot of a commit whose files were compared with their hashes; None if one of them is missing."""
-        record = read_json(self._record_path(f"{commit}.json"))
-        try:
-            files = tuple(HubFile(name, row["size"], row["hash"]) for name, row in record["files"].items())
-            converted = str(record["converted"] or "")
-        except (TypeError, LookupError, AttributeError):
-            return None
-        folder = self.folder(commit)
-        for path, file in ((folder / file.name, file) for file in files):
-            if not path.is_file() or path.stat().st_size != file.size:
-                return None
-        return Snapshot(self.name, commit, folder, files, converted)
-
-    def list_foreign(self, commit: str) -> list[str]:
-        """Paths of a commit's files in the cache, whatever program has put them there."""
+    def list_cached(self, commit: str) -> list[str]:
+        """List the paths of a commit's files in the cache, whatever program has put them there."""
         folder = self.folder(commit)
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def verify_foreign(self, commit: str, names: Iterable[str]) -> Snapshot | None:
-        """The snapshot of files from another program; None if one does not have the hash that is its name.
+    def read_file(self, commit: str, name: str) -> HubFile | None:
+        """Describe a file that another program has put into the cache; None if it is missing, or has not its hash as name.
 
         Only links lead to files that are named by their hash; other files are not checked, and get no hash.
         """
-        folder = self.folder(commit)
-        files = []
-        for path in (folder / name for name in names):
-            digest = path.resolve().name if path.is_symlink() else ""
-            file = HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest)
-            if HASH.fullmatch(digest) and not file.is_in(path):
-                return None
-            files.append(file)
-        return Snapshot(self.name, commit, folder, tuple(files))
+        path = self.folder(commit) / name
+        if not path.is_file():
+            return None
+        file = HubFile(name, path.stat().st_size, path.resolve().name if path.is_symlink() else "")
+        return None if HASH.fullmatch(file.hash) and not file.is_in(path) else file
 
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[None]:
-        """A block in which no other process fetches; it waits, and then finds all files in the cache.
+        """Let no other process fetch inside this block; it waits, and then finds all files in the cache.
 
         Raises:
             StorageError: if the cache cannot be written.
@@ -154,6 +128,8 @@ class Repository:
                 if not file_lock.lock(handle, wait=False):
                     say(f"hub: another process is fetching {self.name}; waiting for it")
                     file_lock.lock(handle)
+                for leftover in (self.root / "blobs").glob(f"*{PART}"):  # from killed processes
+                    leftover.unlink(missing_ok=True)
             except OSError as error:
                 say(f"hub: {self.root} cannot be locked ({error.strerror}); fetch in one process at a time")
             yield
@@ -167,51 +143,44 @@ class Repository:
             StorageError: if the cache cannot be written.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             for file in files:
-                path = folder / file.name
+                path, blob = folder / file.name, self.blob(file)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._link_file(path, self.blob(file))
+                path.unlink(missing_ok=True)
+                try:
+                    path.symlink_to(os.path.relpath(blob, path.parent))
+                except OSError:  # a file system without links
+                    copy = blob.with_name(f"{blob.name}{PART}")
+                    shutil.copyfile(blob, copy)
+                    copy.replace(path)
             sync_folder(folder)
         except OSError as error:
             raise _unwritable_error(folder, error) from None
 
-    def _link_file(self, path: Path, blob: Path) -> None:
-        target = os.path.relpath(blob, path.parent)
-        if path.is_symlink() and os.readlink(path) == target:
-            return
-        path.unlink(missing_ok=True)
+    def read_record(self, commit: str) -> CommitRecord | None:
+        """Read which files a commit has; None if they were not listed."""
+        content = read_json(self.root / "drivetrain" / f"{commit}.json")
         try:
-            path.symlink_to(target)
-        except OSError:  # a file system without links
-            copy = blob.with_name(f"{blob.name}.copy")
-            shutil.copyfile(blob, copy)
-            copy.replace(path)
+            listed, checked = (
+                {str(name): HubFile(str(name), int(size), str(digest)) for name, size, digest in content[part]}
+                for part in ("listed", "checked")
+            )
+        except (TypeError, ValueError, LookupError):
+            return None
+        return CommitRecord(listed, checked)
 
-    def remove_abandoned(self) -> int:
-        """Remove incomplete files that nobody resumed for a while; the caller holds the lock. Returns their bytes."""
-        for leftover in (self.root / "snapshots").glob(".*"):  # from killed processes
-            shutil.rmtree(leftover, ignore_errors=True)
-        removed_bytes = 0
-        for part in (self.root / "blobs").glob(f"*{PART}"):
-            with contextlib.suppress(OSError):  # what cannot be removed is no reason to end
-                status = part.stat()
-                if time.time() - status.st_mtime > ABANDONED_SECONDS:
-                    part.unlink()
-                    removed_bytes += status.st_size
-        return removed_bytes
-
-    def record(self, snapshot: Snapshot, revision: str) -> None:
-        """Record that files of a commit are complete, and that the revision is this commit.
+    def write_record(self, commit: str, record: CommitRecord) -> None:
+        """Record which files a commit has.
 
         Raises:
             StorageError: if the cache cannot be written.
         """
-        files = {file.name: {"size": file.size, "hash": file.hash} for file in snapshot.files}
-        record = {"name": self.name, "commit": snapshot.commit, "files": files, "converted": snapshot.converted}
         make_folder(self.root / "drivetrain")
-        write_json(self._record_path(f"{snapshot.commit}.json"), record)
-        self.record_revision(revision, snapshot.commit)
+        rows = {
+            part: [[file.name, file.size, file.hash] for file in files.values()]
+            for part, files in (("listed", record.listed), ("checked", record.checked))
+        }
+        write_json(self.root / "drivetrain" / f"{commit}.json", rows)
 
     def record_revision(self, revision: str, commit: str) -> None:
         """Record that a branch or tag is a commit.
@@ -223,27 +192,6 @@ class Repository:
             ref = self.root / "refs" / revision
             make_folder(ref.parent)
             write_text(ref, commit)
-
-    def read_listing(self, commit: str) -> list[HubFile] | None:
-        """The list of all files that a commit has on the hub; None if it was not fetched."""
-        rows = read_json(self._record_path(f"{commit}.files.json"))
-        try:
-            return [HubFile(str(name), int(size), str(digest)) for name, size, digest in rows]
-        except (TypeError, ValueError):
-            return None
-
-    def write_listing(self, commit: str, files: Sequence[HubFile]) -> None:
-        """Record which files a commit has on the hub, so that the hub is not asked again.
-
-        Raises:
-            StorageError: if the cache cannot be written.
-        """
-        make_folder(self.root / "drivetrain")
-        rows = [[file.name, file.size, file.hash] for file in files]
-        write_json(self._record_path(f"{commit}.files.json"), rows)
-
-    def _record_path(self, name: str) -> Path:
-        return self.root / "drivetrain" / name
 
 
 def find_repository(name: str, kind: HubKind) -> Repository:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from email.message import Message
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,6 @@ class HubKind:
     noun: str
     folder: str
     """Part of the API's addresses, and of folder names in the cache."""
-    address: str
-    """Part before the name in addresses of files."""
     example: str
     revision: str
     """For messages: where a job names the revision."""
@@ -22,8 +20,8 @@ class HubKind:
     """The file that says which files are the data; empty if none is read."""
 
 
-NETWORK = HubKind("network", "models", "", "google-bert/bert-base-cased", "model.revision", "")
-DATASET = HubKind("dataset", "datasets", "datasets/", "stanfordnlp/imdb", "the revision after the @", "README.md")
+NETWORK = HubKind("network", "models", "google-bert/bert-base-cased", "model.revision", "")
+DATASET = HubKind("dataset", "datasets", "stanfordnlp/imdb", "the revision after the @", "README.md")
 
 
 class HubError(Exception):
@@ -32,14 +30,11 @@ class HubError(Exception):
     Args:
         description: what is wrong, to be written after the name of the repository.
         offline: whether the hub could not be reached at all.
-        ended: whether the file has no byte at the requested position.
     """
 
-    def __init__(
-        self, description: str, possible: str, action: str, *, offline: bool = False, ended: bool = False
-    ) -> None:
+    def __init__(self, description: str, possible: str, action: str, *, offline: bool = False) -> None:
         super().__init__(description)
-        self.given, self.possible, self.action, self.offline, self.ended = description, possible, action, offline, ended
+        self.given, self.possible, self.action, self.offline = description, possible, action, offline
 
 
 _NEW_TOKEN = (
@@ -49,7 +44,7 @@ _NEW_TOKEN = (
 
 
 def explain_refusal(
-    status: int, headers: Message, endpoint: str, source: str, pause: float | None, kind: HubKind
+    status: int, headers: Mapping[str, str], endpoint: str, source: str, pause: float, kind: HubKind
 ) -> HubError:
     """The error for an answer of the hub.
 
@@ -61,7 +56,7 @@ def explain_refusal(
     new_token = _NEW_TOKEN.format(endpoint=endpoint)
     if status == 429:
         return HubError(
-            f"the hub answers 429, too many requests, and asks to wait {pause or 0:,.0f} s",
+            f"the hub answers 429, too many requests, and asks to wait {pause:,.0f} s",
             "fewer requests, or more with a token",
             f"try again later, or {new_token}" if not source else "try again later",
         )
@@ -89,4 +84,4 @@ def explain_refusal(
             if not source
             else "check the spelling, and whose token it is",
         )
-    return HubError(f"the hub answers {status}", "a file of it", "check HF_ENDPOINT and the name", ended=status == 416)
+    return HubError(f"the hub answers {status}", "a file of it", "check HF_ENDPOINT and the name")

@@ -29,7 +29,7 @@ def parse_origin(url: str) -> tuple[str, str, int | None]:
 
 def build_opener(url: str, *handlers: BaseHandler) -> OpenerDirector:
     """Opens an address through the proxies of this machine, with its certificates."""
-    https = HTTPSHandler(context=_load_certificates())
+    https = HTTPSHandler(context=load_certificates())
     return request.build_opener(ProxyHandler(_find_proxies(url)), https, *handlers)
 
 
@@ -47,7 +47,7 @@ def _find_proxies(url: str) -> dict[str, str]:
     return by_scheme
 
 
-def _load_certificates() -> ssl.SSLContext:
+def load_certificates() -> ssl.SSLContext:
     """The certificates of SSL_CERT_FILE or of this system; some builds of Python know none."""
     paths = ssl.get_default_verify_paths()
     if not paths.cafile and not paths.capath:
