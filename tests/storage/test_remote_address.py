@@ -49,6 +49,8 @@ def test_below_and_above() -> None:
         ("s3://AKIA:hidden@bucket/x", "with a user or password"),
         ("https://host/x?X-Amz-Signature=hidden", "in a signed address is a credential"),
         ("ftp://me:hidden@host/x?hidden", "is no address"),
+        ("http://host/x", "is not encrypted"),
+        ("http://169.254.169.254/latest/meta-data", "is not encrypted"),
     ],
 )
 def test_refused(text: str, message: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,12 @@ from drivetrain.errors import StorageError
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import SpecSource, fetch
 from drivetrain.storage import stored_copy
-from drivetrain.storage.object_store import ObjectStore, StoredObject
+from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError
-from drivetrain.system.files import read_json
+from drivetrain.system import download_progress
 from tests.messages import says
 from tests.object_store import Fault, FaultyStore
-from tests.paths import ROOT
 from tests.remote_data import (
     IMAGES,
     TABLE,
@@ -66,18 +64,17 @@ def test_it_is_fetched_once_and_again_when_it_has_changed(
     )
 
 
-def test_a_download_that_is_killed_goes_on(tmp_path: Path, proxy: FaultyStore) -> None:
-    put_folder("killed", write_photos(tmp_path / "photos"))
+def test_a_download_that_fails_starts_again(tmp_path: Path, proxy: FaultyStore) -> None:
+    folder = write_photos(tmp_path / "photos")
+    put_folder("killed", folder)
     path = write_spec(tmp_path, IMAGES, "s3://bucket/killed")
     proxy.fault = lambda number, method, name: Fault("gone") if name.endswith("val/dark/3.png") else None
     with pytest.raises(RemoteError):
         load(path, locate=fetch)
     proxy.fault = lambda number, method, name: None
-    proxy.requests.clear()
-    load(path, locate=fetch)
-    got = {name for method, name in proxy.requests if method == "GET" and name.endswith(".png")}
-    assert "/bucket/killed/val/dark/3.png" in got
-    assert len(got) < 36
+    job = load(path, locate=fetch)
+    assert load_content(job) == load_content(load(write_spec(tmp_path / "l", IMAGES, str(folder))))
+    assert len(list((tmp_path / "cache/fetched").glob("*-*"))) == 1
 
 
 def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,32 +133,42 @@ def test_objects_that_stand_for_folders_are_no_files(tmp_path: Path, proxy: Faul
 
 
 def test_what_a_job_reads_is_not_removed(tmp_path: Path, proxy: FaultyStore) -> None:
-    """A version that another process reads stays; one that nobody reads goes; one that comes back is not fetched again."""
-    first, second = write_table(tmp_path / "1.csv").read_bytes(), write_table(tmp_path / "2.csv", seed=1).read_bytes()
+    """Earlier content stays until nothing has used it for a month; content that comes back is not fetched again."""
+    contents = [write_table(tmp_path / f"{seed}.csv", seed=seed).read_bytes() for seed in range(3)]
     path = write_spec(tmp_path, TABLE, "s3://bucket/held/t.csv")
-    code = "import sys; from drivetrain.job_spec.spec_source import SpecSource; from pathlib import Path; SpecSource(Path(sys.argv[1])).load()"
-
-    def start_reader(hold: str = "") -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", f"{code}; print('READY', flush=True); {hold}", str(path)]
-        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    open_store("held").put("t.csv", first)
-    reader = start_reader("input()")
-    assert reader.stdout is not None
-    while reader.stdout.readline() != "READY\n":
-        assert reader.poll() is None
-    open_store("held").put("t.csv", second)
-    start_reader().communicate()
-    copies = {copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")}
-    assert copies == {first, second}
-    open_store("held").put("t.csv", first)
+    for content in contents[:2]:
+        open_store("held").put("t.csv", content)
+        load(path, locate=fetch)
+    open_store("held").put("t.csv", contents[0])
     proxy.requests.clear()
-    start_reader().communicate()
-    assert not [name for method, name in proxy.requests if method == "GET" and name.endswith("t.csv")]
-    reader.communicate("\n")
-    open_store("held").put("t.csv", second)
-    start_reader().communicate()
-    assert [copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")] == [second]
+    load(path, locate=fetch)
+    assert {method for method, _ in proxy.requests} == {"HEAD"}
+    (unused,) = [copy for copy in (tmp_path / "cache/fetched").rglob("t.csv") if copy.read_bytes() == contents[1]]
+    os.utime(unused.parents[1] / "copy.json", (0, 0))
+    open_store("held").put("t.csv", contents[2])
+    load(path, locate=fetch)
+    copies = {copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")}
+    assert copies == {contents[0], contents[2]}
+
+
+def test_progress_is_told(
+    tmp_path: Path, proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(download_progress, "INTERVAL_SECONDS", 0.0)
+    put_folder("slow", write_photos(tmp_path / "photos"))
+    load(write_spec(tmp_path, IMAGES, "s3://bucket/slow"), locate=fetch)
+    assert re.search(r"s3://bucket/slow: \S+ \w+ of \S+ \w+, \S+ \w+/s, about 0 s left", capsys.readouterr().out)
+
+
+def test_one_of_two_commands_downloads(tmp_path: Path, proxy: FaultyStore) -> None:
+    put_folder("two", write_photos(tmp_path / "photos"))
+    lines: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        fetches = [
+            pool.submit(stored_copy.fetch, parse("s3://bucket/two"), tmp_path / "c", lines.append, lambda name: True)
+            for _ in range(2)
+        ]
+    assert sorted(bool(each.result().downloaded) for each in fetches) == [False, True]
 
 
 def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,21 +189,6 @@ def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         stored_copy.fetch(parse("s3://bucket/large"), tmp_path / "c", print, lambda name: True)
     assert not [path for path in (tmp_path / "c").rglob("*.bin") if not path.name.startswith(".tmp-")]
-
-
-def test_the_record_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each file: 20,000 took eleven minutes."""
-    folder, part = tmp_path / "place", tmp_path / "place/v.part"
-    part.mkdir(parents=True)
-    (tmp_path / "place/old").mkdir()
-    files = [StoredObject(f"photos/{number}.png", 1, "tag") for number in range(50)]
-    (folder / "copy.json").write_text(
-        json.dumps({"version": "old", "name": "photos", "files": [asdict(file) for file in files]})
-    )
-    read, paths_read = read_json, []
-    monkeypatch.setattr(stored_copy, "read_json", lambda path: paths_read.append(path) or read(path))
-    stored_copy._take_over(files, folder, part)
-    assert len(paths_read) == 1
 
 
 def test_a_web_address_as_a_browser_gives_it(tmp_path: Path) -> None:

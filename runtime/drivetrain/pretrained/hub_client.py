@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -21,6 +21,7 @@ from drivetrain.pretrained import hub_cache
 from drivetrain.pretrained.hub_cache import COMMIT, HASH, PART, HubFile
 from drivetrain.pretrained.hub_error import HubError, HubKind, explain_refusal
 from drivetrain.system import web
+from drivetrain.system.download_progress import Progress
 from drivetrain.system.files import parse_json, storage_error, sync_file, sync_folder
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.secrets import mask_secrets
@@ -37,8 +38,6 @@ MAX_ATTEMPTS = 4
 """Successive attempts without a new byte, except for 429."""
 MAX_WAIT_SECONDS = 300.0
 """Longest sum of the pauses that the hub asks for."""
-PROGRESS_SECONDS = 5.0
-"""Time between two lines of progress."""
 _BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 _TRUE = ("1", "on", "yes", "true")
@@ -60,31 +59,6 @@ def _find_token() -> tuple[str, str]:
     except (OSError, ValueError):
         return "", ""
     return token, str(path) if token else ""
-
-
-@dataclass
-class Progress:
-    """Prints amount, rate and remaining time of a download every few seconds."""
-
-    total: int
-    """Bytes of all files."""
-    say: Callable[[str], None]
-    done: int = 0
-    _begun_at: float = field(default_factory=time.monotonic)
-    _printed_at: float = field(default_factory=time.monotonic)
-
-    def add(self, count: int) -> None:
-        """Count bytes on the disk; a negative number for bytes that are downloaded again."""
-        self.done += count
-        now = time.monotonic()
-        if now - self._printed_at < PROGRESS_SECONDS or self.done >= self.total:
-            return
-        self._printed_at = now
-        rate = max(1.0, self.done / (now - self._begun_at))
-        seconds_left = (self.total - self.done) / rate
-        time_left = f"{seconds_left:,.0f} s" if seconds_left < 90 else f"{seconds_left / 60:,.0f} min"
-        amount = f"{self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
-        self.say(f"hub: {amount}, {rate / 1e6:,.2f} MB/s, about {time_left} left")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from drivetrain.errors import StorageError
-from drivetrain.storage import redirects, store_variables
+from drivetrain.storage import store_variables
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble, translate
 from drivetrain.system.installation import INSTALL_STORAGE
@@ -78,8 +78,6 @@ class ObjectStore:
         """
         self.address = address
         self.patience = patience
-        self._followed: set[str] = set()
-        """Files whose redirects have been followed."""
         self._store = self._ask("open", "", lambda: _open_store(address, patience))
 
     def get(self, name: str) -> bytes:
@@ -104,12 +102,15 @@ class ObjectStore:
         while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
             yield bytes(piece)
 
-    def get_file(self, name: str, path: Path, over: threading.Event = _NEVER) -> int:
+    def get_file(
+        self, name: str, path: Path, over: threading.Event = _NEVER, count: Callable[[int], None] = lambda size: None
+    ) -> int:
         """Write the content of an object to a file, which is replaced when all of it is there; returns its bytes.
 
         Args:
             path: of the file; its folders are made.
             over: set to stop in the middle; the file then stays as it was.
+            count: called with the bytes of each piece.
 
         Raises:
             OSError: if it cannot be written.
@@ -121,6 +122,7 @@ class ObjectStore:
                 if over.is_set():
                     break
                 size += file.write(piece)
+                count(len(piece))
             file.flush()
             os.fsync(file.fileno())
         if over.is_set():
@@ -225,9 +227,6 @@ class ObjectStore:
             pause = min(2 * pause, 5.0)
 
     def _ask(self, task: str, name: str, request: Callable[[], T]) -> T:
-        if self.address.scheme == "http" and name and name not in self._followed:
-            redirects.check(str(self.address / name))
-            self._followed.add(name)
         try:
             return request()
         except Exception as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from drivetrain.errors import SpecError
+from drivetrain.system.web import is_loopback
 
 BUCKETS = ("s3", "gs", "az")
 """Schemes of stores that list, write and write conditionally."""
@@ -98,6 +99,10 @@ def parse(text: str) -> RemoteAddress:
         )
     if not host:
         raise BadAddress(f"{public_text} names no host", "https://HOST/PATH")
+    if scheme == "http" and not is_loopback(parts.hostname):
+        raise BadAddress(
+            f"{public_text} is not encrypted", "https://HOST/PATH, or http:// of this machine", "write https://"
+        )
     path = parts.path.strip("/")
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise BadAddress(f"{public_text} has an empty part, or one of dots, in its path")

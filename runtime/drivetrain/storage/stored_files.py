@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from drivetrain.errors import DataError
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
+from drivetrain.system.download_progress import Progress
 
 Selector = Callable[[str], bool]
 """Whether a file of a folder is needed, by its path relative to the folder."""
@@ -66,8 +67,8 @@ def _list_folder(parent: ObjectStore, prefix: str) -> list[StoredObject]:
     return [entry for entry in entries if entry.name.startswith(prefix) and (entry.bytes or entry.name not in folders)]
 
 
-def download(store: ObjectStore, files: Sequence[StoredObject], folder: Path) -> None:
-    """Download files to the same names below a folder; if that fails or is stopped, the complete ones stay.
+def download(store: ObjectStore, files: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
+    """Download files to the same names below a folder; the first failure ends all downloads.
 
     Raises:
         RemoteError: if the store cannot be read.
@@ -77,7 +78,10 @@ def download(store: ObjectStore, files: Sequence[StoredObject], folder: Path) ->
     is_stopped = threading.Event()
 
     def download_file(file: StoredObject) -> None:
-        if store.get_file(file.name, folder / file.name, is_stopped) != file.bytes and not is_stopped.is_set():
+        if (
+            store.get_file(file.name, folder / file.name, is_stopped, progress.add) != file.bytes
+            and not is_stopped.is_set()
+        ):
             (folder / file.name).unlink()
             raise DataError(
                 f"{store.address / file.name} changed while it was downloaded",
