@@ -116,7 +116,7 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
     allowed = (
         "docker/sbom.py",
         "runtime/drivetrain/distributed/store.py",
-        "runtime/drivetrain/pretrained/hub_connection.py",
+        "runtime/drivetrain/pretrained/hub_client.py",
         "tests/launch/test_compose_config.py",
     )  # no image, keys of a store, the name that servers are told, and this line
     assert [line for line in tracked if not line.startswith(allowed)] == []

@@ -11,7 +11,6 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, Owner, OwnerFile
 
 
 @pytest.fixture
@@ -75,27 +74,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         server.shutdown()
 
 
-def test_conditions_are_about_generations(store: ObjectStore) -> None:
-    first = store.create("x", b"1")
-    assert first
-    assert store.create("x", b"2") is None
-    assert store.head("x").revision == first
-    second = store.replace("x", b"2", first)
-    assert second
-    assert second != first
-    assert store.replace("x", b"3", first) is None
-    assert store.get("x") == b"2"
-
-
-def test_one_process_owns_the_copy_of_a_run(store: ObjectStore) -> None:
-    first, second = OwnerFile(store, "a"), OwnerFile(store, "b")
-    assert first._put(Owner(writer="a"))
-    assert not second._put(Owner(writer="b")), "it must not exist"
-    first.publish(Owner(writer="a", status="running"))
-    first.check()
-    assert second.read()
-    assert second._put(Owner(writer="b"))
-    with pytest.raises(LostOwnership):
-        first.check()
-    with pytest.raises(LostOwnership):
-        first.publish(Owner(writer="a", status="done"))
+def test_an_object_is_created_once(store: ObjectStore) -> None:
+    assert store.create("x", b"1")
+    assert not store.create("x", b"2")
+    assert store.get("x") == b"1"

@@ -79,13 +79,9 @@ def test_written_read_listed_removed(store: ObjectStore, tmp_path: Path) -> None
 
 
 def test_written_only_if_nobody_else_has(store: ObjectStore) -> None:
-    tag = store.create("lock", b"mine")
-    assert tag
-    assert store.create("lock", b"theirs") is None
-    later = store.replace("lock", b"mine again", tag)
-    assert later
-    assert store.replace("lock", b"late", tag) is None
-    assert store.get("lock") == b"mine again"
+    assert store.create("lock", b"mine")
+    assert not store.create("lock", b"theirs")
+    assert store.get("lock") == b"mine"
 
 
 @pytest.mark.parametrize(

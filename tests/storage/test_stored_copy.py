@@ -168,7 +168,7 @@ def test_one_of_two_commands_downloads(tmp_path: Path, proxy: FaultyStore) -> No
             pool.submit(stored_copy.fetch, parse("s3://bucket/two"), tmp_path / "c", lines.append, lambda name: True)
             for _ in range(2)
         ]
-    assert sorted(bool(each.result().downloaded) for each in fetches) == [False, True]
+    assert sorted(bool(future.result().downloaded) for future in fetches) == [False, True]
 
 
 def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,13 +164,14 @@ class HubClient:
 
         waited, attempt = 0.0, 0
         while True:
-            attempt += 1
+            attempt, has_answer = attempt + 1, False
             done = sink.tell() if sink else 0
             headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
             headers |= {"Range": f"bytes={done}-"} if done else {}
             try:
                 # On the way to another host the client removes the token.
                 with self.http.stream("GET", url, headers=headers) as answer:
+                    has_answer = True
                     if answer.is_success:
                         return read(answer)
                 status, asked = answer.status_code, _read_retry_after(answer.headers)
@@ -184,7 +185,7 @@ class HubClient:
                 # Without a connection another attempt is useless.
                 is_final = isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
                 reason = _describe_cause(cause)
-                error = _unreachable_error(self.endpoint, "cannot be reached" if is_final else "stops early", reason)
+                error = _unreachable_error(self.endpoint, "stops early" if has_answer else "cannot be reached", reason)
             pause = max(asked, FIRST_PAUSE_SECONDS * 2.0 ** min(max(0, attempt - 1), 6))
             waited += pause
             if is_final or waited > MAX_WAIT_SECONDS or (attempt >= MAX_ATTEMPTS and status != 429):

@@ -57,8 +57,6 @@ class StoredObject:
     bytes: int
     tag: str
     """Changes with the content: the ETag, or of a web server without one the time; empty if there is neither."""
-    revision: str = ""
-    """What `replace` takes; empty in a list of Google's."""
 
 
 class ObjectStore:
@@ -149,9 +147,9 @@ class ObjectStore:
         answer = self._again("list", "", lambda: _client().list_with_delimiter(self._store))
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
-    def put(self, name: str, content: bytes) -> str:
-        """Write an object; returns its revision."""
-        return self._put(name, content, None)
+    def put(self, name: str, content: bytes) -> None:
+        """Write an object."""
+        self._ask("write", name, lambda: _client().put(self._store, name, content, use_multipart=False))
 
     def put_file(self, name: str, file: BinaryIO, moved: Callable[[], None] = lambda: None) -> None:
         """Write an object from an open file, in parts if it is long; nothing is visible before the last one.
@@ -180,13 +178,10 @@ class ObjectStore:
             lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
         )
 
-    def create(self, name: str, content: bytes) -> str | None:
-        """Write an object that must not exist; returns its revision, or None if it exists."""
-        return _none_if(Trouble.CHANGED, lambda: self._put(name, content, "create"))
-
-    def replace(self, name: str, content: bytes, revision: str) -> str | None:
-        """Write over an object that must have this revision; returns the new one, or None if it has changed."""
-        return _none_if(Trouble.CHANGED, lambda: self._put(name, content, {self._mark: revision}))
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object that must not exist; returns False if it exists."""
+        request = functools.partial(_client().put, self._store, name, content, use_multipart=False, mode="create")
+        return _none_if(Trouble.CHANGED, lambda: self._ask("write", name, request)) is not None
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; one that is not there is no error."""
@@ -194,25 +189,12 @@ class ObjectStore:
             request = functools.partial(_client().delete, self._store, name)
             _none_if(Trouble.MISSING, functools.partial(self._ask, "remove", name, request))
 
-    def _put(self, name: str, content: bytes, mode: object) -> str:
-        options = {} if mode is None else {"mode": mode}
-        answer = self._ask(
-            "write", name, lambda: _client().put(self._store, name, content, use_multipart=False, **options)
-        )
-        return str(answer.get(self._mark) or "")
-
-    @property
-    def _mark(self) -> str:
-        """What conditions are about: Google knows generations, all others ETags."""
-        return "version" if self.address.scheme == "gs" else "e_tag"
-
     def _object(self, entry: Mapping[str, Any]) -> StoredObject:
-        revision = str(entry[self._mark] or "")
         tag = entry["e_tag"] or ""
         # The client gives the year 1970 where a web server gives no time.
         if not tag and not self.address.writable and entry["last_modified"].timestamp():
             tag = entry["last_modified"].isoformat()
-        return StoredObject(str(entry["path"]), int(entry["size"]), str(tag), revision)
+        return StoredObject(str(entry["path"]), int(entry["size"]), str(tag))
 
     def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
         """As `_ask`, and again after a passing failure: for lists, which the client does not resume once they are cut."""
@@ -266,27 +248,20 @@ def check_writable(store: ObjectStore) -> None:
 def _check_conditions(store: ObjectStore, name: str) -> None:
     try:
         store.create(name, b"first")
-        if store.create(name, b"second") is not None:
+        written = store.get(name)
+        if store.create(name, b"second") or store.get(name) != written:
             raise _unconditional(store, "it wrote over an object that must not exist")
-        old = store.head(name).revision
-        # An answer that was lost is None, too; what was written tells.
-        if store.replace(name, b"third", old) is None and store.get(name) != b"third":
-            raise _unconditional(store, "it refused to write over an object that had not changed")
-        if store.replace(name, b"fourth", old) is not None:
-            raise _unconditional(store, "it wrote over an object that had changed")
     except RemoteError as error:
         if error.trouble is Trouble.REFUSED and "501" in error.given:
             raise _unconditional(store, "it answered 501") from None
         raise
-    if store.get(name) != b"third":
-        raise _unconditional(store, "what is read is not what was written last")
 
 
 def _unconditional(store: ObjectStore, observation: str) -> RemoteError:
     return RemoteError(
         Trouble.REFUSED,
         f"{store.address}: the store has no conditional writes: {observation}",
-        "a store in which one of two writers is refused (If-None-Match and If-Match): those of Amazon, Google and Azure",
+        "a store in which one of two writers is refused (If-None-Match): those of Amazon, Google and Azure",
         "update the store, or name another one",
     )
 

@@ -65,8 +65,8 @@ class StoredCopy:
 def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
     """Find the newest copy of an address, or the one that the parent of this process reads, without asking the store."""
     folders = sorted(cache.glob(f"{_digest(str(address))}-*/{_RECORD}"), key=lambda record: -record.stat().st_mtime)
-    told = _read_told().get(str(address))
-    candidates = [cache / told] if told else [record.parent for record in folders]
+    told_folder = _read_told().get(str(address))
+    candidates = [cache / told_folder] if told_folder else [record.parent for record in folders]
     return next((copy for folder in candidates if (copy := _read_copy(address, folder))), None)
 
 
@@ -93,8 +93,8 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
             raise
         return replace(before, note=f"{error.given}, so the copy of {before.fetched} is used")
     # A server that does not say whether a file changes is asked for all of it each time.
-    unknown = [time.time_ns()] if any(not file.tag for file in files) else []
-    content = _digest(json.dumps([[asdict(file) for file in files], unknown]))
+    unknown_tags = [time.time_ns()] if any(not file.tag for file in files) else []
+    content = _digest(json.dumps([[asdict(file) for file in files], unknown_tags]))
     folder = cache / f"{_digest(str(address))}-{content}"
     make_folder(cache)
     busy = Busy(f"{folder}: another command downloads the same", "one at a time", "wait for it, or stop it")
@@ -154,12 +154,12 @@ def _read_copy(address: RemoteAddress, folder: Path) -> StoredCopy | None:
     return StoredCopy(address, path, total, len(record["files"]), str(record["fetched"]))
 
 
-def _remove_unused(cache: Path, address: RemoteAddress, present: Path) -> None:
+def _remove_unused(cache: Path, address: RemoteAddress, new_folder: Path) -> None:
     """Remove earlier content of an address that nothing has used for long, and unfinished downloads."""
     for folder in cache.glob(f"{_digest(str(address))}-*"):
         record = folder / _RECORD
         is_unused = not record.exists() or time.time() - record.stat().st_mtime > UNUSED_SECONDS
-        if folder != present and is_unused:
+        if folder != new_folder and is_unused:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.models import build, saved_model
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks.text_encoder import TextNetwork
-from drivetrain.pretrained import convert, hub_connection
+from drivetrain.pretrained import convert, hub_client
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.training import run
 from tests import reports, tiny
@@ -304,8 +304,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, port: int) -> None:
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     """Nobody listens, or somebody listens and never says a word."""
-    monkeypatch.setattr(hub_connection, "READ_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(hub_connection, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(hub_client, "READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(hub_client, "FIRST_PAUSE_SECONDS", 0.01)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if answers:

@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, new_id
+from drivetrain.supervisor.remote_copy.attempts import Attempt, list_whole
 from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system.files import hash_file
@@ -67,34 +67,29 @@ def write_checkpoint(run: Path, name: str, best: int | None = None, size: int = 
     return folder
 
 
-def take_ownership(prefix: str, run: Path, writer: str = "") -> OwnerFile:
-    """The owner file of a copy, taken by a new start."""
-    file = OwnerFile(open_store(prefix), writer or new_id())
-    file.take(run)
-    return file
+def begin(prefix: str, run: Path) -> Attempt:
+    """A new attempt at writing a copy."""
+    return Attempt(open_store(prefix), run)
 
 
-def open_copy(prefix: str, run: Path, keep: int = 2, writer: str = "") -> RunCopy:
-    """A folder and its copy, owned by a new start."""
-    return RunCopy(take_ownership(prefix, run, writer), run, keep)
-
-
-def read_owner(store: ObjectStore) -> OwnerFile:
-    file = OwnerFile(store, "")
-    file.read()
-    return file
+def open_copy(prefix: str, run: Path, keep: int = 2) -> RunCopy:
+    """A folder and its copy, which a new attempt writes."""
+    return RunCopy(begin(prefix, run), run, keep)
 
 
 def fetch_copy(prefix: str, folder: Path) -> list[str]:
-    """The run, brought to another disk without becoming its owner; what was reported."""
-    return fetch_run(read_owner(open_store(prefix)), folder)
+    """The run, brought to another disk without a new attempt; what was reported."""
+    return fetch_run(open_store(prefix), folder)
 
 
 def list_checkpoints(store: ObjectStore) -> list[str]:
-    """The checkpoints of the copy."""
-    return sorted(read_owner(store).owner.checkpoints)
+    """The whole checkpoints of the copy, and the best ones to which they refer."""
+    rows = list_whole(store)
+    return sorted({row.name for row in rows} | {row.best.partition("/")[2] for row in rows if row.best})
 
 
 def object_of(prefix: str, checkpoint: str, part: str) -> str:
-    """The name of a part of a checkpoint in the store."""
-    return f"checkpoints/{read_owner(open_store(prefix)).owner.checkpoints[checkpoint].folder}/{part}"
+    """The name of a part of a checkpoint in the store, as the newest attempt has sent it."""
+    rows = list_whole(open_store(prefix))
+    folders = [folder for row in rows for folder in (row.folder, row.best) if folder]
+    return f"checkpoints/{max(folder for folder in folders if folder.endswith(f'/{checkpoint}'))}/{part}"

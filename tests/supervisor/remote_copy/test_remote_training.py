@@ -16,7 +16,7 @@ import pytest
 from tests.faults import small_job
 from tests.messages import get_message, says
 from tests.object_store import KEY, SECRET, FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import faulty_store, list_checkpoints, open_store, read_owner
+from tests.supervisor.remote_copy.fake_run import faulty_store, list_checkpoints, open_store
 
 PATIENT = 240.0
 
@@ -86,8 +86,7 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     process.send_signal(signal.SIGTERM)
     log = second_job.parent / "job.log"
     assert process.wait(PATIENT) == 75, log.read_text()
-    assert says(log.read_text(), "was-written-by-process-2")
-    assert says(log.read_text(), "start-resumes-owns-now")
+    assert says(log.read_text(), "attempt-sends-nothing-more", "s3://bucket/lost/small-001", 2, 1)
     last = small_job.last_checkpoint(small_job.newest_run(second_job)).name
     assert last in list_checkpoints(open_store("lost/small-001")), "what was saved when it was stopped is there"
     output = small_job.finish(third_job, *copy_options("lost"))
@@ -100,7 +99,6 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
         open_store("lost/small-001").get("model/model.safetensors")
         == (small_job.newest_run(third_job) / "model" / "model.safetensors").read_bytes()
     )
-    assert read_owner(open_store("lost/small-001")).owner.writer == ""
     for folder in (second_job.parent, third_job.parent):
         for path in folder.rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
@@ -152,8 +150,8 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     assert small_job.last_checkpoint(small_job.newest_run(job)).name in list_checkpoints(open_store("end/small-001"))
 
 
-def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: FaultyStore, tmp_path: Path) -> None:
-    """The first one still trains: it sends nothing more, and ends with 11; started again, its disk does not take back."""
+def test_of_two_trainers_the_newer_attempt_goes_on(proxy: FaultyStore, tmp_path: Path) -> None:
+    """The first one still trains: it sends nothing more, and ends with 11."""
     first_job, second_job = (small_job.write_job(tmp_path / name, epochs="2000") for name in ("one", "two"))
     endless = ("--set", "train.early_stopping=null")
     first_process = small_job.start(first_job, *endless, *copy_options("second"))
@@ -167,18 +165,10 @@ def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: Faul
     assert first_process.wait(PATIENT) == 11, (first_job.parent / "job.log").read_text()
     last_step = max(steps("second/small-001"))
     wait(lambda: max(steps("second/small-001")) > last_step)
-    message = small_job.finish(first_job, *endless, *copy_options("second"), expected=11)
-    assert says(message, "taken-over-run-2")
     second_process.send_signal(signal.SIGTERM)
     assert second_process.wait(PATIENT) == 75, (second_job.parent / "job.log").read_text()
     last = small_job.last_checkpoint(small_job.newest_run(second_job))
     assert last.name in list_checkpoints(open_store("second/small-001"))
-    first_process = small_job.start(
-        first_job, *endless, *copy_options("second")
-    )  # the second one has ended, and given it back
-    wait(lambda: max(steps("second/small-001")) > int(last.name.removeprefix("step-")))
-    first_process.send_signal(signal.SIGTERM)
-    assert first_process.wait(PATIENT) == 75, (first_job.parent / "job.log").read_text()
 
 
 def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from drivetrain.errors import CheckpointError
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy import run_copy
-from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
+from drivetrain.supervisor.remote_copy.attempts import NewerAttempt
 from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
 from drivetrain.supervisor.remote_copy.run_copy import CopyThread
 from drivetrain.training.checkpoints.manifest import verify
@@ -25,14 +25,13 @@ from tests.messages import saying, says
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
     SHORT,
+    begin,
     fetch_copy,
     list_checkpoints,
     make_run,
     object_of,
     open_copy,
     open_store,
-    read_owner,
-    take_ownership,
     write_checkpoint,
     write_state,
 )
@@ -170,9 +169,7 @@ def test_a_download_with_faults(proxy: FaultyStore, run: Path, tmp_path: Path) -
     open_copy("faults", run, 2).send()
     kinds = itertools.cycle([Fault("cut", 1000), None, Fault("slow down"), None, Fault("gone"), None])
     proxy.fault = lambda number, method, path: next(kinds) if method == "GET" else None
-    file = OwnerFile(open_store("faults", SHORT.__class__(retries=20, silence=2, connect=1)), "")
-    file.read()
-    fetch_run(file, tmp_path / "here")
+    fetch_run(open_store("faults", SHORT.__class__(retries=20, silence=2, connect=1)), tmp_path / "here")
     assert verify(tmp_path / "here" / "checkpoints" / "step-10") is None
 
 
@@ -183,7 +180,7 @@ def test_names_in_a_store_do_not_leave_the_folder(proxy: FaultyStore, run: Path,
         store.put(name, b"bad")
     fetch_copy("names", tmp_path / "deep" / "here")
     paths = {str(path.relative_to(tmp_path / "deep" / "here")) for path in (tmp_path / "deep" / "here").rglob("*")}
-    assert paths == {"copy.json", "job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
+    assert paths == {"job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
 
 
 def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, run: Path) -> None:
@@ -194,9 +191,9 @@ def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, r
     write_checkpoint(run, "step-20")
     write_state(run, "done")
 
-    take_ownership("lost", run.with_name("elsewhere"))
-    before["owner.json"] = open_store("lost").head("owner.json").tag
-    with pytest.raises(LostOwnership):
+    begin("lost", run.with_name("elsewhere"))
+    before["attempts/000002.json"] = open_store("lost").head("attempts/000002.json").tag
+    with pytest.raises(NewerAttempt):
         copy.send()
     assert {stored_object.name: stored_object.tag for stored_object in open_store("lost").objects()} == before
 
@@ -219,9 +216,8 @@ def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
     write_state(run, "done")
     open_copy("order", run, 2).send()
     uploads = [os.path.basename(path) for method, path in proxy.requests if method == "PUT"]
-    assert uploads[-2:] == ["state.json", "owner.json"]
-    manifest = uploads.index("MANIFEST.json")
-    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:manifest])
+    assert uploads[-3:] == ["MANIFEST.json", "step-10.json", "state.json"]
+    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:-3])
 
 
 def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:
@@ -251,14 +247,13 @@ def events(run: Path) -> list[str]:
     return [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
 
 
-def test_the_rest_is_sent_and_the_copy_given_back(proxy: FaultyStore, run: Path) -> None:
+def test_the_rest_is_sent(proxy: FaultyStore, run: Path) -> None:
     thread = CopyThread(open_copy("rest", run))
     write_checkpoint(run, "step-100", size=20_000_000)
     write_state(run, "done")
     assert thread.finish(0) == 0
     assert list_checkpoints(open_store("rest")) == ["step-100"]
-    owner = read_owner(open_store("rest")).owner
-    assert (owner.writer, owner.status) == ("", "done")
+    assert b'"done"' in open_store("rest").get("state.json")
 
 
 @pytest.mark.parametrize("code", [0, 143])
@@ -293,7 +288,7 @@ def test_an_upload_that_is_abandoned_ends_at_its_next_part(proxy: FaultyStore, r
 
 def test_one_that_lost_the_copy_ends_with_11(proxy: FaultyStore, run: Path) -> None:
     thread = CopyThread(open_copy("lost-while-it-trains", run))
-    take_ownership("lost-while-it-trains", run.with_name("elsewhere"))
+    begin("lost-while-it-trains", run.with_name("elsewhere"))
     write_checkpoint(run, "step-100")
     write_state(run, "stopped")
     assert thread.finish(75) == 11

@@ -14,11 +14,11 @@ from drivetrain.storage.object_store import ObjectStore, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps, new_id, write_record
+from drivetrain.supervisor.remote_copy.attempts import Attempt, list_attempts, list_whole
 from drivetrain.supervisor.remote_copy.run_copy import PATIENCE, CopyThread, RunCopy, is_small
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
-from drivetrain.system.run_files import CHECKPOINTS, list_checkpoints, parse_suffix
+from drivetrain.system.run_files import CHECKPOINTS, STATE_FILE, list_checkpoints, parse_suffix
 from drivetrain.system.run_records import RunState
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
@@ -39,7 +39,8 @@ class RemoteRuns:
         self.runs = runs
         self.job = job
         self.address = address
-        self.writer = new_id()
+        self.attempts: dict[str, Attempt] = {}
+        """By the name of a run."""
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
         self.highest_number = parse_suffix(self.names[-1]) if self.names else 0
@@ -51,39 +52,50 @@ class RemoteRuns:
         Args:
             done: whether it is also downloaded if it is done and there is no local run folder.
 
-        Raises as `OwnerFile.take`, and CheckpointError if no checkpoint is intact.
+        Raises:
+            RemoteError: if the store gives no answer.
+            CheckpointError: if the copy is that of another run, or no checkpoint is intact.
         """
         local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
         if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.highest_number):
             return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
-        file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
-        is_local = folder.is_dir()
-        if not file.read():
+        store = ObjectStore(self.address / folder.name)
+        if not list_attempts(store):
             return
-        is_done = file.owner.status == "done"
+        is_local = folder.is_dir()
+        is_done = RunState(parse_row(store.find(STATE_FILE) or b"{}") or {}).status == "done"
         if is_done and (RunState.read(folder).status == "done" if is_local else not done):
             return
         with contextlib.ExitStack() as stack:
             if is_local:
                 # The lock fails if another process trains in the folder.
                 stack.callback(os.close, run_folder.lock_folder(folder))
-            file.take(folder)
-            stack.callback(file.release)
+            attempt = self._begin(folder)
             paths = [] if is_done else reversed(list_checkpoints(folder / CHECKPOINTS))
             local_step = next((parse_suffix(path) for path in paths if verify(path) is None), -1)
-            copied_step = max(map(parse_suffix, list_steps(file.owner.checkpoints)), default=-1)
+            copied_step = max((checkpoint.step for checkpoint in list_whole(store)), default=-1)
             if is_done or not is_local or copied_step > local_step:
-                say(f"copy: {file.store.address} is {'done' if is_done else 'unfinished'}; downloading it")
-                for line in fetch_run(file, folder, local_step):
+                say(f"copy: {store.address} is {'done' if is_done else 'unfinished'}; downloading it")
+                for line in fetch_run(store, folder, local_step):
                     EventLog(folder).store("copy", line)
+                attempt.note_in(folder)
 
     def start_copying(self, run: Path) -> None:
-        """Become the owner of the copy of a run folder, and start the thread that copies it; raises as `OwnerFile.take`."""
-        file = OwnerFile(ObjectStore(self.address / run.name, PATIENCE), self.writer)
-        file.take(run)
-        say(f"copy: {file.store.address}")
-        self.thread = CopyThread(RunCopy(file, run, self.job.checkpoint.keep))
+        """Begin an attempt at copying a run folder, unless it was fetched by one, and start the thread that copies it.
+
+        Raises:
+            RemoteError: if the store gives no answer.
+            CheckpointError: if the copy is that of another run.
+        """
+        attempt = self._begin(run)
+        say(f"copy: {attempt.store.address}")
+        self.thread = CopyThread(RunCopy(attempt, run, self.job.checkpoint.keep))
+
+    def _begin(self, run: Path) -> Attempt:
+        if run.name not in self.attempts:
+            self.attempts[run.name] = Attempt(ObjectStore(self.address / run.name, PATIENCE), run)
+        return self.attempts[run.name]
 
     def finish(self, run: Path, code: int) -> int:
         """Wait until the copy is complete; returns the exit code of the command: `code`, or 7 or 11 if copying failed.
@@ -122,7 +134,7 @@ def open_runs(
 
     Raises:
         RemoteError: if the store does not answer, so that nobody knows whether there is a run to continue.
-        Busy, CheckpointError: as `RemoteRuns.fetch_last`.
+        CheckpointError: as `RemoteRuns.fetch_last`.
     """
     if job.checkpoint.copy_to is None or not is_leader:
         yield None
@@ -142,11 +154,11 @@ def open_runs(
         yield copies
 
 
-def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
+def fetch_run(store: ObjectStore, final: Path, local_step: int = -1) -> list[str]:
     """Download a run into a folder, which is replaced if the store has a better checkpoint; returns the lines it printed.
 
     Args:
-        file: of the copy, taken by this process.
+        store: the copy of the run.
         local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
 
     Raises:
@@ -154,7 +166,7 @@ def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
         StorageError: if the disk does not take it.
         CheckpointError: if there are checkpoints and none verifies.
     """
-    store, lines = file.store, list[str]()
+    lines = list[str]()
     temporary, old = final.with_name(f".tmp-fetched-{final.name}"), final.with_name(f".tmp-old-{final.name}")
 
     def report(line: str) -> None:
@@ -167,14 +179,13 @@ def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(USER_RWX)
             sizes = {entry.name: entry.bytes for entry in store.objects()}
-            name = _download_newest(file, sizes, temporary / CHECKPOINTS, report, local_step)
+            name = _download_newest(store, sizes, temporary / CHECKPOINTS, report, local_step)
             if name is None and local_step >= 0:
                 report(f"{store.address}: using step-{local_step}, which is on this disk")
                 return lines
-            for each in filter(is_small, sizes):
-                store.get_file(each, temporary / each)
+            for path in filter(is_small, sizes):
+                store.get_file(path, temporary / path)
             size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
-            write_record(temporary, file.owner.run, [file.writer])
             shutil.rmtree(old, ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):
                 final.rename(old)
@@ -188,29 +199,29 @@ def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
 
 
 def _download_newest(
-    file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
+    store: ObjectStore, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
 ) -> str | None:
     """Download the newest checkpoint that verifies, and the best one that it names; returns its name."""
-    checkpoints, damaged = file.owner.checkpoints, list[str]()
-    for name in reversed(list_steps(checkpoints)):
-        if parse_suffix(name) <= local_step:
+    damaged = list[str]()
+    for checkpoint in reversed(list_whole(store)):
+        if checkpoint.step <= local_step:
             return None
-        if mismatch := _download_checkpoint(file, sizes, name, folder):
-            damaged.append(describe_damaged(name, mismatch))
-            report(f"{file.store.address}: {damaged[-1]}")
+        if mismatch := _download_folder(store, sizes, checkpoint.folder, folder / checkpoint.name):
+            damaged.append(describe_damaged(checkpoint.name, mismatch))
+            report(f"{store.address}: {damaged[-1]}")
             continue
-        best = checkpoints[name].best
-        if best and best in checkpoints and (mismatch := _download_checkpoint(file, sizes, best, folder)):
-            report(f"{file.store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
-        return name
+        best = checkpoint.best
+        if best and (mismatch := _download_folder(store, sizes, best, folder / best.partition("/")[2])):
+            report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
+        return checkpoint.name
     if damaged and local_step < 0:
-        raise all_damaged_error(file.store.address, damaged)
+        raise all_damaged_error(store.address, damaged)
     return None
 
 
-def _download_checkpoint(file: OwnerFile, sizes: Mapping[str, int], name: str, folder: Path) -> str | None:
+def _download_folder(store: ObjectStore, sizes: Mapping[str, int], stored: str, folder: Path) -> str | None:
     """Download a checkpoint; returns what is wrong with it, from its manifest and sizes before anything large comes."""
-    store, prefix = file.store, f"{CHECKPOINTS}/{file.owner.checkpoints[name].folder}"
+    prefix = f"{CHECKPOINTS}/{stored}"
     manifest = f"{prefix}/{MANIFEST}"
     try:
         is_readable = sizes.get(manifest, MAX_MANIFEST_BYTES + 1) <= MAX_MANIFEST_BYTES
@@ -221,7 +232,7 @@ def _download_checkpoint(file: OwnerFile, sizes: Mapping[str, int], name: str, f
         if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
             return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
     for part in (*files, MANIFEST):
-        store.get_file(f"{prefix}/{part}", folder / name / part)
-    if mismatch := verify(folder / name):
-        shutil.rmtree(folder / name)
+        store.get_file(f"{prefix}/{part}", folder / part)
+    if mismatch := verify(folder):
+        shutil.rmtree(folder)
     return mismatch

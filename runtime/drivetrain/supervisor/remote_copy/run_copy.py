@@ -1,6 +1,6 @@
 """The copy of a run folder in a store: finished checkpoints, all small files, the model; and the thread that sends them.
 
-A checkpoint that owner.json does not list is no part of the copy, so one that was killed anywhere holds those before.
+The object that makes a checkpoint whole is sent last, so a copy that was killed anywhere holds the checkpoints before.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from drivetrain.data.fingerprint import stamp
 from drivetrain.errors import Busy, Failure, Stopped, StorageError
 from drivetrain.storage.object_store import Patience
-from drivetrain.supervisor.remote_copy.owner_file import OWNER, LostOwnership, OwnerFile, StoredCheckpoint, list_steps
+from drivetrain.supervisor.remote_copy.attempts import ATTEMPTS, Attempt, NewerAttempt, StoredCheckpoint, list_whole
 from drivetrain.system import signals
 from drivetrain.system.console import say
-from drivetrain.system.files import parse_row
+from drivetrain.system.files import parse_row, to_json
 from drivetrain.system.run_files import (
     CHECKPOINTS,
     COPY_FILE,
@@ -33,11 +32,10 @@ from drivetrain.system.run_files import (
     list_checkpoints,
     parse_suffix,
 )
-from drivetrain.system.run_records import RunState
 from drivetrain.tracking.event_log import EventLog, OutageLog
 from drivetrain.training.checkpoints.manifest import MANIFEST, find_best_step, verify
 
-LEFT_OUT = (CHECKPOINTS, RANKS, OWNER, COPY_FILE)
+LEFT_OUT = (CHECKPOINTS, RANKS, ATTEMPTS, COPY_FILE)
 """Of a run folder or a copy: brought in another way, of no use elsewhere, or about this place alone."""
 _PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 POLL_SECONDS = 1.0
@@ -59,16 +57,15 @@ MAX_LISTED_FILES = 3
 
 
 class RunCopy:
-    """A run folder and its copy, whose owner is this process."""
+    """A run folder and its copy, which this attempt writes."""
 
-    def __init__(self, owner_file: OwnerFile, run: Path, keep: int) -> None:
+    def __init__(self, attempt: Attempt, run: Path, keep: int) -> None:
         """
         Args:
-            owner_file: of the copy, taken by this process.
             keep: how many checkpoints stay in the store.
         """
-        self.owner_file = owner_file
-        self.store = owner_file.store
+        self.attempt = attempt
+        self.store = attempt.store
         self.run = run
         self.keep = keep
         self.note_progress: Callable[[], None] = lambda: None
@@ -85,7 +82,7 @@ class RunCopy:
 
         Raises:
             RemoteError: if the store does not take it; the same call sends the rest.
-            LostOwnership: if another process owns the copy.
+            NewerAttempt: if another process writes the copy.
             OSError: if a file of the folder cannot be read.
         """
         state = b""
@@ -97,10 +94,8 @@ class RunCopy:
         if checkpoint and not self._send_checkpoint(checkpoint):
             return  # it was removed meanwhile: the next call sends the one after it, and then the state
         if state not in (b"", self._sent_state):
-            self.owner_file.check()
+            self.attempt.check()
             self.store.put(STATE_FILE, state)
-            status = RunState(parse_row(state) or {}).status or ""
-            self.owner_file.publish(replace(self.owner_file.owner, status=status))
             self._sent_state = state
 
     def find_unsent(self) -> Path | None:
@@ -122,45 +117,74 @@ class RunCopy:
         return [checkpoint.name, *names] if checkpoint else names
 
     def _send_checkpoint(self, path: Path) -> bool:
-        """Copy and publish a checkpoint, and with it the best one that it names; returns whether it was still there."""
+        """Copy a checkpoint, and with it the best one that it names; returns whether it was still there."""
         with contextlib.ExitStack() as stack:
             files = _open_files(path, stack)
             if not files:
                 return False
-            checkpoints = dict(self.owner_file.owner.checkpoints)
             step = find_best_step(parse_row(files[STATE_FILE].read()) or {})
             best = None if step is None else f"best-{step}"
-            if best and best not in self.sent:
-                best_path = self.run / CHECKPOINTS / best
-                if (best_files := _open_files(best_path, stack)) and verify(best_path) is None:
-                    checkpoints[best] = self._upload(best_files, best, None)
-            # Rows of metrics that a checkpoint relies on are there before it is.
-            self._send_files()
-            checkpoints[path.name] = self._upload(files, path.name, best)
-        # As in the folder: the last ones up to this one stay, and the best ones that they name.
-        steps = [name for name in list_steps(checkpoints) if parse_suffix(name) <= parse_suffix(path)][-self.keep :]
-        names = {*steps, *(checkpoints[name].best for name in steps)}
-        checkpoints = {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
-        self.owner_file.publish(replace(self.owner_file.owner, checkpoints=checkpoints))
-        self.sent |= {path.name, best or path.name} & checkpoints.keys()
+            checkpoints = list_whole(self.store)
+            # A resumed run begins with a checkpoint that the store has.
+            if not any(
+                checkpoint.name == path.name and self._has(files, checkpoint.folder) for checkpoint in checkpoints
+            ):
+                best_folder = best and self._send_best(best, checkpoints, stack)
+                # Rows of metrics that a checkpoint relies on are there before it is.
+                self._send_files()
+                stored = StoredCheckpoint(self._send_folder(path.name, files), best_folder)
+                self.attempt.check()
+                self.store.put(f"{CHECKPOINTS}/{stored.folder}.json", to_json({"best": best_folder}).encode())
+                checkpoints = [
+                    *(checkpoint for checkpoint in checkpoints if checkpoint.folder != stored.folder),
+                    stored,
+                ]
+        self._remove_older(checkpoints, parse_suffix(path))
+        self.sent |= {path.name, best or path.name}
         return True
 
-    def _upload(self, files: Mapping[str, BinaryIO], name: str, best: str | None) -> StoredCheckpoint:
-        """Copy one checkpoint, unless the store has this very one: a resumed run begins with it."""
-        published = self.owner_file.owner.checkpoints.get(name)
-        if published and self._has(files, f"{CHECKPOINTS}/{published.folder}"):
-            return published
-        stored = StoredCheckpoint(f"{self.owner_file.writer}/{name}", best)
-        for part, file in files.items():
-            self._send_file(f"{CHECKPOINTS}/{stored.folder}/{part}", file)
-        return stored
+    def _send_best(self, name: str, checkpoints: list[StoredCheckpoint], stack: contextlib.ExitStack) -> str | None:
+        """Copy a best checkpoint, unless the store has it; returns its folder there, None if it is gone or damaged."""
+        path = self.run / CHECKPOINTS / name
+        files = _open_files(path, stack)
+        if not files or verify(path) is not None:
+            return None
+        stored = {
+            checkpoint.best for checkpoint in checkpoints if checkpoint.best and checkpoint.best.endswith(f"/{name}")
+        }
+        return next((folder for folder in stored if self._has(files, folder)), None) or self._send_folder(name, files)
 
-    def _has(self, files: Mapping[str, BinaryIO], prefix: str) -> bool:
+    def _send_folder(self, name: str, files: Mapping[str, BinaryIO]) -> str:
+        folder = f"{self.attempt.number:06}/{name}"
+        for part, file in files.items():
+            self._send_file(f"{CHECKPOINTS}/{folder}/{part}", file)
+        return folder
+
+    def _has(self, files: Mapping[str, BinaryIO], folder: str) -> bool:
+        """Whether a folder of the store has these files, by their sizes and their manifest."""
+        prefix = f"{CHECKPOINTS}/{folder}"
         stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
         sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}
-        return (
-            sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == files[MANIFEST].read()
-        )
+        manifest = files[MANIFEST]
+        manifest.seek(0)
+        return sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == manifest.read()
+
+    def _remove_older(self, checkpoints: list[StoredCheckpoint], step: int) -> None:
+        """Remove what earlier checkpoints have left: the last ones up to this one stay, and the best ones that they name."""
+        last_ones = [checkpoint for checkpoint in checkpoints if checkpoint.step <= step][-self.keep :]
+        folders = {folder for checkpoint in last_ones for folder in (checkpoint.folder, checkpoint.best) if folder}
+        names = [entry.name for entry in self.store.objects(CHECKPOINTS)]
+        removed = [
+            name
+            for name in names
+            # A newer attempt may have begun in this moment: its objects stay.
+            if name.split("/")[1] <= f"{self.attempt.number:06}"
+            and "/".join(name.split("/")[1:3]).removesuffix(".json") not in folders
+        ]
+        if removed:
+            self.attempt.check()
+            # First the objects that make checkpoints whole.
+            self.store.delete(sorted(removed, key=lambda name: name.count("/")))
 
     def _send_files(self) -> None:
         """Copy the files that have changed, but for the state; the first time, remove those that are gone."""
@@ -184,7 +208,7 @@ class RunCopy:
                     yield name, path
 
     def _send_file(self, name: str, file: BinaryIO) -> None:
-        self.owner_file.check()
+        self.attempt.check()
         file.seek(0)
         self.store.put_file(name, file, self.note_progress)
         self.note_progress()
@@ -194,7 +218,7 @@ class RunCopy:
             is_ours = is_small(entry.name) and entry.name != STATE_FILE
             # The folder last: one that goes away meanwhile, with its disk, has removed none of its files.
             if is_ours and is_gone(self.run / entry.name) and (self.run / JOB_FILE).is_file():
-                self.owner_file.check()
+                self.attempt.check()
                 self.store.delete([entry.name])
 
 
@@ -278,8 +302,7 @@ class CopyThread:
                 if self._abandoned.wait(POLL_SECONDS):
                     return
             self.is_complete = True
-            self.copy.owner_file.release()
-        except LostOwnership:
+        except NewerAttempt:
             self.is_lost = True
             self.events.add(
                 "copy",
