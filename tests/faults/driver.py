@@ -40,9 +40,9 @@ def main() -> int:
     if os.sep in sys.argv[1]:  # the supervisor calls its trainer with the run folder; a command is a word
         return trainer(sys.argv[1:])
     from drivetrain.cli import main
-    from drivetrain.supervisor import supervisor
+    from drivetrain.supervisor import child_runs, supervisor
 
-    supervisor.TRAINER = "tests.faults.driver"
+    supervisor.TRAINER = child_runs.PROGRAM = "tests.faults.driver"
     fault_points.listener = Faults(os.environ.get("FAULT", ""), SUPERVISED)
     return main.main()
 

@@ -52,11 +52,10 @@ JOB_COMMANDS = {
     "baseline": ["baseline", "job.yaml", "--seconds", "20"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
-    "inspect": ["inspect", "job.yaml", "--folds", "2"],
     "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={space: {train.optimizer.lr: [0.01, 0.02]}}"],
     "bench": ["bench", "job.yaml", "--rounds", "3", "--output", "bench"],
 }
-LONG = ("memory", "find-lr", "repeat", "inspect", "sweep", "bench")
+LONG = ("memory", "find-lr", "repeat", "sweep", "bench")
 RUN_COMMANDS = {
     "watch": ["watch", "runs/hostile-001"],
     "report": ["report", "runs/hostile-001"],

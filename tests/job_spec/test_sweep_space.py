@@ -1,4 +1,4 @@
-"""The search space of a sweep: every mistake at its place, before anything trains."""
+"""The search space of a sweep: every mistake at its place, before anything trains; of a range by its first trial."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec import sweep_space
 from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.supervisor import sweep_folder
 from tests.messages import saying
 
 JOB = """name: kinds
@@ -35,32 +37,7 @@ REFUSED = [
         "train.learning_rate: unknown key",
         'did you mean "train.optimizer.lr"?',
     ),
-    ("model.dropout: {low: 0, high: 1}", "8:29", "model.dropout: is 1", "change the value"),
-    (
-        "train.optimizer.lr: {low: 0, high: 1, log: true}",
-        "8:26",
-        "sweep.space.train.optimizer.lr.low: is 0, and log is true",
-        "change low, or remove log",
-    ),
     ("train.epochs: {low: 1.5, high: 3}", "8:20", "train.epochs: is 1.5", "change the value"),
-    (
-        "train.batch_size: {low: 16, high: 100, step: 16}",
-        "8:33",
-        "sweep.space.train.batch_size.high: is 100, which steps of 16 from 16 do not reach",
-        "change high or step",
-    ),
-    (
-        "train.epochs: {low: 3, high: 3}",
-        "8:28",
-        "sweep.space.train.epochs.high: is 3, and low is 3",
-        "swap or change them",
-    ),
-    (
-        "train.optimizer.lr: {low: 1, high: 3, log: true, step: 1}",
-        "8:54",
-        "sweep.space.train.optimizer.lr.step: is set, and log is true",
-        "remove one, or list the values",
-    ),
     ("train.optimizer.name: [adamw, sgdd]", "8:35", "train.optimizer.name: is 'sgdd'", 'did you mean "sgd"?'),
     (
         "train.optimizer.name: [adamw, sgd]",
@@ -93,11 +70,28 @@ def test_a_mistake_has_its_place(tmp_path: Path, space: str, location: str, desc
     assert lines[2] == f"  do:       {action}"
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "reason"),
+    [
+        ("train.optimizer.lr", "{low: 3, high: 2}", "low <= high"),
+        ("model.dropout", "{low: 0, high: 0.3, log: true}", "low > 0"),
+        ("train.optimizer.lr", "{low: 0.001, high: 3, log: true, step: 1}", "step"),
+        ("train.optimizer.lr", "{low: 0.1, high: 1, step: 0.4}", "not divisible by `step`"),
+        ("model.dropout", "{low: 0, high: 1}", "is 1"),
+    ],
+)
+def test_a_range_is_refused_before_the_first_trial(tmp_path: Path, key: str, values: str, reason: str) -> None:
+    path = job(tmp_path, f"{key}: {values}")
+    with pytest.raises(SpecError, check=saying("range-is-refused", path, key)) as caught:
+        sweep_folder.check_ranges(SpecSource(path))
+    assert reason in str(caught.value)
+
+
 def test_all_mistakes_at_once_and_those_of_the_metric(tmp_path: Path) -> None:
     path = job(tmp_path, "model.dropout: {low: -1, high: 1}", "  metric: validation/acuracy\n")
     with pytest.raises(SpecError) as caught:
         load(path)
-    assert [problem.key for problem in caught.value.problems] == ["sweep.metric", "model.dropout", "model.dropout"]
+    assert [problem.key for problem in caught.value.problems] == ["sweep.metric", "model.dropout"]
     assert 'did you mean "validation/accuracy"?' in str(caught.value)
 
 

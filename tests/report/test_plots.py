@@ -142,7 +142,7 @@ def test_titles_and_names_are_escaped() -> None:
     evil = '</text><script>alert("x")</script>'
     frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), (("<b>", 0.0),))
     assert evil in labels(draw_curves(frame, "c"))
-    plot = Scatter(evil, evil, (Dot(evil, 1.0, "k"),), (("k", Tone.PLAIN),))
+    plot = Scatter(evil, evil, (Dot(0.0, 1.0, "k"),), (("k", Tone.PLAIN),))
     assert parse_plot(draw_scatter(plot, "s")).get("aria-label") == evil
 
 
@@ -151,22 +151,6 @@ def test_counts_of_a_confusion_matrix_are_whole() -> None:
     confusion = Confusion("", ("a", "b"), ((1448, 2), (0, 9)))
     picture, _ = draw_matrix(confusion)
     assert {"1,448", "2", "9"} <= set(re.findall(r">([\d,.k]+)<", picture))
-
-
-def test_scatter_places_categories_side_by_side() -> None:
-    dots = (Dot("adam", 0.9, "k"), Dot("sgd", 0.8, "k"), Dot("adam", 0.7, "k"))
-    circles = list(
-        parse_plot(draw_scatter(Scatter("t", "optimizer", dots, (("k", Tone.PLAIN),)), "s")).iter(f"{SVG}circle")
-    )
-    assert [circle.get("cx") for circle in circles] == ["135.00", "305.00", "135.00"]
-
-
-def test_the_best_so_far_is_a_staircase() -> None:
-    plot = Scatter("t", "trial", (Dot(0, 1.0, "k"),), (("k", Tone.PLAIN),), ((0, 3.0), (1, 2.0)))
-    line = next(p for p in parse_plot(draw_scatter(plot, "s")).iter(f"{SVG}path") if "line-3" in p.get("style", ""))
-    corners = [part.split() for part in line.get("d", "")[1:].split("L")]
-    assert corners[0][1] == corners[1][1]
-    assert corners[1][0] == corners[2][0]
 
 
 def test_no_two_parts_of_a_bar_have_the_same_color() -> None:

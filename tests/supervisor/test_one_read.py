@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,10 @@ from drivetrain.distributed.world import WORLD_SIZE
 from drivetrain.errors import CheckpointError, Replanned, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.supervisor import repeat as repeating
-from drivetrain.supervisor import run_folder, supervisor
-from drivetrain.supervisor.repeat import RepeatRequest
+from drivetrain.supervisor import child_runs, supervisor
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.supervisor import TrainRequest
-from drivetrain.supervisor.sweep import sweep
-from drivetrain.system import child_process, signals
+from drivetrain.system import child_process
 from drivetrain.system.signals import SignalForwarder
 from drivetrain.training import handshake
 from drivetrain.tuning.measuring_request import MemoryRequest
@@ -104,41 +102,24 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     assert job_of(read_child_source([str(spec), *source.options()])) == AS_STARTED
 
 
-def test_all_seeds_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = []
-
-    def train(request: TrainRequest) -> int:
-        run = request.runs / f"tiny-seed{len(jobs)}-001"
-        source = request.source.copy_to(run, request.source.load())
-        edit(spec) if not jobs else None
-        jobs.append(job_of(source))
-        return 0 if len(jobs) < 2 else 3
-
-    monkeypatch.setattr(supervisor, "train", train)
-    monkeypatch.setattr(run_folder, "list_numbered", lambda runs, name: [runs / f"{name}-001"])
-    (spec.parent / "runs" / "tiny-seed0-001").mkdir(parents=True)
-    (spec.parent / "runs" / "tiny-seed1-001").mkdir(parents=True)
-    assert repeating.repeat(RepeatRequest(spec, runs=spec.parent / "runs", seeds=2)) == 3
-    assert jobs == [AS_STARTED] * 2
-
-
-def test_a_trial_is_trained_from_the_copy_of_its_sweep(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_runs_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `repeat` and `sweep`, and a file that is edited after the first one began."""
     requests: list[TrainRequest] = []
-    source = SpecSource(spec)
-    source = source.copy_to(spec.parent, source.load())
-    edit(spec)
 
-    def start(command: list[str], environment: dict[str, str], forward: object, **more: object) -> int:
+    def train(command: list[str], environment: dict[str, str], forward: object, **more: object) -> int:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         return main.main(command[3:])
 
-    monkeypatch.setattr(child_process, "run_child", start)
+    monkeypatch.setattr(child_process, "run_child", train)
     monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
-    with signals.forward_signals() as forward:
-        reader = sweep.EpochReader(lambda: None, "loss", lambda epoch, value: False)
-        sweep.train_trial(source, [], forward, reader, spec)
-    assert job_of(requests[0].source) == AS_STARTED
+    source = SpecSource(spec)
+    with child_runs.open_child_runs(source, source.load(), spec.parent / "runs") as children:
+        edit(spec)
+        for seed in range(2):
+            assert children.train([f"train.seed={seed}"]) == (0, {})
+        jobs = [job_of(replace(request.source, assignments=())) for request in requests]
+    assert jobs == [AS_STARTED] * 2
 
 
 def test_what_is_changed_between_two_commands_is_refused(spec: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import statistics
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ from drivetrain.cli import main
 from drivetrain.data import fingerprint
 from drivetrain.errors import CheckpointError
 from drivetrain.hardware import facts
-from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor import run_folder, same_conditions, supervisor
+from drivetrain.supervisor import run_folder, same_conditions
 from drivetrain.supervisor.repeat import RepeatRequest, _list_notes
-from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system import child_process
 from drivetrain.system.files import hash_file
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests import own_job, tiny
@@ -57,9 +58,14 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces the training, which then takes no time; lists the runs that it began."""
     names: list[str] = []
 
-    def train(request: TrainRequest) -> int:
-        job = request.source.load()
-        new_run = run_folder.open_run(request.runs, job, new=request.new)
+    def train(command: list[str], environment: dict[str, str], forward: object, *, output: int, **more: object) -> int:
+        options = dict(pairwise(command))
+        sets = [word for before, word in pairwise(command) if before == "--set"]
+        job = SpecSource(Path(options["train"]), sets, copy=Path(environment[COPY_VARIABLE])).load()
+        try:
+            new_run = run_folder.open_run(Path(options["--runs"]), job, new="--new" in command)
+        except CheckpointError as error:
+            return error.exit_code
         os.close(new_run.lock)
         folder = new_run.path
         names.append(folder.name)
@@ -68,14 +74,15 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
         (folder / "result.json").write_text(json.dumps({"best": best}))
         (folder / "state.json").write_text('{"status": "done"}')
-        replay = plans.load(request.plan).values() if request.plan else None
-        values = plans.resolve(job, tiny.machine(), plain=request.plain, replay=replay)
+        replay = plans.load(Path(options["--plan"])).values() if "--plan" in command else None
+        values = plans.resolve(job, tiny.machine(), plain="--plain" in command, replay=replay)
         (folder / "plan.json").write_text(json.dumps(values.to_json()))
-        if request.source.load().train.batch_size == "auto":
+        if job.train.batch_size == "auto":
             (folder / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(names))}))
+        os.write(output, json.dumps({"run": str(folder)}).encode())
         return 0
 
-    monkeypatch.setattr(supervisor, "train", train)
+    monkeypatch.setattr(child_process, "run_child", train)
     return names
 
 

@@ -6,6 +6,7 @@ Most tests have a trainer that only writes what a real one would; the last one t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,19 +14,18 @@ from typing import Any
 
 import pytest
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial
 
 from drivetrain.cli import main
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.report import swept
-from drivetrain.supervisor.sweep import study, sweep
+from drivetrain.supervisor import sweep, sweep_folder
 from drivetrain.system import child_process
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests.faults import small_job
 from tests.messages import says
-from tests.report_page import Page
 
 JOB = """
 name: kinds
@@ -44,7 +44,6 @@ sweep:
     model.hidden: [[4], [16, 16]]
 """
 METRIC = "validation/loss"
-WRITE, NOTE = swept.write, study.Study.note
 
 
 class Killed(BaseException):
@@ -57,16 +56,17 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "t.csv").write_text("x,kind\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(20)))
     path = tmp_path / "kinds.yaml"
     path.write_text(JOB)
-    monkeypatch.setattr(study, "MIN_FINISHED_TRIALS", 2)
+    monkeypatch.setattr(sweep_folder, "MIN_FINISHED_TRIALS", 2)
     monkeypatch.setattr(child_process, "run_child", trainer())
-    monkeypatch.setattr(swept, "write", lambda folder, result: None)
     return path
 
 
 def trainer(break_after: Callable[[int, int], object] = lambda number, epoch: None) -> Callable[..., int]:
     """Writes the run folder of a trial: its loss is the lower the closer the rate is to 0.01."""
 
-    def train(command: list[str], environment: dict[str, str], forward: object, **options: object) -> int:
+    def train(
+        command: list[str], environment: dict[str, str], forward: object, *, output: int, **options: object
+    ) -> int:
         sets = [word for before, word in pairwise(command) if before == "--set"]
         trial = SpecSource(Path(command[4]), sets, copy=Path(environment[COPY_VARIABLE])).load()
         folder = Path(command[command.index("--runs") + 1]) / f"{trial.name}-001"
@@ -78,7 +78,9 @@ def trainer(break_after: Callable[[int, int], object] = lambda number, epoch: No
             rows.append({"step": 1, "epoch": epoch, METRIC: abs(trial.train.optimizer.lr - 0.01) / (epoch + 1)})
             (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             break_after(int(trial.name.removeprefix("trial")), epoch)
-        (folder / "result.json").write_text(json.dumps({"best": {"metrics": {METRIC: rows[-1][METRIC]}}}))
+        result = {"best": {"metrics": {METRIC: rows[-1][METRIC]}}}
+        (folder / "result.json").write_text(json.dumps(result))
+        os.write(output, json.dumps({"run": str(folder), **result}).encode())
         (folder / "state.json").write_text('{"status": "done"}')
         if trial.train.batch_size == "auto":
             (folder / "batch_size.json").write_text('{"batch_size": 24}')
@@ -94,8 +96,8 @@ def run(job: Path, *options: str) -> int:
 def table(job: Path, number: int = 1) -> list[tuple[object, ...]]:
     """The trials in the journal of a sweep."""
     spec = load(job)
-    sweep_study = study.Study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec, METRIC)
-    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in sweep_study.trials()]
+    study = sweep_folder.open_study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec)
+    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in study.trials]
 
 
 def test_killed_anywhere_it_ends_with_the_same_trials(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +166,7 @@ def test_later_trials_have_the_defaults_that_the_sweep_began_with(job: Path) -> 
 def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(job, "--trials", "3") == 0
     assert run(job, "--trials", "5") == 0
-    assert "goes on: 3 of 5 trials are done" in capsys.readouterr().out
+    assert "continues: 3 of 5 trials are done" in capsys.readouterr().out
     assert run(job, "--trials", "2") == 0  # nothing is left to do
     assert len(table(job)) == 5
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
@@ -202,7 +204,7 @@ def test_changed_data_are_refused(
     spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
     spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))
     assert run(job) == 4
-    assert f"{job.parent / 't.csv'} has other content" in capsys.readouterr().err
+    assert f"{job.parent / 't.csv'} was changed or deleted" in capsys.readouterr().err
 
 
 def test_values_that_the_rules_refuse_together_fail_their_trial(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,8 +229,7 @@ def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert run(job) == 3
     assert [row[1] for row in table(job)] == ["FAIL", "FAIL", "RUNNING"]
     assert says(capsys.readouterr().out, "trial-failed-exit-code", 0, 5)
-    monkeypatch.setattr(sweep, "check_installed", study.check_installed)
-    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    monkeypatch.setattr(sweep, "find_spec", lambda name: None)
     assert run(job) == 9
     assert says(capsys.readouterr().err, "optuna-is-not-installed-here")
     job.write_text(JOB[: JOB.index("sweep:")])
@@ -236,31 +237,28 @@ def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "sweep: is missing" in capsys.readouterr().err
 
 
-def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swept, "write", WRITE)
+def test_the_table_and_the_best_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(job, "--set", "train.clip_norm=2") == 0
+    output = capsys.readouterr().out
+    done = [row for row in table(job) if row[1] == "COMPLETE"]
+    number, _, _, values, _ = min(done, key=lambda row: float(str(row[2])))
     folder = job.parent / "runs" / "kinds-sweep-001"
-    summary = small_job.read_json(folder, "sweep.json")
-    done = [row for row in summary["trials"] if row["state"] == "done"]
-    best = min(done, key=lambda row: row["value"])
-    assert (summary["best"], summary["direction"]) == (best["number"], "minimize")
-    assert [row["epochs"] for row in done] == [4] * len(done)
-    assert any(row["state"] == "ended early" and row["epochs"] < 4 for row in summary["trials"])
-    assert "--set train.clip_norm=2" in summary["command"]
-    best_spec = load(summary["file"])
-    assert (best_spec.train.clip_norm, best_spec.train.optimizer.lr) == (2, best["values"]["train.optimizer.lr"])
+    assert says(output, "sweep-best-trial-job", number, folder / "best.yaml", job)
+    assert "--set train.clip_norm=2" in output.splitlines()[-1]
+    lines = [line.split(":")[0].split()[:2] for line in output.splitlines() if line.startswith("  trial ")]
+    assert lines[0] == ["trial", str(number)]
+    assert len(lines) == 6
+    best_spec = load(folder / "best.yaml")
+    assert isinstance(values, dict)
+    assert (best_spec.train.clip_norm, best_spec.train.optimizer.lr) == (2, values["train.optimizer.lr"])
     assert best_spec.resolve(best_spec.data.train).exists()
     assert best_spec.sweep is None
-    page = Page((folder / "sweep.html").read_text())
-    assert page.text.count("validation/loss") > 4
-    assert "trial 0" in page.text
     assert not (folder / "job.yaml").exists()  # it would be a run
 
 
 def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
-    job: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(swept, "write", WRITE)
     job.write_text(
         JOB.replace("    train.batch_size: {low: 8, high: 64, step: 8}\n", "").replace(
             "epochs: 4,", "epochs: 4, batch_size: auto,"
@@ -273,9 +271,8 @@ def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
         for number in range(6)
     ]
     assert sizes == ["auto", 24, 24, 24, 24, 24]
-    summary = small_job.read_json(folder, "sweep.json")
-    assert load(summary["file"]).train.batch_size == 24
-    assert "--set train.batch_size=24" in summary["command"]
+    assert load(folder / "best.yaml").train.batch_size == 24
+    assert "--set train.batch_size=24" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,13 +312,11 @@ def test_a_real_trial_is_ended_the_way_a_stop_is(
     job = small_job.write_job(tmp_path)
     with job.open("a") as file:
         file.write("sweep: {trials: 1, space: {train.optimizer.lr: {low: 1e-3, high: 1e-2, log: true}}}\n")
-    monkeypatch.setattr(
-        study.Study, "note", lambda self, number, epoch, value: NOTE(self, number, epoch, value) or True
-    )
+    monkeypatch.setattr(Trial, "should_prune", lambda self: True)
     assert main.main(["sweep", str(job), "--runs", str(tmp_path / "runs")]) == 1
     output = capfd.readouterr().out
     assert says(output, "trial-ended-early-after", 0, 1)
-    assert says(output, "trial-done-failed-ended", 0, 1)
+    assert says(output, "sweep-none-of-trials-done", 1)
     folder = tmp_path / "runs" / "small-sweep-001" / "trial0-001"
     assert small_job.read_json(folder, "state.json")["status"] == "stopped"
     assert 8 <= int(small_job.last_checkpoint(folder).name.removeprefix("step-")) < 200

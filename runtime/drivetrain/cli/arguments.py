@@ -155,11 +155,11 @@ def _add_repeat(add: Add) -> None:
     )
     command.add_argument("--seeds", type=int, metavar="N", help="number of seeds, from the job's own on (default: 3)")
     command.add_argument(
-        "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
+        "--folds",
+        type=int,
+        metavar="N",
+        help="cross-validation: each of N parts is validation data once; names labels that are probably wrong",
     )
-    command.add_switch("--new", "start new runs in place of unfinished ones")
-    command = _add_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
-    command.add_argument("--folds", type=int, default=5, metavar="N", help="parts of the data (default: 5)")
     command.add_switch("--new", "start new runs in place of unfinished ones")
     command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")

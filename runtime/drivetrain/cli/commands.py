@@ -27,16 +27,15 @@ REQUESTS = {
     "evaluate": "drivetrain.inference.evaluate:evaluate",
     "export": "drivetrain.inference.export:export",
     "find-lr": "drivetrain.tuning.measuring_request:find_lr",
-    "inspect": "drivetrain.supervisor.repeat:repeat",
     "memory": "drivetrain.tuning.measuring_request:measure_memory",
     "repeat": "drivetrain.supervisor.repeat:repeat",
     "reproduce": "drivetrain.supervisor.reproduce:reproduce",
-    "sweep": "drivetrain.supervisor.sweep.sweep:sweep",
+    "sweep": "drivetrain.supervisor.sweep:sweep",
 }
 """Commands whose options are those of a request, by the function that takes it. The others are functions of this module."""
 OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
 """By field of a request: the option that it is, if that has another name."""
-TRAINING = ("train", "repeat", "inspect", "sweep")
+TRAINING = ("train", "repeat", "sweep")
 """Commands that train."""
 FORWARDED_SWITCHES = ("plain", "new", "if_unfinished", "trace", "verbose")
 FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")

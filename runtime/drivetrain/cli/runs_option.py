@@ -11,7 +11,7 @@ from drivetrain.storage.remote_address import parse as parse_address
 from drivetrain.supervisor import named_run
 
 LOCAL = Path("runs")
-COPIED = ("train", "repeat", "inspect", "validate")
+COPIED = ("train", "repeat", "validate")
 """Commands whose runs can be copied, or that check whether they can."""
 
 

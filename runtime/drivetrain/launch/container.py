@@ -59,7 +59,7 @@ class LaunchRequest:
     image: str | None = None
     """The name of an image that replaces the image of this checkout or version."""
     command: str = "train"
-    """The command that runs in the container: train, repeat, inspect or sweep."""
+    """The command that runs in the container: train, repeat or sweep."""
 
     def load_jobs(self, job: Job) -> list[Job]:
         """Load the job, and for a sweep also one job per choice: each can name other data or another network."""

@@ -62,9 +62,9 @@ class FoldedCurves:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter plot; `x` is a number, or the name of a category."""
+    """A point of a scatter plot."""
 
-    x: float | str
+    x: float
     y: float
     kind: str
 
@@ -78,10 +78,6 @@ class Scatter:
     dots: tuple[Dot, ...]
     kinds: tuple[tuple[str, Tone], ...]
     """Every kind with its tone: plain, quiet, or good."""
-    steps: tuple[tuple[float, float], ...] = ()
-    """A staircase through these points: the best value so far."""
-    log_x: bool = False
-    log_y: bool = False
     has_diagonal: bool = False
     """Whether a line shows where both values are the same."""
 

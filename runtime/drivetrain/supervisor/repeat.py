@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from drivetrain.inference import suspicious_labels
 from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.job_spec.stored_spec import compare_stored_spec, store_spec
+from drivetrain.job_spec.stored_spec import compare_stored_spec
 from drivetrain.report import repeated
-from drivetrain.supervisor import baseline_run, run_folder, same_conditions, supervisor
-from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.supervisor import baseline_run, child_runs, run_folder, same_conditions
+from drivetrain.supervisor.child_runs import ChildRuns
 from drivetrain.system.console import say
 from drivetrain.system.files import make_folder
 from drivetrain.system.run_files import PLAN_FILE
@@ -53,65 +52,74 @@ def repeat(request: RepeatRequest) -> int:
     Raises:
         SpecError: if the number of seeds is out of range.
         CheckpointError: if data or code changed between the runs.
-        DrivetrainError: for every problem of a run that is found before its trainer starts.
     """
     source = SpecSource(request.spec, request.assignments).read()
     job = source.load()
     variants = _list_variants(request, job)
     make_folder(request.runs)
-    for changes in variants.values():
-        # All runs have the defaults of the earliest one, whichever version began it.
-        one = replace(source, assignments=(*request.assignments, *changes)).load()
-        done = run_folder.find_finished(request.runs, one)
-        if begun := done or run_folder.find_continued(request.runs, one.name, None, new=request.new):
-            job = compare_stored_spec(begun, job).job
-            break
-    with tempfile.TemporaryDirectory(prefix="repeat-") as scratch:
-        store_spec(Path(scratch), job)
-        return _train_all(request, source.copy_to(Path(scratch), job), job, variants)
-
-
-def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, tuple[str, ...]]) -> int:
-    """Train all runs from one copy of the job file and the user's code."""
+    job = _keep_earliest_defaults(request, source, job, variants)
+    options = ("--plain",) if request.plain else ()
     run_of: dict[str, Path] = {}
-    processes = same_conditions.count_processes(job, request.runs)
-    for variant, changes in variants.items():
-        # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
-        earlier_runs = list(run_of.values())
-        size = run_length.pin_measured(job, earlier_runs)
-        assignments = (*request.assignments, *changes, *size)
-        variant_source = replace(source, assignments=assignments)
-        one = variant_source.load()
-        done = run_folder.find_finished(request.runs, one)
-        difference = ""
-        if done:
-            difference = same_conditions.describe_difference(done, processes, earlier_runs, plain=request.plain)
-            if not difference and (file := same_conditions.find_changed_file(done, one)):
-                difference = f"{file} has changed since"
-        if difference:
-            say(f"{variant}: {done} is done, and {difference}; a new run begins")
-            done = None
-        if done:
-            say(f"{variant}: {done} is done")
-        else:
-            say(f"{variant}: run {len(run_of) + 1} of {len(variants)}")
-            train_request = TrainRequest(
-                variant_source,
-                request.runs,
-                plan=earlier_runs[0] / PLAN_FILE if earlier_runs and not request.plain else None,
-                plain=request.plain,
-                new=request.new,
-                baselines=not run_of,
-                shown=earlier_runs[0] / PLAN_FILE if earlier_runs else None,
-            )
-            if code := supervisor.train(train_request):
+    with child_runs.open_child_runs(source, job, request.runs, *options) as children:
+        for variant, changes in variants.items():
+            if code := _train_variant(request, children, job, variant, changes, run_of):
                 say(
                     f"{variant} did not finish; {len(run_of)} of {len(variants)} runs are done; the same command resumes"
                 )
                 return code
-            done = run_folder.list_numbered(request.runs, one.name)[-1]
-        run_of[variant] = done
     same_conditions.check(run_of)
+    _report(request, job, run_of)
+    return 0
+
+
+def _keep_earliest_defaults(
+    request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, Sequence[str]]
+) -> Job:
+    """Give the job the defaults of its earliest run, whichever version began it."""
+    for changes in variants.values():
+        variant_job = replace(source, assignments=(*request.assignments, *changes)).load()
+        done = run_folder.find_finished(request.runs, variant_job)
+        if begun := done or run_folder.find_continued(request.runs, variant_job.name, None, new=request.new):
+            return compare_stored_spec(begun, job).job
+    return job
+
+
+def _train_variant(
+    request: RepeatRequest,
+    children: ChildRuns,
+    job: Job,
+    variant: str,
+    changes: Sequence[str],
+    run_of: dict[str, Path],
+) -> int:
+    """Train a run unless it is done, and add its folder to `run_of`; returns the exit code."""
+    earlier_runs = list(run_of.values())
+    # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
+    assignments = (*request.assignments, *changes, *run_length.pin_measured(job, earlier_runs))
+    variant_job = replace(children.source, assignments=assignments).load()
+    if done := run_folder.find_finished(request.runs, variant_job):
+        processes = same_conditions.count_processes(job, request.runs)
+        difference = same_conditions.describe_difference(done, processes, earlier_runs, plain=request.plain)
+        if not difference and (file := same_conditions.find_changed_file(done, variant_job)):
+            difference = f"{file} has changed since"
+        if not difference:
+            say(f"{variant}: {done} is done")
+            run_of[variant] = done
+            return 0
+        say(f"{variant}: {done} is done, and {difference}; a new run begins")
+    say(f"{variant}: run {len(run_of) + 1}")
+    first_run = earlier_runs[0] if earlier_runs else None
+    options = ["--new"] if request.new else []
+    if first_run and not request.plain:
+        options += ["--plan", str(first_run / PLAN_FILE)]
+    code, result = children.train(assignments, *options, shown=first_run, baselines=not run_of)
+    if not code:
+        run_of[variant] = Path(result["run"])
+    return code
+
+
+def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> None:
+    """Write the page, and print mean and deviation of every metric."""
     folder = request.runs / f"repeat-{job.name}"
     labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
     spreads, left_out = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
@@ -120,7 +128,6 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
     for line in left_out:
         say(f"warning: {line}")
     say(f"repeat: {folder}/repeat.html")
-    return 0
 
 
 def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
@@ -167,7 +174,7 @@ def _describe_more_data(job: Job) -> list[str]:
     return [describe_learning_curve(job, load(job))]
 
 
-def _list_notes(request: RepeatRequest, job: Job, run_of: dict[str, Path]) -> list[str]:
+def _list_notes(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> list[str]:
     compared = f"side by side: drivetrain compare {shlex.join(map(str, run_of.values()))}"
     if request.folds is not None:
         return [

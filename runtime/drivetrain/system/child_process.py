@@ -29,6 +29,7 @@ def run_child(
     locks: Sequence[int] = (),
     followers: Sequence[subprocess.Popen[bytes]] = (),
     wait: Callable[[subprocess.Popen[bytes]], int] = subprocess.Popen.wait,
+    output: int | None = None,
 ) -> int:
     """Run a child; returns its exit code as a shell does, 75 if a signal came before it started.
 
@@ -38,11 +39,12 @@ def run_child(
         locks: open files that it inherits.
         followers: processes that work with it, and get the same signals.
         wait: waits for the child, and for the others if there are any.
+        output: where its output goes; its messages then go to ours.
     """
     with signals.block_signals():
         if forward.sent:
             return Stopped.exit_code
-        leader = start_child(command, build_environment(environment), locks)
+        leader = start_child(command, build_environment(environment), locks, output=output, errors=output and 1)
         forward.children = [leader, *followers]
     code = wait(leader)
     return 128 - code if code < 0 else code

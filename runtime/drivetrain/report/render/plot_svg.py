@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 
 from drivetrain.report.blocks import Curves, Scatter, Tone
 from drivetrain.report.confusion import Confusion
@@ -32,8 +31,6 @@ FINE_TICK_DECADES = 2.5
 """Decades of a logarithmic axis up to which 2 and 5 are ticks, too."""
 _TONE_COLORS = {Tone.PLAIN: "var(--line-1)", Tone.QUIET: MUTED, Tone.GOOD: "var(--line-3)"}
 _DOT_SIZES = {Tone.PLAIN: 2.5, Tone.QUIET: 2.0, Tone.GOOD: 4.0}
-_NAMES_LENGTH = 60
-"""Characters of category names that fit below a plot."""
 LINE_COLORS = 8
 """Number of line colors that the page defines: `--line-1` and so on."""
 HEADROOM = 1.14
@@ -122,12 +119,9 @@ class Plot:
         """Pixels from the left and from the top."""
         return LEFT + self.x.locate(x) * (RIGHT - LEFT), BOTTOM - self.y.locate(y) * (BOTTOM - TOP)
 
-    def draw_line(self, points: Sequence[Point], style: str, *, stairs: bool = False) -> str:
-        """A line through points; with `stairs`, level until the next point."""
+    def draw_line(self, points: Sequence[Point], style: str) -> str:
+        """A line through points."""
         places = [self.locate(x, y) for x, y in points]
-        if stairs:
-            corners = [corner for (_, y), (x, below) in pairwise(places) for corner in ((x, y), (x, below))]
-            places = [*places[:1], *corners]
         path = "".join(f"{'L' if index else 'M'}{x:.2f} {y:.2f}" for index, (x, y) in enumerate(places))
         return f'<path d="{path}" style="fill: none; {style}"/>' if path else ""
 
@@ -173,33 +167,19 @@ def draw_picture(title: str, name: str, around: Iterable[str], inside: Iterable[
 
 def draw_scatter(plot: Scatter, name: str) -> str:
     """Draw one plot. `name` makes its ids unique on the page."""
-    names = list(dict.fromkeys(dot.x for dot in plot.dots if isinstance(dot.x, str)))
-    positions = [(float(names.index(dot.x)) if isinstance(dot.x, str) else dot.x, dot.y) for dot in plot.dots]
-    all_points = [*positions, *plot.steps]
-    x = fit_axis((x for x, _ in all_points), 0.04, logarithmic=plot.log_x)
-    if names:
-        x = Axis(-0.5, len(names) - 0.5)
-    axes = Plot(x, fit_axis((y for _, y in all_points), 0.08, logarithmic=plot.log_y))
-    around = [axes.draw_rows(axes.y.choose_ticks(6 if plot.log_y else 5)), _draw_columns(axes, plot, names)]
-    inside = [axes.draw_line(plot.steps, "stroke: var(--line-3); stroke-width: 1.4", stairs=True)] if plot.steps else []
+    axes = Plot(fit_axis((dot.x for dot in plot.dots), 0.04), fit_axis((dot.y for dot in plot.dots), 0.08))
+    around = [axes.draw_rows(axes.y.choose_ticks(5)), axes.draw_columns(axes.x.choose_ticks(6), plot.axis, format_tick)]
+    inside: list[str] = []
     if plot.has_diagonal:
         ends = [max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)]
         inside.append(axes.draw_line([(end, end) for end in ends], _LIMIT))
     for kind, tone in plot.kinds:
-        points = [point for dot, point in zip(plot.dots, positions, strict=True) if dot.kind == kind]
+        points = [(dot.x, dot.y) for dot in plot.dots if dot.kind == kind]
         fill = "none" if tone is Tone.QUIET else _TONE_COLORS[tone]
         inside.append(
             axes.dots(points, _DOT_SIZES[tone], f"fill: {fill}; stroke: {_TONE_COLORS[tone]}; stroke-width: 1.2")
         )
     return draw_picture(plot.title, name, around, inside)
-
-
-def _draw_columns(axes: Plot, plot: Scatter, names: list[str]) -> str:
-    if not names:
-        ticks = axes.x.choose_ticks(6, integer=plot.axis == "trial")
-        return axes.draw_columns(ticks, plot.axis, format_tick)
-    size = max(4, _NAMES_LENGTH // len(names))
-    return axes.draw_columns(range(len(names)), plot.axis, lambda value: shorten(str(names[round(value)]), size))
 
 
 def draw_curves(frame: Curves, name: str) -> str:

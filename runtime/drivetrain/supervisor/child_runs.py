@@ -1,0 +1,77 @@
+"""Trains several runs of one job one after the other: each is a child `drivetrain train --json`.
+
+All are trained from one copy of the job file and of the user's code, so that an edit in between changes no later run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.job import Job
+from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
+from drivetrain.job_spec.stored_spec import store_spec
+from drivetrain.plan import plan_table
+from drivetrain.supervisor import baseline_run
+from drivetrain.system import child_process, signals
+from drivetrain.system.files import parse_json
+from drivetrain.system.run_files import PLAN_FILE
+from drivetrain.system.signals import SignalForwarder
+
+PROGRAM = "drivetrain"
+"""The program of a child; tests start one of their own instead."""
+
+
+@dataclass(frozen=True)
+class ChildRuns:
+    """Trains runs of one job in one folder."""
+
+    source: SpecSource
+    """The job file, and the copy that all runs are trained from."""
+    runs: Path
+    options: Sequence[str]
+    """Options of `drivetrain train` for all runs."""
+    forward: SignalForwarder
+
+    def train(
+        self,
+        assignments: Sequence[str],
+        *options: str,
+        shown: Path | None = None,
+        baselines: bool = False,
+        wait: Callable[[subprocess.Popen[bytes]], int] = subprocess.Popen.wait,
+    ) -> tuple[int, Mapping[str, Any]]:
+        """Train or resume a run; returns its exit code, and what `train --json` says about it.
+
+        Args:
+            assignments: values that override the spec.
+            options: further options of `drivetrain train`.
+            shown: a run whose plan the command has shown.
+            baselines: whether simple models are fitted; all runs would fit the same ones.
+            wait: waits for the child.
+        """
+        sets = [word for assignment in assignments for word in ("--set", assignment)]
+        command = [sys.executable, "-m", PROGRAM, "train", child_process.format_path_argument(self.source.spec)]
+        command += [*sets, "--runs", str(self.runs), "--json", *self.options, *options]
+        environment = {COPY_VARIABLE: str(self.source.copy)}
+        environment |= {} if baselines else {baseline_run.SWITCH: "off"}
+        environment |= {plan_table.SHOWN_PLAN: str(shown / PLAN_FILE)} if shown else {}
+        with tempfile.TemporaryFile() as output:
+            code = child_process.run_child(command, environment, self.forward, wait=wait, output=output.fileno())
+            output.seek(0)
+            # A child that was killed has printed nothing.
+            return code, parse_json(output.read() or b"{}", dict)
+
+
+@contextlib.contextmanager
+def open_child_runs(source: SpecSource, job: Job, runs: Path, *options: str) -> Iterator[ChildRuns]:
+    """A block whose runs are trained from a copy of the job, with its defaults, in which signals reach the run."""
+    with tempfile.TemporaryDirectory(prefix="runs-") as scratch, signals.forward_signals() as forward:
+        store_spec(Path(scratch), job)
+        yield ChildRuns(source.copy_to(Path(scratch), job), runs, options, forward)

@@ -1,0 +1,64 @@
+"""`drivetrain sweep`: trains a job with the values that Optuna suggests, each in a run of its own, one after the other.
+
+`runs/NAME-sweep-001/` holds the spec (sweep.yaml), Optuna's journal, the run folders of the trials, and the best trial's job
+(best.yaml). The same command continues where a sweep was stopped or killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from drivetrain.errors import DeviceError, SpecError
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.supervisor import child_runs
+from drivetrain.system import signals
+from drivetrain.system.installation import INSTALL_SWEEP
+
+EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}}"
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The options of `drivetrain sweep`."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    runs: Path = Path("runs")
+    trials: int | None = None
+    """In place of `sweep.trials`."""
+    plain: bool = False
+    new: bool = False
+
+
+def sweep(request: SweepRequest) -> int:
+    """Train all trials that are not done; returns 0, or the exit code of what ended the sweep before.
+
+    Raises:
+        SpecError: if the job has no sweep, or Optuna refuses a range.
+        DeviceError: if Optuna is not installed.
+        CheckpointError: if the unfinished sweep had another spec, other data or other code.
+    """
+    signals.stop_early()
+    trials = [f"sweep.trials={request.trials}"] if request.trials is not None else []
+    source = SpecSource(request.spec, (*request.assignments, *trials)).read()
+    job = source.load()
+    if job.sweep is None:
+        raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
+    if find_spec("optuna") is None:
+        raise DeviceError(
+            "optuna is not installed here; it chooses a sweep's values", "the extra `sweep`", f"`{INSTALL_SWEEP}`"
+        )
+
+    # They import Optuna.
+    from drivetrain.supervisor import sweep_folder, sweep_trials
+
+    sweep_folder.check_ranges(source)
+    options = ["--if-unfinished", *(["--plain"] if request.plain else [])]
+    with (
+        sweep_folder.open_folder(request.runs, job, plain=request.plain, new=request.new) as folder,
+        child_runs.open_child_runs(source, folder.job, folder.path, *options) as children,
+    ):
+        return sweep_trials.SweepTrials(folder, children, request.assignments).train()

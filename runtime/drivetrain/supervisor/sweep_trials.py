@@ -1,0 +1,239 @@
+"""The trials of a sweep: Optuna's values, the run that trains them, and how it ended; the table and the best job at the end.
+
+The values of a trial are a function of the seed, its number and the finished trials, so a sweep that was killed ends as without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, Trial, TrialState
+from pydantic import JsonValue
+
+from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, Stopped
+from drivetrain.job import Job
+from drivetrain.job.custom import list_user_functions
+from drivetrain.job.formatting import format_value
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job.sweep import format_assignments
+from drivetrain.job.values import parse_duration
+from drivetrain.job_spec.load_job import load
+from drivetrain.job_spec.yaml_file import dump, put_value
+from drivetrain.report.record import describe_exit
+from drivetrain.storage.remote_address import is_remote
+from drivetrain.supervisor.child_runs import ChildRuns
+from drivetrain.supervisor.sweep_folder import SweepFolder, find_metric, suggest
+from drivetrain.system.console import say
+from drivetrain.system.files import write_text
+from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
+from drivetrain.system.run_records import parse_number, read_integer, read_mapping, read_number
+from drivetrain.tuning import run_length
+
+BEST = "best.yaml"
+TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
+"""Exit codes that the values of a trial can cause; after every other one the sweep ends too, and can continue."""
+WITHOUT_SWEEP = ("sweep=null", "checkpoint.copy_to=null")
+"""The names of trials begin again in each sweep, so copies in one place would meet."""
+POLL_SECONDS = 0.2
+"""Seconds between two looks at the metrics of the running trial."""
+
+
+class SweepTrials:
+    """The trials that one command trains."""
+
+    def __init__(self, folder: SweepFolder, children: ChildRuns, assignments: Sequence[str]) -> None:
+        """
+        Args:
+            assignments: values that override the spec in all trials.
+        """
+        assert folder.job.sweep is not None
+        self.folder, self.children, self.assignments = folder, children, assignments
+        self.study, self.job, self.spec = folder.study, folder.job, folder.job.sweep
+        self.metric = find_metric(self.job)
+        self.began_at = time.monotonic()
+
+    def train(self) -> int:
+        """Train until all trials are done, or something ends the sweep; returns the exit code."""
+        done = len(self.folder.list_finished())
+        progress = f"continues: {done} of {self.spec.trials} trials are done" if done else "starts"
+        say(f"sweep {self.folder.path} {progress}")
+        code = 0
+        while not code and len(self.folder.list_finished()) < self.spec.trials:
+            is_over = bool(self.children.forward.sent) or self._is_out_of_time()
+            code = Stopped.exit_code if is_over else self._train_trial()
+        has_best = self._report()
+        if code:
+            done = len(self.folder.list_finished())
+            say(f"sweep: {done} of {self.spec.trials} trials are done; run the same command to continue")
+        return code or (0 if has_best else 1)
+
+    def _is_out_of_time(self) -> bool:
+        limit = self.spec.max_time
+        is_over = limit is not None and time.monotonic() - self.began_at > parse_duration(limit)
+        if is_over:
+            say(f"sweep.max_time of {limit} has passed")
+        return is_over
+
+    def _begin_trial(self) -> tuple[Trial, dict[str, JsonValue]]:
+        """Begin the next trial, or continue the one that a kill ended; returns it, and its values by key."""
+        unfinished = next((trial for trial in self.study.trials if not trial.state.is_finished()), None)
+        trial = Trial(self.study, unfinished._trial_id) if unfinished else self.study.ask()
+        values: dict[str, JsonValue] = {}
+        for parameter in self.job.parameters:
+            # With a generator for each value, a trial that was killed between two of them gets the same ones.
+            digest = hashlib.sha256(f"{self.spec.seed} {trial.number} {parameter.key}".encode()).digest()
+            self.study.sampler = TPESampler(seed=int.from_bytes(digest[:4]))
+            values[parameter.key] = suggest(trial, parameter)
+        return trial, values
+
+    def _load(self, assignments: Sequence[str], runs: Sequence[Path]) -> tuple[Job, Sequence[str]]:
+        """Load the job of a trial; returns it, and its assignments with what the first of the runs has measured."""
+        job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
+        if size := run_length.pin_measured(job, runs):
+            assignments = [*assignments, *size]
+            job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
+        return job, assignments
+
+    def _train_trial(self) -> int:
+        """Train one trial to its end; returns 0 if it is recorded, the exit code otherwise."""
+        trial, values = self._begin_trial()
+        number = trial.number
+        say(f"trial {number} ({number + 1} of {self.spec.trials}): {_describe_values(values)}")
+        assignments: Sequence[str] = [*self.assignments, *format_assignments(values), f"name=trial{number}"]
+        try:
+            job, assignments = self._load(assignments, self.folder.list_runs()[:number])
+        except DrivetrainError as error:
+            return self._record(trial, "FAIL", reason=str(error).splitlines()[0])
+        watch = _TrialWatch(self.folder, trial, self.metric, job.train.epochs)
+        if watch.is_worse():  # by the rows of a killed attempt
+            return self._record(trial, "PRUNED")
+        assignments = [*assignments, *WITHOUT_SWEEP]
+        code, result = self.children.train(assignments, shown=self.folder.find_run(0), wait=watch.wait)
+        if watch.is_worse():
+            return self._record(trial, "PRUNED")
+        if code in TRIAL_FAILURES and not self.children.forward.sent:
+            return self._record(trial, "FAIL", reason=f"exit code {code}: {describe_exit(code)}")
+        if code:
+            return code
+        best = read_mapping(result, "best")
+        value = read_number(read_mapping(best, "metrics"), self.metric)
+        if value is None:
+            return self._record(trial, "FAIL", reason=f"{self.metric} is not a number")
+        if number == 0 and best.get("metric") != self.metric and not self.spec.metric:
+            say(
+                f"sweep: ranks trials by {self.metric}; the data let {best.get('metric')} choose the weights of each "
+                f"(sweep.metric: {best.get('metric')} ranks by it, too)"
+            )
+        return self._record(trial, "COMPLETE", value)
+
+    def _record(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> int:
+        """Record the end of a trial: COMPLETE with its value, PRUNED or FAIL."""
+        if reason:
+            trial.set_user_attr("reason", reason)
+        self.study.tell(trial, value, state=TrialState[state])
+        is_best = state == "COMPLETE" and self.study.best_trial.number == trial.number
+        say(f"{_describe_trial(self.study.trials[trial.number])}{', the best so far' if is_best else ''}")
+        return 0
+
+    def _report(self) -> bool:
+        """Print a table, and write the job of the best trial; returns whether there is one."""
+        trials = self.folder.list_finished()
+        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+        sign = 1 if self.study.direction.name == "MINIMIZE" else -1
+        done.sort(key=lambda trial: sign * (trial.value or 0.0))
+        for trial in (*done, *(trial for trial in trials if trial.state != TrialState.COMPLETE)):
+            say(f"  {_describe_trial(trial)}  {_describe_values(trial.params)}")
+        if not done:
+            say(f"sweep: none of {len(trials)} trials is done")
+            return False
+        values = {parameter.key: suggest(done[0], parameter) for parameter in self.job.parameters}
+        best, changes = self._load([*self.assignments, *format_assignments(values)], self.folder.list_runs())
+        options = [word for assignment in changes for word in ("--set", assignment)]
+        command = shlex.join(["drivetrain", "train", str(self.children.source.spec), *options])
+        path = _write_best(self.folder.path / BEST, best, done[0].number)
+        say(f"sweep: the best is trial {done[0].number}{f', its job is {path}' if path else ''}; {command}")
+        return True
+
+
+def _describe_values(values: Mapping[str, JsonValue]) -> str:
+    return ", ".join(f"{key} {format_value(value)}" for key, value in values.items())
+
+
+def _describe_trial(trial: FrozenTrial) -> str:
+    """How a finished trial ended."""
+    epochs = len(trial.intermediate_values)
+    endings = {
+        TrialState.FAIL: f" failed: {trial.user_attrs.get('reason')}",
+        TrialState.PRUNED: f": ended early after epoch {epochs}, worse than the median of the finished trials",
+        TrialState.COMPLETE: f": {format_value(trial.value)}",
+    }
+    return f"trial {trial.number}{endings[trial.state]}"
+
+
+class _TrialWatch:
+    """Reports the metric of each epoch of a running trial to Optuna, and ends a trial that is worse than most."""
+
+    def __init__(self, folder: SweepFolder, trial: Trial, metric: str, epochs: int) -> None:
+        self.folder, self.trial, self.metric, self.epochs = folder, trial, metric, epochs
+        self.tail: JsonLinesTail | None = None
+        self.last_epoch = -1
+        """The last epoch that was read."""
+        self.is_ended = False
+
+    def is_worse(self) -> bool:
+        """Report the epochs since the last call; returns whether the trial is to be ended, or was."""
+        if self.tail is None and (run := self.folder.find_run(self.trial.number)):
+            self.tail = JsonLinesTail(RunFiles(run), METRICS_FILE)
+        # A resumed run writes the file again, with the same rows up to its checkpoint.
+        for row in self.tail.read()[0] if self.tail and not self.is_ended else ():
+            epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
+            if epoch is not None and value is not None and epoch > self.last_epoch:
+                self.last_epoch = epoch
+                with warnings.catch_warnings(action="ignore"):  # of an epoch that is in the journal already
+                    self.trial.report(value, epoch)
+                if epoch + 1 < self.epochs and self.trial.should_prune():
+                    self.is_ended = True
+                    break
+        return self.is_ended
+
+    def wait(self, child: subprocess.Popen[bytes]) -> int:
+        """Wait for the run of the trial, and stop it once it is worse than most."""
+        while True:
+            try:
+                return child.wait(POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if not self.is_ended and self.is_worse():
+                    child.send_signal(signal.SIGTERM)
+
+
+def _write_best(path: Path, best: Job, number: int) -> str:
+    """Write the job of the best trial; returns the path, or nothing if no file can stand there.
+
+    Code of the user is imported from the folder of the job file alone, so such a job has no second place.
+    """
+    if list(list_user_functions(best)):
+        return ""
+    document = best.document
+    for key, text in (*best.data_paths(), *best.model_paths()):
+        resolved = best.resolve(text)
+        elsewhere = is_on_hub(text) or is_remote(text) or Path(os.path.expanduser(text)).is_absolute()
+        if not elsewhere and resolved.exists():
+            put_value(document, key, os.path.relpath(os.path.abspath(resolved), os.path.abspath(path.parent)), "")
+    del document.data["sweep"]
+    write_text(path, f"# Trial {number} of the sweep in this folder, the best one.\n{dump(document.data)}")
+    try:
+        load(path)
+    except DrivetrainError:
+        path.unlink()
+        return ""
+    return str(path)
