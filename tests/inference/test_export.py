@@ -204,7 +204,7 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "resnet50" else name for name in NETWORKS]
 )
 def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
-    from drivetrain.inference import dummy_inputs
+    from drivetrain.models import dummy_inputs
 
     build, preprocessing = NETWORKS[name]
     torch.manual_seed(0)

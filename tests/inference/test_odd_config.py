@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shutil
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from drivetrain.data import load_data
-from drivetrain.errors import CheckpointError, DataError
+from drivetrain.errors import CheckpointError, DataError, SpecError
 from drivetrain.inference import predictions
 from drivetrain.models import forward, saved_model
+from drivetrain.models.build import build
 from drivetrain.pretrained.model_config import CONFIG
+from tests.models.followed_weights import follow
 from tests.task_cases import CASES, train_case
 
 ODD_VALUES = {"null": None, "text": "odd", "list": [[1], 2], "number": 7.5, "nested": {"odd": {"x": 1}}, "truth": True}
@@ -29,7 +32,7 @@ KINDS: dict[str, Any] = {
     "truth": bool,
 }
 FREE = ("drivetrain", "trained", "arguments")
-"""Keys whose values are not used for the data; those of the network are checked when it is built."""
+"""Keys whose values are not used for the data; the network's are below."""
 
 
 def list_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -92,3 +95,44 @@ def test_an_odd_value_is_named_or_changes_nothing(tmp_path: Path, name: str) -> 
             wrong.append(f"{change}: {error}")
     assert not wrong
     assert refused > 200
+
+
+def change_arguments(arguments: dict[str, Any]) -> Iterator[tuple[str, bool, dict[str, Any]]]:
+    """The arguments without a value, or with an odd one, and whether that is of the same type."""
+    for path in list_paths(arguments):
+        for name, odd in {"drop": None, **ODD_VALUES, "zero": 0, "minus": -1, "endless": (1 << 32) + 1}.items():
+            changed = copy.deepcopy(arguments)
+            parent: Any = changed
+            for key in path[:-1]:
+                parent = parent[key]
+            # Of the configuration of a library the types are not known.
+            is_same = type(odd) is type(parent[path[-1]]) or (isinstance(odd, int) and path[0] == "config")
+            is_same |= isinstance(odd, int | float) and isinstance(parent[path[-1]], float) and odd is not True
+            parent[path[-1]] = odd
+            if name == "drop":
+                del parent[path[-1]]
+            yield f"{'.'.join(map(str, path))}: {name}", is_same, changed
+
+
+@pytest.mark.parametrize(
+    "name", ["series", "tabm", "image arrays", pytest.param("one text head", marks=pytest.mark.slow)]
+)
+def test_an_odd_argument_of_the_network_is_named(tmp_path: Path, name: str) -> None:
+    """A value of the right type was a traceback in the middle of the first batch, or one without end."""
+    case = CASES[name]
+    train_case(case, tmp_path)
+    model, data = tmp_path / "run" / "model", tmp_path / f"held{case.suffix}"
+    config, expected = json.loads((model / CONFIG).read_text()), predict(model, data)
+    job = follow(tmp_path, case)
+    dataset, refused, wrong = load_data.load(job), 0, []
+    for change, is_same_type, changed in change_arguments(config["arguments"]):
+        (model / CONFIG).write_text(json.dumps(config | {"arguments": changed}))
+        with contextlib.suppress(SpecError):
+            build(job, dataset)
+        try:
+            wrong += [] if predict(model, data) == expected or is_same_type else [change]
+        except CheckpointError as error:
+            wrong += [] if CONFIG in error.given else [f"{change}: {error}"]
+            refused += 1
+    assert not wrong
+    assert refused > 50

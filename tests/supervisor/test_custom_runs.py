@@ -15,10 +15,10 @@ from drivetrain.data import load_data
 from drivetrain.data.custom import user_code
 from drivetrain.data.load_data import load
 from drivetrain.errors import CheckpointError, DataError, SpecError
-from drivetrain.inference import dummy_inputs, predictions
+from drivetrain.inference import predictions
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.models import code_consent, forward, saved_model
+from drivetrain.models import code_consent, dummy_inputs, forward, saved_model
 from drivetrain.system.files import hash_file, write_json
 from tests.messages import omits, saying, says, says_only
 from tests.own_job import DATA, LOSS, MODEL, write_job

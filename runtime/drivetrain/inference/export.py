@@ -102,7 +102,7 @@ def _check_packages() -> None:
 
 def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
     """An example for the export, the batches for the comparison, of two sizes, and what they are."""
-    from drivetrain.inference import dummy_inputs
+    from drivetrain.models import dummy_inputs
 
     def random_inputs(count: int) -> Inputs:
         return dummy_inputs.make_inputs(trained.preprocessing, count, seed=count)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from drivetrain.data.dataset import Dataset, Head, head_from_json
 from drivetrain.data.notes import list_names
-from drivetrain.errors import DrivetrainError, SpecError
+from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.models import safetensors_file
-from drivetrain.models.builders import BUILDERS, limit_size
+from drivetrain.models.builders import BUILDERS
+from drivetrain.models.described_network import build_described
 from drivetrain.models.networks import cnn, tabm
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 
@@ -46,19 +47,14 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
     Raises:
         SpecError: if the weights cannot be read or do not fit the network.
     """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            build_described(earlier.folder, earlier.builder, earlier.arguments, earlier.preprocessing)
+    except CheckpointError as error:
+        earlier.refuse(error.given, error.possible, error.action)
     counts = {name: its_head.outputs for name, its_head in dataset.heads.items()}
     arguments = _set_output_counts(_resize_arguments(job, earlier, dataset), counts)
-    try:
-        with limit_size(earlier.folder / WEIGHTS):
-            network = BUILDERS[earlier.builder](**arguments)
-    except DrivetrainError:
-        raise
-    except Exception as error:  # an edited config.json can make a builder raise anything
-        earlier.refuse(
-            f"{earlier.folder}: the network cannot be built: {type(error).__name__}: {error}",
-            "a model folder as written at the end of training",
-            "copy the folder again, or use the version of drivetrain that wrote it",
-        )
+    network = BUILDERS[earlier.builder](**arguments)
     earlier_heads = {row["name"]: head_from_json(row) for row in earlier.heads}
     new_heads = [name for name, ours in dataset.heads.items() if not _predicts_same(ours, earlier_heads.get(name))]
     tensors_by_head = _list_tensors_by_head(earlier.builder, arguments)

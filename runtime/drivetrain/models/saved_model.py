@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from drivetrain.data.dataset import Head, head_from_json
 from drivetrain.data.notes import list_names
-from drivetrain.errors import CheckpointError, DrivetrainError
+from drivetrain.errors import CheckpointError
 from drivetrain.models import safetensors_file
-from drivetrain.models.builders import BUILDERS, limit_size
+from drivetrain.models.described_network import build_described
 from drivetrain.models.networks import user_network
 from drivetrain.pretrained.earlier_run import POSSIBLE, WEIGHTS, model_folder
 from drivetrain.pretrained.model_config import CONFIG, FORMAT, read_config
@@ -134,15 +134,7 @@ def _build_network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Mo
         return _build_from_user_code(folder, config, consent)
     if config["builder"] == "python":
         _refuse(folder, "the network was passed in by a Python program, and only that program can build it")
-    if config["builder"] not in BUILDERS:
-        _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
-    try:
-        with limit_size(folder / WEIGHTS):
-            return BUILDERS[config["builder"]](**config["arguments"])
-    except DrivetrainError:
-        raise
-    except Exception as error:  # an edited config.json can make a builder raise anything
-        _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
+    return build_described(folder, config["builder"], config["arguments"], config["preprocessing"])
 
 
 def _build_from_user_code(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from drivetrain.errors import CheckpointError
 from drivetrain.job.data import Fit
@@ -227,10 +237,22 @@ _Data: TypeAlias = Annotated[
 ]
 
 
+def _check_sizes(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Refuse numbers for which torch's layers, which count in 32 bits, compute something else or without end."""
+    values: list[JsonValue] = [arguments]
+    while values:
+        value = values.pop()
+        if isinstance(value, int) and abs(value) >> 31:
+            raise ValueError(f"{value} is too large")
+        if isinstance(value, dict | list):
+            values += value.values() if isinstance(value, dict) else value
+    return arguments
+
+
 class _Config(_Stored):
     task: str
     builder: str
-    arguments: dict[str, JsonValue]
+    arguments: Annotated[dict[str, JsonValue], AfterValidator(_check_sizes)]
     heads: Annotated[list[_Head], Field(min_length=1)]
     preprocessing: _Data
     trained: dict[str, str | float | None]
@@ -281,7 +303,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         _Config.model_validate(config)
     except ValidationError as error:
-        raise config_error(folder, _describe(error)) from None
+        raise config_error(folder, describe_problem(error)) from None
     return config
 
 
@@ -294,10 +316,10 @@ def config_error(folder: Path, wrong: str) -> CheckpointError:
     )
 
 
-def _describe(error: ValidationError) -> str:
-    """The first wrong key and what is wrong with it."""
+def describe_problem(error: ValidationError, *above: str) -> str:
+    """Describe the first wrong key, below the keys `above`, and what is wrong with it."""
     details: Mapping[str, Any] = error.errors(include_url=False)[0]
-    key, given = ".".join(map(str, details["loc"])), repr(details["input"])
+    key, given = ".".join(map(str, (*above, *details["loc"]))), repr(details["input"])
     if details["type"] == "missing":
         return f"has no {key}"
     if details["type"] == "value_error":

@@ -19,9 +19,9 @@ from drivetrain.data.text import tokenizer
 from drivetrain.data.text.encoded import Encoded, Ragged, SpecialTokens, Template
 from drivetrain.data.text.split import TextSplit
 from drivetrain.errors import DataError, SpecError
-from drivetrain.inference import dummy_inputs, onnx_file, predictions
+from drivetrain.inference import onnx_file, predictions
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.models import frozen_split, saved_model
+from drivetrain.models import dummy_inputs, frozen_split, saved_model
 from drivetrain.models.networks.text_encoder import TextNetwork
 from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training.run import Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -181,7 +182,7 @@ def build(
     image_size: int,
     width: int | None = None,
     dropout: float = 0.0,
-    stem: str = "auto",
+    stem: Literal["auto", "small", "large"] = "auto",
 ) -> nn.Module:
     """Build a network by its name. Arguments are plain values, which `model/` stores to build the network again."""
     if name == "small-cnn":

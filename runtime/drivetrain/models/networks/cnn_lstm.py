@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from drivetrain.models.frozen_split import FrozenSplit, count_leading_frozen
@@ -24,7 +25,7 @@ class CnnLstm(nn.Module):
         outputs: int,
         cnn_channels: Sequence[int] = (64, 64),
         kernel: int = 5,
-        pool: int = 2,
+        pool: PositiveInt = 2,
         lstm_hidden: int = 128,
         lstm_layers: int = 1,
         bidirectional: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,14 +88,16 @@ def build_untrained(config: Mapping[str, Any]) -> nn.Module:
         return transformers.AutoModel.from_config(built, trust_remote_code=False)  # type: ignore[no-any-return]
 
 
-def build(*, config: Mapping[str, object], classes: int, width: int, pooling: str, dropout: float) -> nn.Module:
+def build(
+    *, config: Mapping[str, object], classes: int, width: int, pooling: Literal["cls", "pooled"], dropout: float
+) -> nn.Module:
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:
         config: configuration of the backbone, as in the config.json of transformers.
         classes: number of outputs.
         width: length of the feature vector.
-        pooling: `cls` or `pooled`.
+        pooling: how an image's vector is made.
         dropout: rate before the classifier.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ class TabM(EmbeddedColumns):
         numbers: int,
         categories: Sequence[int],
         outputs: int,
-        kind: str,
+        kind: Literal["numbers", "labels", "classes"],
         members: int,
         hidden: Sequence[int],
         embedding: int,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Inputs, find_known_lengths
+from drivetrain.job.text import Pooling
 from drivetrain.models import packed_attention
 from drivetrain.models.frozen_split import FrozenSplit
 from drivetrain.models.networks import bert
@@ -241,13 +242,13 @@ class UpperLayers:
         return self.network.outputs(self.network.pooled(hidden, mask))
 
 
-def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
+def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: Pooling, dropout: float) -> nn.Module:
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:
         config: configuration of the encoder, as in the config.json of transformers.
         outputs: number of classes by head name.
-        pooling: `cls`, `mean` or `max`.
+        pooling: how a text's vector is made.
         dropout: rate before the outputs.
 
     Raises:
