@@ -152,7 +152,7 @@ def measure_in_copy(name: str, limit: int, options: argparse.Namespace) -> dict[
 @cache
 def import_once() -> None:
     """Import what the rows of a trial need. No thread may be begun here: a copied process would wait for it."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "DRIVETRAIN_CALIBRATION": "off"}
+    os.environ["OMP_NUM_THREADS"] = "1"
     for module in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)

@@ -21,8 +21,8 @@ os.environ.setdefault(SHOWN, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 if "PYTEST_XDIST_WORKER" in os.environ:  # two workers with two threads each would wait for each other on two CPUs
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Plans of tests do not depend on how fast this machine was at the moment; tests of the calibration switch it on.
-os.environ["DRIVETRAIN_CALIBRATION"] = "off"
+# Plans of tests do not depend on whether this CPU has bf16 instructions, and how fast they are at the moment.
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
 # Hundreds of tests train; those of the baselines switch them on.
 os.environ["DRIVETRAIN_BASELINES"] = "off"
 

@@ -76,7 +76,6 @@ SLOW = frozenset(
         "training/test_recorded_inputs",
         "training/test_run",
         "tuning/bench/test_bench",
-        "tuning/calibration/test_calibrate",
         "tuning/memory/test_micro_batch",
         "tuning/memory/test_profile",
         "tuning/test_batch_size",

@@ -172,18 +172,13 @@ def test_compose_up_with_a_bad_spec(project: Path) -> None:
 def test_a_quota_gives_one_thread_and_is_recorded(container: Run, tmp_path: Path) -> None:
     """The plan keeps within half a CPU; what the kernel holds back all the same is in the run's telemetry.
 
-    Which precision pays is up to the processor. That something held the probes back is said; beside other tests it can be those,
-    and the shares of both are tested with `Calibration.disturbance`.
+    Which precision pays is up to the processor.
     """
     tmp_path.chmod(0o777)
     options = ("--cpus=0.5", "-v", f"{ROOT}/jobs:/workspace/jobs:ro", "-v", f"{tmp_path}:/workspace/runs")
     done = container("train", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "name=quota", options=options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"cpu: 1 thread, (fp32|bf16), oneDNN .*, libiomp5", done.stdout)
-    assert re.search(
-        r"calibrate: \d+ comparisons? in .* s; (the CPU quota was used up for|other processes took) \d+% of the",
-        done.stdout,
-    )
     rows = [json.loads(line) for line in (tmp_path / "quota-001" / "telemetry.jsonl").read_text().splitlines()]
     throttled_seconds = [row["throttled_seconds"] for row in rows]
     assert throttled_seconds == sorted(throttled_seconds)

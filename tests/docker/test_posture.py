@@ -131,7 +131,6 @@ def test_what_is_published_and_mounted(cpu_image: str, word: str) -> None:
 COMMANDS = {
     "baseline": "baseline jobs/digits.yaml",
     "bench": "bench jobs/digits.yaml --output posture",
-    "calibrate": "calibrate",
     "compare": "compare runs runs",
     "convert": "convert Makefile",
     "evaluate": "evaluate runs --output jobs/posture",

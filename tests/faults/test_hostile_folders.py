@@ -34,7 +34,6 @@ OURS = ("python", "python3", "git", "docker", "nvidia-smi", "nvidia-ctk", "sh", 
 NEVER = {
     "schema": "prints a constant",
     "completion": "prints a constant",
-    "calibrate": "reads neither a job nor a run",
     "sample": "reads neither a job nor a run",
     "launch": "tests/docker/test_hostile_job.py",
 }

@@ -40,7 +40,7 @@ def read_machine(name: str = "vm-2core-cgroup1") -> Hardware:
 # Per machine: image, precision, compile, threads follow from shared facts on chips and drivers.
 TABLE = {
     "codespace-2core-cgroup2": ("cpu", "fp32"),
-    "vm-2core-cgroup1": ("cpu", "fp32"),
+    "vm-2core-cgroup1": ("cpu", "bf16"),
     "laptop": ("cpu", "fp32"),
     "gtx960": ("legacy", "fp32"),
     "gtx1080": ("legacy", "fp32"),

@@ -60,7 +60,9 @@ def make_tuner(
     job, dataset = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, dataset)
     workload = inspection.inspect_workload(dataset, network.module)
-    job_plan, signals = plan.resolve(job, machine, workload), tiny.QuietSignals()
+    # The tuner itself measures what the check of short runs would have decided.
+    job_plan = plan.resolve(job, machine, workload).with_values({"precision": "fp32"})
+    signals = tiny.QuietSignals()
 
     class Tuned(tune.Tuner):
         def build(self, variant_plan: plan.Plan) -> Any:

@@ -207,13 +207,6 @@ def _add_measuring(add: Add) -> None:
         "--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)"
     )
     command.add_switch("--json", "print JSON instead of a table")
-    command = add(
-        "calibrate",
-        "measure once what settings depend on here: number formats, layouts, threads, libraries (some seconds; by itself "
-        "before the first training)",
-    )
-    command.add_switch("--again", "measure again, even if a calibration is kept")
-    command.add_switch("--json", "print JSON instead of tables")
 
 
 def _add_look(add: Add) -> None:

@@ -79,11 +79,10 @@ def validate(options: argparse.Namespace) -> int:
 
 def facts(options: argparse.Namespace) -> int:
     """Show what this container may use."""
-    from drivetrain.hardware.calibration_file import add_calibration
     from drivetrain.hardware.detect import detect
     from drivetrain.hardware.facts_table import render_facts
 
-    machine = add_calibration(detect(Path("runs")))
+    machine = detect(Path("runs"))
     if options.json:
         say_json(machine.to_json())
     else:
@@ -93,7 +92,7 @@ def facts(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Show every decision."""
-    from drivetrain.hardware import calibration_file, facts, gpu_selection
+    from drivetrain.hardware import facts, gpu_selection
     from drivetrain.hardware.detect import detect
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.launch import expected_container
@@ -108,10 +107,8 @@ def plan(options: argparse.Namespace) -> int:
     )
     if not options.hardware:
         machine, container_note = expected_container.expect_hardware(machine, job)
-        machine = calibration_file.add_calibration(machine)
-        calibration_note = calibration_file.describe_missing(machine, elsewhere=bool(container_note))
-        for note in filter(None, (container_note, calibration_note)):
-            show(note)
+        if container_note:
+            show(container_note)
     measured = {} if options.hardware else evidence.load_process_settings(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
     if options.json:
@@ -188,13 +185,6 @@ def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
         if (value := getattr(options, name, None)) is not None:
             flags += [f"--{name}", str(value)]
     return tuple(flags)
-
-
-def calibrate(options: argparse.Namespace) -> int:
-    """Measure this machine once."""
-    from drivetrain.cli import calibration_table
-
-    return calibration_table.show(as_json=options.json, measure_again=options.again)
 
 
 def watch(options: argparse.Namespace) -> int:

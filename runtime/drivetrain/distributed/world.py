@@ -105,5 +105,5 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
 
 
 def share_hardware(hardware: Hardware, placement: Placement | None) -> Hardware:
-    """The machine as one of several supervisors sees it: shared, and without this machine's own calibration."""
-    return replace(hardware, shared_by=placement.local_supervisors, calibration=None) if placement else hardware
+    """The machine as one of several supervisors sees it: shared."""
+    return replace(hardware, shared_by=placement.local_supervisors) if placement else hardware

@@ -12,7 +12,6 @@ from types import UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from drivetrain.errors import SpecError, nearest
-from drivetrain.hardware.calibration import Calibration
 from drivetrain.system.files import parse_json
 
 Kind = TypeVar("Kind")
@@ -155,8 +154,6 @@ class Hardware:
     """Names of values that were assumed, not read (recorded machines only)."""
     system: str = "Linux"
     """The kernel: Linux, or Darwin on a Mac without a container."""
-    calibration: Calibration | None = None
-    """What `drivetrain calibrate` measured on this machine; None before."""
     wsl2: bool = False
     """Whether Windows lends the GPU to this Linux (WSL2), whose driver moves memory to the host before any runs out."""
     shared_by: int = 1
@@ -170,7 +167,7 @@ class Hardware:
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, from which `from_json` restores the object; rare facts only where they hold."""
         values = asdict(self)
-        for name, usual in (("wsl2", False), ("shared_by", 1), ("calibration", None)):
+        for name, usual in (("wsl2", False), ("shared_by", 1)):
             if values[name] == usual:
                 del values[name]
         return values

@@ -257,8 +257,8 @@ def optimize_model() -> type[BaseModel]:
         Field(
             "auto",
             description="measure competing values before training: "
-            "auto spends up to 2 % of a run of five minutes or more, full always measures, off does neither that nor "
-            "use the calibration of the machine",
+            "auto spends up to 2 % of a run of five minutes or more, full always measures, off never; "
+            "in shorter runs auto compares the first steps in a short number format with fp32",
         ),
     )
     return create_model("Optimize", __base__=Spec, measure=measure, **fields)

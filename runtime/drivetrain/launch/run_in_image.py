@@ -62,7 +62,6 @@ COMMANDS = (
     "sample",
     "convert",
     "init",
-    "calibrate",
 )
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")

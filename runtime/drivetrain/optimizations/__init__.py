@@ -19,7 +19,6 @@ and what of these it needs:
     QUICK = True                                        has it measured in short runs, too
     REFUSES_OFF = True                                  if OFF can be impossible, too: `refuse` is then asked about it
     REDRAWS = True                                      if it changes the random numbers of dropout
-    select_probes(job, hardware, workload) -> probes    those of `hardware.calibration` that are nearest to the network
 
 Their types are in the folder `interface`. `run` is an AssembledRun: the part of `drivetrain.training.run.Run` that an
 optimization may read and change.
@@ -35,7 +34,6 @@ from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
-from drivetrain.hardware.calibration import Probe
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
@@ -49,7 +47,6 @@ __all__ = [
     "Hardware",
     "Job",
     "Optimization",
-    "Probe",
     "Stage",
     "Value",
     "Workload",
@@ -83,8 +80,6 @@ class Optimization:
     """The effective value in a process that is already running; only for libraries that `environment` preloads."""
     needs: str | None
     """The optimization without which it has no effect."""
-    select_probes: Callable[[Job, Hardware, Workload | None], tuple[Probe, ...]]
-    """The probes of the machine's calibration that predict its values for this network; none if it is not probed."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
     quick: bool
@@ -141,7 +136,6 @@ def _read_module(module: ModuleType) -> Optimization:
         lacks=getattr(module, "lacks", default_lacks),
         read_preloaded=getattr(module, "read_preloaded", None),
         needs=getattr(module, "NEEDS", None),
-        select_probes=getattr(module, "select_probes", lambda job, hardware, workload: ()),
         redraws=getattr(module, "REDRAWS", False),
         quick=getattr(module, "QUICK", False),
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
-from drivetrain.optimizations.interface import similar_work
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.EXACT
@@ -42,11 +41,6 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     if value == OFF or not hardware.libraries.tcmalloc:
         return {}
     return {"LD_PRELOAD": hardware.libraries.tcmalloc, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """Networks of the job's kind, in processes with this allocator and with the C library's."""
-    return similar_work.for_any_size(job, hardware, "allocator")
 
 
 def effective(run: AssembledRun) -> Value:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from drivetrain.hardware.calibration import Probe
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
-from drivetrain.optimizations.interface import similar_work
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
@@ -55,13 +53,6 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     """The values to measure, if there are convolutions: up to 1.5x faster, sometimes slower."""
     possible = refuse(job, hardware, workload, True) is None
     return [True, OFF] if possible else [OFF]
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """The layout of a convolutional network, in the number format of the job."""
-    precision = job.optimize.get("precision", "auto")
-    setting = "" if precision in ("auto", "fp32") else f"precision={precision}"
-    return similar_work.nearest(job, hardware, workload, "channels_last", setting)
 
 
 def apply(run: AssembledRun, value: Value) -> None:

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from drivetrain.distributed import world
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
-from drivetrain.optimizations.interface import similar_work
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING
@@ -66,12 +65,6 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
         return {}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     return dict.fromkeys(names, str(value))
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """Networks of the job's kind; none if other processes were at work when the machine was calibrated."""
-    busy = hardware.calibration is None or hardware.calibration.is_busy
-    return () if busy else similar_work.for_any_size(job, hardware, "cpu_threads")
 
 
 def apply(run: AssembledRun, value: Value) -> None:

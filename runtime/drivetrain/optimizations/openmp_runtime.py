@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
-from drivetrain.optimizations.interface import similar_work
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING
@@ -52,11 +51,6 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     """Preload one runtime for all libraries of the process; both read KMP_BLOCKTIME, in milliseconds."""
     path = _path(hardware, value)
     return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """Networks of the job's kind, in processes with this runtime and with torch's own."""
-    return similar_work.for_any_size(job, hardware, "openmp_runtime")
 
 
 def effective(run: AssembledRun) -> Value:

@@ -7,7 +7,7 @@ inside recurrent and attention kernels, stays torch's.
 
 from __future__ import annotations
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
@@ -35,12 +35,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if workload is not None and not {"Dropout", "DropoutFromBits"} & set(workload.layers):
         return "the network has no dropout layer"
     return None
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """Dropout of one large tensor; small ones are torch's in any case."""
-    probes = hardware.calibration.find_nearest("packed_dropout", "dropout", 0) if hardware.calibration else ()
-    return probes if workload is None or workload.has("Dropout") else ()
 
 
 def apply(run: AssembledRun, value: Value) -> None:

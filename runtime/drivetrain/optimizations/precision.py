@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from drivetrain.distributed import world
 from drivetrain.hardware.facts import Gpu
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Probe, Stage, Value, Workload
-from drivetrain.optimizations.interface import similar_work
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
 
 STAGE = Stage.STEP
 EFFECT = Effect.ROUNDING
@@ -28,10 +28,17 @@ def tensor_cores(gpu: Gpu) -> bool:
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """bf16 from capability 8.0 on, fp16 on the first tensor cores, fp32 elsewhere and on CPUs."""
+    """bf16 from capability 8.0 on, fp16 on the first tensor cores; on CPUs bf16 for classes if an x86 chip has instructions
+    for it, and its first steps can be compared with fp32; else fp32.
+    """
     gpu = hardware.gpu
     if gpu is None:
-        return Choice("fp32", _reason_on_cpu(hardware))
+        obstacle = _explain_fp32_on_cpu(job, hardware, workload)
+        return (
+            Choice("fp32", obstacle)
+            if obstacle
+            else Choice("bf16", "this CPU has bf16 instructions; fp32 if the first steps differ or are not faster")
+        )
     chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
     if gpu.capability >= (8, 0):
         return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for operations that stay in fp32")
@@ -42,17 +49,18 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice("fp32", f"{chip} has no tensor cores")
 
 
-def _reason_on_cpu(hardware: Hardware) -> str:
-    flags = [flag for flag in ("bf16", "i8mm", "sve") if flag in hardware.cpu.flags]
-    if hardware.cpu.architecture != "aarch64":
-        return "often slower on CPUs; lower precision is used only if measured faster or requested"
-    if "bf16" not in flags:
-        return "this Arm CPU has no bf16 instructions"
-    # pytorch issues 180447 and 191316: some releases compute bf16 products on Arm up to a hundred times slower.
-    return (
-        f"this Arm CPU has {', '.join(flags)}, but some releases of torch are slow in bf16 on Arm; used only if measured "
-        "faster or requested"
-    )
+def _explain_fp32_on_cpu(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
+    """Why bf16 is not used by itself on this CPU; None if it is."""
+    if obstacle := _refuse_cpu(hardware, "bf16"):
+        return obstacle
+    if hardware.cpu.architecture == "aarch64":
+        # pytorch issues 180447 and 191316: some releases compute bf16 products on Arm up to a hundred times slower.
+        return "some releases of torch are slow in bf16 on Arm; used only if measured faster or requested"
+    if job.task.endswith("-regression") if workload is None else workload.numeric:
+        return "numbers are predicted, in which rounding shows; used only if requested"
+    if job.optimize.get("measure") == "off" or not world.seems_alone(job, hardware):
+        return "bf16 is used on CPUs only if its first steps are compared with fp32: with one process, and not with measure: off"
+    return None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -83,8 +91,8 @@ def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: fp32 and every shorter format that is possible."""
-    return formats(hardware)
+    """The values to measure: fp32 and every shorter format that is possible; on a CPU none where numbers are predicted."""
+    return [OFF] if hardware.gpu is None and workload and workload.numeric else formats(hardware)
 
 
 def formats(hardware: Hardware) -> list[Value]:
@@ -94,21 +102,6 @@ def formats(hardware: Hardware) -> list[Value]:
     return [
         value for value in ("fp32", "tf32", "bf16", "fp16") if value == OFF or _refuse_gpu(hardware.gpu, value) is None
     ]
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """A network of the same kind, in the layout that the job does not turn off; none where numbers are predicted: a probe
-    says how fast a format is, not what it costs there.
-    """
-    if workload is not None and workload.numeric:
-        return ()
-    requested = job.optimize.get("channels_last", "auto")
-    laid = (
-        similar_work.nearest(job, hardware, workload, "precision", "channels_last=true")
-        if requested is not False
-        else ()
-    )
-    return laid or similar_work.nearest(job, hardware, workload, "precision")
 
 
 def apply(run: AssembledRun, value: Value) -> None:

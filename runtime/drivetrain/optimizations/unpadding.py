@@ -21,7 +21,6 @@ from drivetrain.optimizations import (
     Effect,
     Hardware,
     Job,
-    Probe,
     Stage,
     Value,
     Workload,
@@ -32,7 +31,6 @@ from drivetrain.optimizations import (
     pick_requested,
     precision,
 )
-from drivetrain.optimizations.interface import similar_work
 from drivetrain.system.units import format_bytes
 
 STAGE = Stage.STEP
@@ -171,15 +169,6 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     if hardware.gpu is not None and default != OFF:
         return [default, OFF]
     return [PACKED, PART_TOKENS] if default == PACKED else [default]
-
-
-def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
-    """One encoder layer over a batch of short texts, in the number format of the job."""
-    if hardware.calibration is None:
-        return ()
-    precision = job.optimize.get("precision", "auto")
-    setting = "" if precision in ("auto", "fp32") else f"precision={precision}"
-    return hardware.calibration.find_nearest("unpadding", "texts", similar_work.size(workload), setting)
 
 
 def apply(run: AssembledRun, value: Value) -> None:

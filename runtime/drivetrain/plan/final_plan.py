@@ -10,7 +10,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan import LEARNED, OPEN, Decision, Plan, format_value, resolve
+from drivetrain.plan.plan import CHOICE, LEARNED, Decision, Plan, format_value, resolve
 from drivetrain.system.console import Detail
 
 
@@ -60,7 +60,7 @@ def refine(
     values = {
         row.name: row.value
         for row in stored.decisions
-        if not row.provisional and row.source != "job" and not (row.source in OPEN and row.name in measurements)
+        if not row.provisional and row.source != "job" and not (row.source == CHOICE and row.name in measurements)
     }
     is_plain = all(row.source == "plain" for row in stored.decisions)
     new_plan = resolve(job, machine, workload, plain=is_plain, replay=values, measured=measured)

@@ -1,6 +1,6 @@
 """The plan: every decision with value, source, reason, effect and evidence, made once before the first step.
 
-Precedence: job > measured > calibrated > the optimization's default. A value that the job requests and that is not possible is
+Precedence: job > measured > the optimization's default. A value that the job requests and that is not possible is
 an error; a preference of ours that is not possible is a row in the plan.
 """
 
@@ -18,15 +18,14 @@ from drivetrain.hardware.facts import EMULATION, NO_MPS, Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import Choice, Optimization, Value
-from drivetrain.plan.calibrated import judge_by_calibration
 from drivetrain.plan.chip_profiles import find_profile
 from drivetrain.plan.evidence import Measurement
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import PLAN_FILE, RunFiles, damaged_error
 from drivetrain.system.units import format_bytes, parse_bytes
 
-OPEN = ("choice", "calibrated")
-"""Sources of decisions that a measurement may change."""
+CHOICE = "choice"
+"""Source of decisions by a rule, which a measurement may change."""
 LEARNED = ("memory", "crash")
 """Sources of decisions learned from a crash or from running out of memory; they override everything, even the job."""
 
@@ -38,7 +37,7 @@ class Decision:
     name: str
     value: Value
     source: str
-    """job, measured, calibrated, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
+    """job, measured, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
     reason: str
     effect: str
     evidence: str | None = None
@@ -166,7 +165,7 @@ def _decide(
     ) -> Decision:
         # Fixed values and most process settings do not depend on the workload.
         depends = measurable or optimization.stage > optimizations.Stage.PROCESS
-        is_provisional = workload is None and source in ("choice", "calibrated") and depends
+        is_provisional = workload is None and source == "choice" and depends
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
         return Decision(optimization.name, value, source, reason, str(effect), evidence, is_provisional)
 
@@ -185,12 +184,7 @@ def _decide(
     if measurement and optimization.refuse(job, hardware, workload, measurement.value) is None:
         return make_decision(measurement.value, "measured", f"measured on {measurement.date}", measurement.text)
     choice = optimization.choose(job, hardware, workload)
-    calibrated = judge_by_calibration(optimization, job, hardware, workload, choice.value)
-    if calibrated and calibrated.value is not None:
-        return make_decision(calibrated.value, "calibrated", calibrated.text)
-    return make_decision(
-        choice.value, "choice", choice.reason, calibrated.text if calibrated else None, measurable=choice.provisional
-    )
+    return make_decision(choice.value, "choice", choice.reason, measurable=choice.provisional)
 
 
 def _list_notes(job: Job, hardware: Hardware) -> Iterator[str]:

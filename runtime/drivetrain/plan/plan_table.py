@@ -18,7 +18,6 @@ from rich.text import Text
 from drivetrain import optimizations
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.plan import calibrated
 from drivetrain.plan.plan import Decision, Plan, format_value, load
 from drivetrain.system.console import is_verbose, open_console
 from drivetrain.system.units import format_bytes
@@ -110,8 +109,6 @@ def _render_head(plan: Plan, job: Job, hardware: Hardware) -> Text:
     head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
     head.append(f"  machine  {describe_machine(hardware)}\n", style="not bold")
     head.append(f"  profile  {plan.profile}\n  image    {plan.image or 'none'}: {plan.image_reason}", style="not bold")
-    if calibration := calibrated.find_usable(job, hardware):
-        head.append(f"\n  probes   measured on {calibration.date}; `drivetrain calibrate` shows them", style="not bold")
     return head
 
 

@@ -27,7 +27,6 @@ from drivetrain.data.dataset import Dataset, Targets
 from drivetrain.data.load_data import check_loss
 from drivetrain.data.notes import format_note
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError, Stopped, UserCodeError
-from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
@@ -317,8 +316,6 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     facts = inspection.inspect_workload(dataset, network.module)
     plan_path = folder.path / PLAN_FILE
     stored = effective_plan.load_plan(folder.path) if folder.resumes and plan_path.exists() else None
-    # A resumed run keeps its plan, whatever was calibrated meanwhile.
-    machine = machine if stored else calibration_file.add_calibration(machine)
 
     def decide(measured: Mapping[str, Measurement]) -> Plan:
         plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {}, measured=measured)

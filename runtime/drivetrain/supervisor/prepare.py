@@ -23,7 +23,6 @@ from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, SpecError
-from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob
@@ -129,7 +128,7 @@ def prepare(
             f"loss: {list_names(untrained, 3)} of it are not trained here: the optimizer has parameters of the model alone; "
             "put the loss into the model, which may return it"
         )
-    machine = calibration_file.add_calibration(host_process.select_gpu(detect(Path()), job))
+    machine = host_process.select_gpu(detect(Path()), job)
     plan = _make_plan(job, machine, model)
     if not quiet:
         open_console().print(render(plan, job, machine))
@@ -154,9 +153,9 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
 
 def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
     """The plan for a loop of the user: optimizations that act on data or on how the optimizer is built are off."""
-    resolved = host_process.keep_process_settings(
-        plans.resolve(job, machine, inspection.inspect_network(model)), machine
-    )
+    # Nothing is measured in a loop of the user, and it may predict numbers.
+    facts = replace(inspection.inspect_network(model), numeric=True)
+    resolved = host_process.keep_process_settings(plans.resolve(job, machine, facts), machine)
     off, rows = optimizations.off_values(), []
     for row in resolved.decisions:
         if row.source != "process" and row.name not in STEP_OPTIMIZATIONS:

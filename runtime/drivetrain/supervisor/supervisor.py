@@ -42,7 +42,6 @@ from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import batch_size, process_death, run_length
-from drivetrain.tuning.calibration import calibrate
 from drivetrain.tuning.measuring_child import MeasurementEnded
 from drivetrain.tuning.process_death import find_avoidable
 
@@ -153,7 +152,7 @@ class _Supervisor:
         # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
         source = self.request.source
         self._add_measured(batch_size.measure_once(source, self.job, machine, run.path, plain=request.plain))
-        machine, plan, stored = self._choose_plan(machine, run)
+        plan, stored = self._choose_plan(machine, run)
         source = self.request.source
         self._add_measured(run_length.choose_once(source, self.job, machine, plan, run.path, process_seconds()))
         plan_table.show(plan, self.job, machine, run.path / PLAN_FILE, stored, request.shown)
@@ -193,18 +192,13 @@ class _Supervisor:
             say(line)
         return run
 
-    def _choose_plan(
-        self, machine: Hardware, run: run_folder.RunFolder
-    ) -> tuple[Hardware, plans.Plan, plans.Plan | None]:
-        """The machine, calibrated if that is due; the plan; and the stored one if the run resumes."""
+    def _choose_plan(self, machine: Hardware, run: run_folder.RunFolder) -> tuple[plans.Plan, plans.Plan | None]:
+        """The plan, and the stored one if the run resumes."""
         request, job = self.request, self.job
         stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
         if stored:
             instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
             self.plan_request = self.plan_request.resume(run.path, RunState.read(run.path), stored, *instead)
-        is_free = self.plan_request == effective_plan.PlanRequest(plain=False, plan=None)
-        if not request.placement and not stored and is_free:
-            machine = calibrate.calibrate_for_job(machine, job, run.path)
         plan = plans.resolve(
             job,
             machine,
@@ -213,7 +207,7 @@ class _Supervisor:
             replay=stored.values() if stored else self.plan_request.plan,
             measured=None if request.placement else evidence.load_process_settings(machine, job),
         )
-        return machine, plans.keep_reasons(plan, stored) if stored else plan, stored
+        return plans.keep_reasons(plan, stored) if stored else plan, stored
 
     def _run(self, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
         """Train in the run folder, with its records from beginning to end."""

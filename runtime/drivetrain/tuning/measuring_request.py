@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivetrain.errors import SpecError
-from drivetrain.hardware import calibration_file, device_check
+from drivetrain.hardware import device_check
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
@@ -48,7 +48,7 @@ class MeasuringRequest:
         output = self.output or Path("runs") / f"{self.command}-{job.name}"
         make_folder(output)
         machine = device_check.select_devices(detect(output), job.limits.gpus)
-        return job, calibration_file.add_calibration(machine), output, source.copy_to(output, job)
+        return job, machine, output, source.copy_to(output, job)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from drivetrain import optimizations
 from drivetrain.optimizations import Effect, Optimization, Stage
+from drivetrain.optimizations.precision import OFF
 from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.tuning import tuner_state, variants
 from drivetrain.tuning.paired_timing import compare
 from drivetrain.tuning.tuner_state import TunerState
@@ -19,9 +20,11 @@ from drivetrain.tuning.variants import VariantBuilder
 COMPARED_STEPS = 2
 """Number of steps that are compared with the reference in a run too short for measurements."""
 TIMED_SECONDS = 0.5
-"""Seconds for timing a calibrated value in steps of the job itself."""
+"""Seconds for timing a short number format in steps of the job itself."""
+CHECK_SHARE = 0.05
+"""Share of the run that comparing and timing a short number format may take."""
 MAX_CHECK_SECONDS = 10.0
-"""Seconds after which the check of a short run gives up."""
+"""Seconds after which the first steps are not compared further."""
 
 
 def recheck_measurements(builder: VariantBuilder, stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
@@ -76,42 +79,66 @@ def veto_wrong_defaults(builder: VariantBuilder, state: TunerState, deadline: fl
 def check_short_run(builder: VariantBuilder) -> dict[str, Measurement]:
     """Compare the first steps of a run that is too short for measurements with the reference.
 
-    Calibrated values are always checked; defaults only if that takes no more than the measuring share of the run.
+    A short number format that a rule chose is compared with fp32 and timed; other defaults are compared only if that takes no
+    more than the measuring share of the run.
 
     Returns:
-        The values that were turned off, by name; empty if the plan matches.
+        The results by name; a value that was turned off is replaced by the one in the result.
     """
     run = builder.run
-    rounding = [row for row in run.plan.decisions if row.effect == Effect.ROUNDING]
-    calibrated = [row.name for row in rounding if row.source == "calibrated"]
-    step_budget = tuner_state.MEASURING_SHARE * run.total_steps
-    skips_defaults = step_budget < 2 * COMPARED_STEPS or run.plan.value("feature_cache") is not False
-    if not rounding or (skips_defaults and not calibrated):
-        return {}
     builder.compared_steps = COMPARED_STEPS
-    state = TunerState(run.plan, builder.build(run.plan))
-    max_seconds = MAX_CHECK_SECONDS
-    if not calibrated:
-        max_seconds = min(max_seconds, step_budget * state.incumbent.time_steps(1))
-    is_matching = veto_wrong_defaults(builder, state, time.monotonic() + max_seconds)
-    # Calibration timed a value on another network, so its speed is checked on this one.
-    for name in calibrated if is_matching and not state.measurements else ():
-        _check_speed(builder, state, name)
+    precision = run.plan.row("precision")
+    is_chosen = precision.source == CHOICE and precision.value in variants.SHORT_FORMATS
+    measurements = check_short_format(builder) if is_chosen else {}
+    plan = run.plan.with_values({name: row.value for name, row in measurements.items()})
+    step_budget = tuner_state.MEASURING_SHARE * run.total_steps
+    is_rounding = any(row.effect == Effect.ROUNDING and row.name != "precision" for row in plan.decisions)
+    if not is_rounding or step_budget < 2 * COMPARED_STEPS or plan.value("feature_cache") is not False:
+        return measurements
+    state = TunerState(plan, builder.build(plan), measurements)
+    max_seconds = min(MAX_CHECK_SECONDS, step_budget * state.incumbent.time_steps(1))
+    veto_wrong_defaults(builder, state, time.monotonic() + max_seconds)
     return state.measurements
 
 
-def _check_speed(builder: VariantBuilder, state: TunerState, name: str) -> None:
-    """Time steps of the job with a calibrated value and without it; turn it off if it is not faster."""
-    value, off = state.plan.value(name), optimizations.off_values()[name]
-    baseline = builder.build(state.plan.with_values({name: off}))
-    for variant in (baseline, state.incumbent):
-        variant.batches = builder.batches(variant.run)
-        variant.time_steps(1)
-    pair = compare(baseline.time_steps, state.incumbent.time_steps, state.incumbent.time_steps(1), TIMED_SECONDS)
-    text = f"{format_value(value)} {pair.format_spread()} against {format_value(off)} in steps of this job"
-    builder.say(f"calibrate: {name} {text}, loss ok in {COMPARED_STEPS} steps")
-    if pair.median < 1:
-        state.measurements[name] = Measurement(off, text, evidence.format_date())
+def check_short_format(builder: VariantBuilder) -> dict[str, Measurement]:
+    """Compare numbers and speed of the first steps in the short format of the plan with fp32, all else equal.
+
+    On a CPU the format is turned off if there is no time for this: some kernels are many times slower in it.
+    """
+    run = builder.run
+    value = run.plan.value("precision")
+    text, is_kept = f"too few steps to compare {value} with fp32", run.device.type != "cpu"
+    if CHECK_SHARE * run.total_steps >= 2 * COMPARED_STEPS:
+        text, is_kept = _compare_short_format(builder, is_kept=is_kept)
+    builder.say(f"tune: precision {text}")
+    return {"precision": Measurement(value if is_kept else OFF, text, evidence.format_date())}
+
+
+def _compare_short_format(builder: VariantBuilder, *, is_kept: bool) -> tuple[str, bool]:
+    """The result in words, and whether the format is kept; `is_kept` if there was no time to see."""
+    run = builder.run
+    value = run.plan.value("precision")
+    plain, short = (builder.build(run.plan.with_values({"precision": v})) for v in (OFF, value))
+    reference = plain.read_numbers(False)
+    short.deadline = time.monotonic() + MAX_CHECK_SECONDS
+    try:
+        numbers = short.read_numbers(False)
+    except variants.TooSlow as error:
+        return f"{value} {error}", is_kept
+    if difference := variants.find_difference(numbers, reference, variants.SHORT_FORMAT_TOLERANCE):
+        return f"{value} vetoed: {difference}", False
+    # The kernels that the first steps made serve the run, too. What these steps take otherwise is part of the share.
+    step_seconds = plain.time_steps(1)
+    share_seconds = (CHECK_SHARE * run.total_steps - 2 * COMPARED_STEPS) * step_seconds
+    seconds = min(TIMED_SECONDS, share_seconds)
+    if seconds < step_seconds + short.time_steps(1):
+        return f"{value} not timed: no time left", is_kept
+    pair = compare(plain.time_steps, short.time_steps, step_seconds, seconds)
+    return (
+        f"{value} {pair.format_spread()} against fp32 in steps of this job, loss ok",
+        pair.median >= variants.MIN_SPEEDUP,
+    )
 
 
 def find_reference_difference(builder: VariantBuilder, plan: Plan, deadline: float = math.inf) -> str | None:
@@ -137,7 +164,7 @@ def _list_suspects(plan: Plan) -> list[Optimization]:
     return [
         optimization
         for optimization in reversed(optimizations.every())
-        if plan.row(optimization.name).source in OPEN
+        if plan.row(optimization.name).source == CHOICE
         and plan.row(optimization.name).value != optimization.off
         and plan.row(optimization.name).effect != Effect.EXACT
         and optimization.stage not in (Stage.PROCESS, Stage.LOADER)

@@ -17,8 +17,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
-from drivetrain.plan import calibrated
-from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.system import process_tree
 from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.files import write_json
@@ -45,10 +44,9 @@ def list_candidates(job: Job, hardware: Hardware, plan: Plan) -> list[Candidate]
     candidates = [
         (optimization, value)
         for optimization in optimizations.every()
-        if optimization.stage is Stage.PROCESS and plan.row(optimization.name).source in OPEN
+        if optimization.stage is Stage.PROCESS and plan.row(optimization.name).source == CHOICE
         for value in optimization.candidates(job, hardware, None)
-        if value != (current := plan.row(optimization.name).value)
-        and not calibrated.explain_hopeless(optimization, job, hardware, None, value, current)
+        if value != plan.value(optimization.name)
     ]
     return sorted(candidates, key=lambda pair: ORDER.index(pair[0].name) if pair[0].name in ORDER else len(ORDER))
 

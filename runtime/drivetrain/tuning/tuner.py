@@ -28,9 +28,9 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models.build import Model
 from drivetrain.models.inspection import inspect_workload
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
-from drivetrain.plan import calibrated, evidence
+from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.system import timeout
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import numerics_check, process_settings, tuner_state, variants
@@ -63,8 +63,6 @@ class Tuner(VariantBuilder):
         super().__init__(search)
         self.source = source
         self.compile_seconds = MIN_COMPILE_SECONDS
-        self.reported = set[str]()
-        """Lines about values that are not measured."""
         self.start_seconds = process_seconds() if source else 0.0
         """Seconds that a child needs until it can train, as measured on this process."""
 
@@ -171,7 +169,7 @@ class Tuner(VariantBuilder):
     def _list_candidates(self, plan: Plan, *, quick_only: bool = False) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
-            is_decided = plan.row(optimization.name).source not in OPEN
+            is_decided = plan.row(optimization.name).source != CHOICE
             is_idle = optimization.needs is not None and plan.value(optimization.needs) is False
             is_left_out = quick_only and not optimization.quick
             if is_decided or is_idle or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
@@ -179,21 +177,7 @@ class Tuner(VariantBuilder):
             for value in optimization.candidates(job, hardware, self.facts):
                 if value == plan.value(optimization.name) or optimization.effect(self.facts) is Effect.TRAINING:
                     continue
-                if not self._is_hopeless(optimization, value):
-                    yield optimization, value
-
-    def _is_hopeless(self, optimization: Optimization, value: Value) -> bool:
-        """Whether the calibration spares measuring a value; that is reported once."""
-        run = self.run
-        current = run.plan.value(optimization.name)
-        if value == current:
-            return False
-        reason = calibrated.explain_hopeless(optimization, run.job, run.hardware, self.facts, value, current)
-        line = f"tune: {optimization.name} {format_value(value)} not measured: {reason}"
-        if reason and line not in self.reported:
-            self.reported.add(line)
-            self.say(line)
-        return reason is not None
+                yield optimization, value
 
     def _bound_time(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Limit the time of steps in which a compiler may run, if another process can take over when it is interrupted."""
@@ -245,7 +229,7 @@ def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) 
     """
     job, hardware, plan, dataset, say = search.job, search.hardware, search.plan, search.dataset, search.say
     mode = job.optimize.get("measure", "auto")
-    open_names = [row.name for row in plan.decisions if row.source in OPEN]
+    open_names = [row.name for row in plan.decisions if row.source == CHOICE]
     if mode == "off" or not open_names:
         return {}
     speed_key = make_speed_key(job, hardware, dataset, search.network, source is not None)

@@ -8,17 +8,12 @@ import pytest
 import torch
 
 from drivetrain.data.dataset import Head
-from drivetrain.hardware import facts
-from drivetrain.job.workload import Workload
 from drivetrain.models import inspection
-from drivetrain.optimizations import precision
-from drivetrain.optimizations.interface import similar_work
 from drivetrain.training.checkpoints import run_state
 from drivetrain.training.evaluation import validation
 from drivetrain.training.nonfinite import Scaler
 from tests import tiny
 from tests.messages import omits, says
-from tests.paths import MACHINES
 
 
 def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
@@ -37,7 +32,6 @@ def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
     ("epoch", "losses", "source", "stays"),
     [
         (4, (1.06, 1.0), "measured", False),
-        (4, (1.06, 1.0), "calibrated", False),
         (4, (0.94, 1.0), "choice", False),
         (4, (1.06, 1.0), "job", True),
         (4, (1.04, 1.0), "measured", True),
@@ -81,11 +75,7 @@ def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 
 
-def test_no_calibration_chooses_a_format_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similar_work, "nearest", lambda *_: ("a probe",))
-    machine = facts.read_hardware(MACHINES / "vm-2core-cgroup1.json")
-    assert precision.select_probes(tiny.job(), machine, Workload(numeric=True)) == ()
-    assert precision.select_probes(tiny.job(), machine, Workload()) == ("a probe",)
+def test_a_head_without_classes_predicts_numbers() -> None:
     data = tiny.dataset()
     network = tiny.build(tiny.job(), data).module
     assert not inspection.inspect_workload(data, network).numeric

@@ -21,7 +21,7 @@ from drivetrain.models.build import Model
 from drivetrain.optimizations import Effect, Value, gradient_checkpointing, micro_batch
 from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.system.signals import Signals
 from drivetrain.system.units import format_bytes
 from drivetrain.training.phase_timer import PhaseTimer
@@ -61,7 +61,7 @@ class MicroBatchSearch:
 
     def load_or_measure(self) -> dict[str, Measurement]:
         """Measure, or load, the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
-        if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
+        if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") != CHOICE:
             return {}
         if self.facts.indivisible:
             self.say(f"fit: micro_batch is not searched: {self.facts.indivisible}")
@@ -91,7 +91,7 @@ class MicroBatchSearch:
         with torch.random.fork_rng():
             sizes, speeds = self._search_sizes(recompute)
             # The plan, or the network, leaves no choice about recomputing.
-            may_decide = self._source("gradient_checkpointing") in OPEN and not recompute
+            may_decide = self._source("gradient_checkpointing") == CHOICE and not recompute
             if not may_decide or gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True):
                 return sizes, speeds
             # Not even the smallest size fits: only recomputing can help.
