@@ -1,12 +1,15 @@
-"""One process of several that sum gradients in buckets: python -m tests.exchange_cases FILE; writes what it found."""
+"""One process of several that train small networks: python -m tests.exchange_cases FOLDER; writes the weights of each.
+
+Every network is trained twice: with the step of a run, whose processes sum their gradients, and by a loop in this process
+alone, which computes the shares of all processes one after another and lets autograd add the gradients up.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,109 +20,220 @@ from torch.utils.checkpoint import checkpoint
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed import gradient_exchange
+from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.distributed.ranks import Ranks, join_ranks
+from drivetrain.job.train import Fp16
 from drivetrain.system import interpreter
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import Peers
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
+from drivetrain.training.weight_update import Ema
 
-STEPS = 3
+STEPS = 20
 WIDTH = 16
+BATCH = 13
+SIZES = (13, 13, 5, 3)
+"""Samples of the batches, in turn: uneven shares, and batches that every process computes whole."""
+CLIP_NORM = 2.0
+EMA = 0.9
+SKIPPED_STEP = 7
+UNFROZEN_STEP = 10
+KINDS = (
+    "plain",
+    "one",
+    "later",
+    "object",
+    "tied",
+    "norm",
+    "micro",
+    "packed",
+    "checkpoint",
+    "scaled",
+    "loss",
+    "frozen",
+    "unfreeze",
+)
+
+
+@dataclass
+class Outputs:
+    """What a network returns that does not return a tensor."""
+
+    value: Tensor
+    ignored: Tensor
+    """An output of its own layer that the loss does not use."""
 
 
 class Network(nn.Module):
-    """Four layers, of which some may be left out in some processes and steps, or be used twice under recomputation."""
+    """Four layers with dropout, some of which are left out by some processes and in some steps, and an unused one."""
 
-    def __init__(self, kind: str, rank: int) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.rank, self.step = kind, rank, 0
+        self.kind, self.rank, self.step = kind, 0, 0
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.unused = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.2)
+        self.norm = nn.BatchNorm1d(WIDTH) if kind == "norm" else nn.Identity()
+        self.extra, self.unused = nn.Linear(WIDTH, 2), nn.Linear(WIDTH, WIDTH)
+        if kind == "tied":
+            self.layers[3].weight = self.layers[0].weight
+        if kind in ("frozen", "unfreeze"):
+            self.layers[0].requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         for index, layer in enumerate(self.layers):
-            if self.kind == "twice":
-                x = checkpoint(layer, checkpoint(layer, x.requires_grad_(), use_reentrant=True), use_reentrant=True)
-            elif not self._left_out(index):
-                x = layer(x).tanh()
-        return x
+            if self.kind == "checkpoint":
+                x = checkpoint(layer, x, use_reentrant=False).tanh()
+            elif not self._leaves_out(index):
+                x = self.norm(self.dropout(layer(x).tanh()))
+        return Outputs(x, self.extra(x)) if self.kind == "object" else x
 
-    def _left_out(self, index: int) -> bool:
-        first, middle = index == 0, index == 2
-        return (self.kind == "one" and first and self.rank == 1) or (self.kind == "later" and middle and self.step == 0)
+    def packed(self, x: Tensor) -> Any:
+        """Compute the same without `forward`, as a network of texts does it for inputs without padding."""
+        return self.forward(x) * 2
+
+    def _leaves_out(self, index: int) -> bool:
+        is_first, is_middle = index == 0, index == 2
+        return (self.kind == "one" and is_first and self.rank != 1) or (
+            self.kind == "later" and is_middle and self.step < STEPS // 2
+        )
 
 
-class Total:
-    """The sum of all outputs."""
+class Objective:
+    """A weighted mean of squares, or a loss of another power as a user may write it."""
+
+    is_unweighted = False
+    split_obstacle = ""
+
+    def __init__(self, kind: str) -> None:
+        self.power = 1.5 if kind == "loss" else 2.0
+
+    def zero_denominators(self) -> dict[str, Tensor]:
+        return {"": torch.zeros((), dtype=torch.float64)}
 
     def denominators(self, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"": torch.ones((), dtype=torch.float64)}
+        return {"": targets["weight"].sum()}
 
-    def __call__(self, outputs: Tensor, targets: Mapping[str, Tensor], over: Mapping[str, Tensor]) -> Tensor:
-        return outputs.sum()
+    def scale_denominators(self, sums: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+        return dict(sums)
 
-
-class Counting(GradientExchange):
-    """Notes how many buckets are sent before the backward pass ends, and how often a step was computed."""
-
-    early = 0
-    tries = 0
-
-    def begin(self, *arguments: Any) -> None:
-        self.tries += 1
-        super().begin(*arguments)
-
-    def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
-        self.early = len(self._sum_waits)
-        return super().finish(loss, notes)
+    def __call__(self, outputs: Any, targets: Mapping[str, Tensor], over: Mapping[str, Tensor]) -> Tensor:
+        value = outputs.value if isinstance(outputs, Outputs) else outputs
+        losses = (value - targets["value"]).abs().pow(self.power).sum(dim=1)
+        return (losses * targets["weight"]).sum() / over[""]
 
 
-def train_steps(kind: str, ranks: Ranks) -> list[dict[str, Any]]:
-    """By step: the gradients, the loss, buckets sent early and tries."""
+def make_network(kind: str) -> tuple[Network, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    network, exchange = Network(kind, ranks.number), Counting(ranks)
-    exchange.overlaps = kind != "after"
-    step = Step(
-        network,
-        torch.optim.SGD(network.parameters(), lr=0.1),
-        Total(),  # type: ignore[arg-type]
-        None,
-        torch.device("cpu"),
-        StepOptions(forward=network, peers=Peers(ranks), exchange=exchange),
+    network = Network(kind).double()
+    return network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+
+
+def make_batch(kind: str, step: int) -> Batch:
+    """The whole batch of a step; the numbers of the last sample are not finite in one step with scaled gradients."""
+    samples, generator = SIZES[step % len(SIZES)], torch.Generator().manual_seed(step)
+    inputs, value = (torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    if kind == "scaled" and step == SKIPPED_STEP:
+        inputs[-1] = float("nan")
+    weight = torch.rand(samples, generator=generator, dtype=torch.float64) + 0.5
+    return Batch(np.arange(samples), (inputs,), {"value": value, "weight": weight})
+
+
+def seed_of(step: int, rank: int) -> int:
+    return 100 * step + rank
+
+
+def unfreeze(network: Network, kind: str, step: int) -> None:
+    network.step = step
+    if kind == "unfreeze" and step == UNFROZEN_STEP:
+        network.layers[0].requires_grad_(True)
+
+
+def split_unevenly(batch: Batch, size: int) -> list[Batch]:
+    """As texts are split by their length."""
+    return [batch.between(0, 1), batch.between(1, len(batch))] if len(batch) > 1 else [batch]
+
+
+def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
+    """The state after all steps of a run, and its averaged weights."""
+    network, optimizer = make_network(kind)
+    options = StepOptions(
+        forward=network.packed if kind == "packed" else network,
+        peers=Peers(ranks),
+        exchange=GradientExchange(ranks),
+        scaler=Scaler(Fp16() if kind == "scaled" else None),
+        splitter=split_unevenly if kind == "packed" else Batch.split,
     )
-    if kind == "parts":
-        step.use_micro_batch(3)
-    inputs = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(1))[
-        ranks.number :: int(os.environ["DRIVETRAIN_RANKS"])
-    ]
-    rows = []
-    for network.step in range(STEPS):
-        exchange.tries = 0
-        loss = step.compute_gradients(Batch(np.arange(len(inputs)), (inputs.clone(),), {}), 0)
-        rows.append(
-            {
-                "loss": float(loss),
-                "early": exchange.early,
-                "tries": exchange.tries,
-                "grads": {n: None if p.grad is None else p.grad.tolist() for n, p in network.named_parameters()},
-            }
-        )
-        step.optimizer.zero_grad(set_to_none=True)
-    return rows
+    objective: Any = Objective(kind)
+    step = Step(network, optimizer, objective, CLIP_NORM, torch.device("cpu"), options)
+    step.use_micro_batch(2 if kind == "micro" else None)
+    parts, ema = BatchParts(ranks, BATCH), Ema(network, EMA)
+    for number in range(STEPS):
+        unfreeze(network, kind, number)
+        whole = make_batch(kind, number)
+        ids = parts.select_own_samples(whole.ids)
+        rank = network.rank = 0 if parts.is_whole(len(whole)) else ranks.number
+        batch = whole.between(int(ids[0]), int(ids[-1]) + 1)
+        result = step(batch, seed_of(number, rank), parts.share(len(whole)))
+        ema.update(network, result.device_finite)
+        assert result.finite == (kind != "scaled" or number != SKIPPED_STEP)
+    return {**network.state_dict(), **{f"average of {name}": value for name, value in ema.average.items()}}
 
 
-KINDS = ("plain", "after", "parts", "one", "later", "twice")
+def train_by_hand(kind: str, count: int) -> dict[str, Tensor]:
+    """The same by plain torch: backward passes over all shares add their gradients up."""
+    network, optimizer = make_network(kind)
+    objective, updates = Objective(kind), 0
+    average = {name: value.clone() for name, value in network.state_dict().items()}
+    for number in range(STEPS):
+        unfreeze(network, kind, number)
+        optimizer.zero_grad()
+        whole = make_batch(kind, number)
+        over, buffers = objective.denominators(whole.targets), [b.clone() for b in network.buffers()]
+        # Rank 0 comes last: its buffers stay.
+        for rank, share in reversed(list(share_batch(whole, count))):
+            for buffer, before in zip(network.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+            network.rank = rank
+            torch.manual_seed(seed_of(number, rank))
+            for micro_batch in split_by_hand(share, kind):
+                forward = network.packed if kind == "packed" else network
+                objective(forward(*micro_batch.inputs), micro_batch.targets, over).backward()
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
+            optimizer.step()
+            updates += 1
+            decay = min(EMA, (1 + updates) / (10 + updates))
+            for name, value in network.state_dict().items():
+                mean = average[name].lerp(value, 1 - decay) if value.is_floating_point() else value.clone()
+                average[name] = mean
+    return {**network.state_dict(), **{f"average of {name}": value for name, value in average.items()}}
+
+
+def share_batch(whole: Batch, count: int) -> Iterator[tuple[int, Batch]]:
+    """The shares of a batch by rank; a small batch is a single share."""
+    if len(whole) < 2 * count:
+        yield 0, whole
+        return
+    for rank in range(count):
+        yield rank, whole.between(len(whole) * rank // count, len(whole) * (rank + 1) // count)
+
+
+def split_by_hand(share: Batch, kind: str) -> list[Batch]:
+    if kind == "packed":
+        return split_unevenly(share, 0)
+    size = 2 if kind == "micro" else len(share)
+    return [share.between(start, min(start + size, len(share))) for start in range(0, len(share), size)]
 
 
 def main() -> None:
-    vars(gradient_exchange)["BUCKET_BYTES"] = 2 * WIDTH * WIDTH * 4
+    vars(gradient_exchange)["CPU_BUCKET_MEGABYTES"] = 2 * WIDTH * WIDTH * 8 / 2**20  # several for the small network
+    folder, kinds = Path(sys.argv[1]), sys.argv[2:] or KINDS
     ranks = join_ranks(torch.device("cpu"))
-    rows = {kind: train_steps(kind, ranks) for kind in KINDS}
-    # The same without others: what the sums must be.
-    alone = replace(ranks, count=1)
-    own_rows = {kind: train_steps(kind, alone) if kind not in ("after", "parts") else None for kind in KINDS}
-    Path(f"{sys.argv[1]}.{os.environ['DRIVETRAIN_RANK']}").write_text(json.dumps({"together": rows, "own": own_rows}))
+    states = {kind: (train_together(kind, ranks), train_by_hand(kind, ranks.count)) for kind in kinds}
+    torch.save(states, folder / f"{os.environ['DRIVETRAIN_RANK']}.pt")
     ranks.leave()
 
 

@@ -1,6 +1,6 @@
-"""One process of a run that dies after some step: python -m tests.parts_driver FOLDER LAST_STEP [TRAIN_KEYS].
+"""One process of a run that dies after some step: python -m tests.parts_driver FOLDER LAST_STEP.
 
-The network has what depends on how a batch is cut: BatchNorm and dropout. The process writes down what it trained on.
+The process writes down what it trained on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
@@ -25,17 +26,16 @@ from drivetrain.system import interpreter
 from drivetrain.training import run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import SeedOrParts
 from tests import tiny
 
 SAMPLES, BATCH, EPOCHS = 242, 12, 2
-"""The last batch of an epoch has two samples: fewer than parts."""
+"""The last batch of an epoch has two samples: too few to be cut."""
 KILLED = 9
 JOB = """
 name: t
 task: image-classification
 data: {{train: none.npz, augment: {{mixup: {{alpha: 0.4, probability: 0.5}}}}}}
-train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}{train_keys}}}
+train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}}}
 checkpoint: {{every: 3 steps}}
 """
 
@@ -46,14 +46,14 @@ class RecordingStep:
     def __init__(self, step: Step, training_run: run.Run, notes: Path, last: int) -> None:
         self.step, self.training_run, self.notes, self.last = step, training_run, notes, last
 
-    def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
+    def compute_gradients(self, batch: Batch | None, seed: int, share: BatchShare) -> Tensor:
         assert batch is not None
         number = self.training_run.counters.step
         if number == self.last:
             os._exit(KILLED)
         with self.notes.open("a") as file:
             file.write(json.dumps({"step": number, "ids": batch.ids.tolist()}) + "\n")
-        return self.step.compute_gradients(batch, parts)
+        return self.step.compute_gradients(batch, seed, share)
 
     def with_options(self, **changes: Any) -> RecordingStep:
         return RecordingStep(self.step.with_options(**changes), self.training_run, self.notes, self.last)
@@ -65,18 +65,16 @@ class RecordingStep:
 def network() -> nn.Module:
     """In float64, so that only the order of additions is left of what another number of processes changes."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3)
-    ).double()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
 
 
 def main() -> None:
-    folder, last, train_keys = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+    folder, last = Path(sys.argv[1]), int(sys.argv[2])
     rank = os.environ.get("DRIVETRAIN_RANK", "0")
     rank_folder = folder if rank == "0" else folder / "ranks" / rank
     rank_folder.mkdir(parents=True, exist_ok=True)
     job, machine = (
-        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, train_keys=train_keys), "t.yaml")),
+        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH), "t.yaml")),
         tiny.machine(),
     )
     data, model = tiny.dataset(SAMPLES), network()

@@ -67,11 +67,8 @@ class Convolutions(nn.Module):
 def assemble_convolutional(folder: Path, name: str) -> run.Run:
     """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, halves, sgd."""
     options = name.split("+")
-    cut = ", parts: 4" if "parts" in options else ""
     kind = "sgd" if "sgd" in options else "adamw"
-    job = tiny.job(f"ema: 0.9, clip_norm: 1.0, optimizer: {{name: {kind}, lr: 0.03}}{cut}").model_copy(
-        update={"name": name}
-    )
+    job = tiny.job(f"ema: 0.9, clip_norm: 1.0, optimizer: {{name: {kind}, lr: 0.03}}").model_copy(update={"name": name})
     data, machine = tiny.dataset(), tiny.machine()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)

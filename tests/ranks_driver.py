@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
@@ -23,7 +24,6 @@ from drivetrain.system import interpreter
 from drivetrain.training import run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import SeedOrParts
 from tests import tiny
 
 JOB = """
@@ -72,10 +72,10 @@ class RecordingStep:
     def __init__(self, step: Step, trained_ids: list[list[int]]) -> None:
         self.step, self.trained_ids = step, trained_ids
 
-    def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
+    def compute_gradients(self, batch: Batch | None, seed: int, share: BatchShare) -> Tensor:
         if batch is not None:
             self.trained_ids.append(batch.ids.tolist())
-        return self.step.compute_gradients(batch, parts)
+        return self.step.compute_gradients(batch, seed, share)
 
     def with_options(self, **changes: Any) -> RecordingStep:
         return RecordingStep(self.step.with_options(**changes), self.trained_ids)

@@ -186,7 +186,7 @@ def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
 
 def main() -> None:
     ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-    vars(gradient_exchange)["BUCKET_BYTES"] = 512  # several for the tiny network
+    vars(gradient_exchange)["CPU_BUCKET_MEGABYTES"] = 512 / 2**20  # several for the tiny network
     folder, endings = Path(sys.argv[1]), {}
     for case in sys.argv[2:]:
         fault, _, who = case.partition("@")

@@ -110,7 +110,9 @@ def losses(training_run: run.Run, steps: int) -> list[float]:
             training_run.set_learning_rates()
             values.append(
                 training_run.step(
-                    training_run.preprocess(batch, 0), training_run.list_local_parts(training_run.batches.size(number))
+                    training_run.preprocess(batch, 0),
+                    training_run.step_seed(training_run.batches.size(number)),
+                    training_run.batch_parts.share(training_run.batches.size(number)),
                 ).loss
             )
             training_run.counters.step += 1

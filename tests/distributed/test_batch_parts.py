@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drivetrain.distributed.batch_parts import BatchParts, digest_batch, hash_samples
+from drivetrain.distributed.batch_parts import BatchParts, BatchShare, digest_batch, hash_samples
 from drivetrain.distributed.ranks import Ranks
-from tests import parts_driver, ranks_start, tiny
+from tests import ranks_start
 from tests.parts_driver import BATCH, EPOCHS, KILLED, SAMPLES
 from tests.supervisor.tiny_run import read_rows
 
@@ -22,13 +22,13 @@ SIZES = ((2, 5), (1, 10), (3, 16), (2, -1))
 
 
 def train_in_attempts(
-    folder: Path, sizes: Sequence[tuple[int, int]], data_options: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, sizes: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, list[int]]:
     """What was trained in each step in the last attempt that reached it."""
     ids_by_step: dict[int, list[int]] = {}
     for attempt, (count, last) in enumerate(sizes):
         monkeypatch.setenv("ATTEMPT", str(attempt))
-        command = [sys.executable, "-m", "tests.parts_driver", str(folder), str(last), data_options]
+        command = [sys.executable, "-m", "tests.parts_driver", str(folder), str(last)]
         codes, outputs = ranks_start.wait_for_ranks(command, count)
         assert codes == [0 if last < 0 else KILLED] * count, "\n".join(outputs)
         homes = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
@@ -39,25 +39,18 @@ def train_in_attempts(
         for step_notes in zip(*notes, strict=True):
             assert len({note["step"] for note in step_notes}) == 1
             batch_ids = [i for note in step_notes for i in note["ids"]]
-            # Of a batch with fewer samples than parts each process computes all.
+            # Of a batch that is too small to be cut each process computes all.
             ids_by_step[step_notes[0]["step"]] = (
                 batch_ids if len(step_notes[0]["ids"]) != SAMPLES % BATCH else step_notes[0]["ids"]
             )
     return ids_by_step
 
 
-@pytest.mark.parametrize(
-    ("data_options", "sizes"),
-    [
-        pytest.param(", parts: 3", SIZES, id="parts of the job"),
-        pytest.param("", ((2, 5), (1, 10), (2, -1)), id="parts of the first attempt", marks=pytest.mark.nightly),
-    ],
-)
-def test_other_numbers_of_processes_train_the_same(
-    tmp_path: Path, data_options: str, sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = train_in_attempts(tmp_path / "alone", [(1, -1)], data_options or ", parts: 2", monkeypatch)
-    changed = train_in_attempts(tmp_path / "changed", sizes, data_options, monkeypatch)
+@pytest.mark.nightly
+def test_other_numbers_of_processes_train_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without BatchNorm and dropout, which go by the share of a process."""
+    alone = train_in_attempts(tmp_path / "alone", [(1, -1)], monkeypatch)
+    changed = train_in_attempts(tmp_path / "changed", SIZES, monkeypatch)
     assert changed == alone
     per_epoch = STEPS // EPOCHS
     for epoch in range(EPOCHS):
@@ -75,14 +68,6 @@ def test_other_numbers_of_processes_train_the_same(
         assert len(first) == (STEPS if name == "train/loss" else EPOCHS)
         np.testing.assert_allclose(second, first, rtol=rounding)
         assert first[-1] < first[0], "it learns"
-
-
-def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTEMPT", "0")
-    command = [sys.executable, "-m", "tests.parts_driver", str(tmp_path), "-1", ", parts: 2"]
-    codes, outputs = ranks_start.wait_for_ranks(command, 3)
-    assert 0 not in codes
-    assert "train.parts: is 2, and 3 processes train together" in outputs[0]
 
 
 def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
@@ -105,34 +90,13 @@ def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
 @pytest.mark.parametrize("batch", [5, 13])
 @pytest.mark.parametrize("samples", [1, 4, 5, 9, 12, 13])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_parts_are_the_same_for_any_number_of_processes(samples: int, count: int, batch: int) -> None:
-    alone = BatchParts(Ranks(), count, batch).list_own_parts(samples)
-    assert sum(part.samples for part in alone) == samples
-    cut = len(alone) == count
-    expected = count == 1 or samples >= count * (2 if batch >= 2 * count else 1)
-    assert cut == expected, "BatchNorm fails on a single sample"
-    for ranks in range(1, count + 1):
-        parts_by_rank = [BatchParts(Ranks(rank, ranks), count, batch) for rank in range(ranks)]
-        shared = [part for one in parts_by_rank for part in one.list_own_parts(samples)]
-        assert shared == (alone if cut else alone * ranks)
-        ids = np.concatenate([one.select_own_samples(np.arange(samples)) for one in parts_by_rank])
-        assert ids.tolist() == list(range(samples)) * (1 if cut else ranks)
-
-
-def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
-    full_run = tiny.assemble_run(tmp_path / "1", tiny.job("parts: 2"))
-    batch = next(iter(full_run.batches.epoch(0)))
-    full_run.train_mode()
-    full_run.step(full_run.preprocess(batch, 0), full_run.list_local_parts(len(batch)))
-    half_run = tiny.assemble_run(tmp_path / "2", tiny.job())
-    half_run.train_mode()
-    half_run.step(half_run.preprocess(batch.between(0, 8), 0), half_run.step_seed())
-    one, two = dict(full_run.model.named_buffers()), dict(half_run.model.named_buffers())
-    assert len(one) > 2
-    for name, buffer in one.items():
-        np.testing.assert_array_equal(buffer.numpy(), two[name].numpy(), err_msg=name)
-
-
-def test_driver_network_depends_on_how_a_batch_is_cut() -> None:
-    kinds = {type(module).__name__ for module in parts_driver.network().modules()}
-    assert {"BatchNorm1d", "Dropout"} <= kinds
+def test_shares_make_up_the_batch_or_are_all_of_it(samples: int, count: int, batch: int) -> None:
+    shares = [BatchParts(Ranks(rank, count), batch) for rank in range(count)]
+    is_cut = count > 1 and samples >= count * (2 if batch >= 2 * count else 1)
+    assert [share.is_whole(samples) for share in shares] == [
+        not is_cut and samples < 2 if count == 1 else not is_cut
+    ] * count
+    ids = np.concatenate([share.select_own_samples(np.arange(samples)) for share in shares])
+    assert ids.tolist() == list(range(samples)) * (1 if is_cut else count)
+    expected = BatchShare(samples, 1 / count) if is_cut or (count == 1 and samples > 1) else BatchShare(samples * count)
+    assert [share.share(samples) for share in shares] == [expected] * count

@@ -135,8 +135,6 @@ VALUES = (
         "a number <= 2147483647", "change the value"),
     Row("train: {batch_size: 1e2}", "4:9", "train.batch_size: is 100.0",
         "a whole number or auto", "write 100"),
-    Row("train: {parts: 40, batch_size: 32}", "4:9", "train.parts: is 40, and train.batch_size is 32",
-        "at most 32: a part has one sample or more", "take fewer parts, or a larger batch"),
     Row("train: {seed: 4294967296}", "4:9", "train.seed: is 4294967296",
         "a number < 4294967296", "change the value"),
     Row("train: {deterministic: yes}", "4:9", "train.deterministic: is 'yes'",

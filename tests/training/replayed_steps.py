@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.job.train import Fp16
 from drivetrain.training.captured_step import CapturedStep
 from drivetrain.training.run import Run
@@ -51,7 +52,6 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
         batches = run.batches.epoch(epoch)
         for number, batch in enumerate([next(batches)] * steps if steps else batches):
             number = 0 if steps else number
-            run.step.state.batch_samples = run.batches.size(number)
             prepared_batch = run.mix(run.preprocess(batch, epoch))
             if run.counters.step == spoil:
                 prepared_batch = Batch(
@@ -59,7 +59,7 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
                 )
             run.set_learning_rates()
             replays_before = getattr(recorder, "replays", 0)
-            result = run.step(prepared_batch, run.list_local_parts(run.batches.size(number)))
+            result = run.step(prepared_batch, run.step_seed(), BatchShare(run.batches.size(number)))
             if getattr(recorder, "replays", 0) == replays_before:  # a recorded step has averaged them itself
                 run.average_weights(result.device_finite)
             numbers.append(result.read())

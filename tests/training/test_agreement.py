@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivetrain.errors import DeviceError, PeerError
+from drivetrain.errors import DeviceError, PeerError, RestartSmaller
 from drivetrain.system import torch_errors
 from drivetrain.system.run_files import list_checkpoints
-from tests import ranks_cases
+from tests import ranks_cases, ranks_start
 from tests.messages import says
 
 STOPS = [
@@ -22,10 +24,9 @@ STOPS = [
     "signal in the evaluation@1",
     "signal in the evaluation@01",
 ]
-BACKWARD = ["memory in the backward pass@0", "memory in the backward pass@1"]
-REPEATS = ["memory@0", "memory@1", "half an update@0", "half an update@1", "buffer in a save@0", "buffer in a save@1"]
+REPEATS = ["buffer in a save@0", "buffer in a save@1"]
 NUMBERS = ["numbers@1", "numbers, read late@1"]
-CASES = ["nothing@", *NUMBERS, "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *BACKWARD, *REPEATS]
+CASES = ["nothing@", *NUMBERS, "time@1", "other metrics@1", *STOPS, *REPEATS]
 Ends = list[dict[str, Any]]
 
 
@@ -62,29 +63,25 @@ def test_the_leader_decides_about_time_and_metrics(ends_by_case: dict[str, Ends]
 
 
 @pytest.mark.parametrize("case", REPEATS)
-def test_all_processes_repeat_a_step_that_one_must_repeat(ends_by_case: dict[str, Ends], case: str) -> None:
+def test_all_go_back_if_one_must(ends_by_case: dict[str, Ends], case: str) -> None:
     leader, other = ends_by_case[case]
     assert (leader["code"], other["code"]) == (0, 0), (leader, other)
     assert leader == other
-    if case.startswith("memory"):
-        assert leader["micro_batch"] == 4
-        assert leader["weights"] == ends_by_case["micro-batch of 4@01"][0]["weights"]
-    elif case.startswith("half"):
-        assert leader["micro_batch"] == 4
-        assert leader["weights"] == ends_by_case["half an update@0"][0]["weights"]
-    else:
-        assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
-        assert leader["weights"] == ends_by_case["nothing@"][0]["weights"]
+    assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
+    assert leader["weights"] == ends_by_case["nothing@"][0]["weights"]
 
 
-@pytest.mark.parametrize("case", BACKWARD)
-def test_memory_that_runs_out_while_gradients_are_sent_repeats_the_step_in_all(
-    ends_by_case: dict[str, Ends], case: str
-) -> None:
-    leader, other = ends_by_case[case]
-    assert leader == other
-    assert (leader["code"], leader["micro_batch"], leader["rollbacks"]) == (0, 4, 0)
-    assert leader["weights"] == ends_by_case[BACKWARD[0]][0]["weights"] != ends_by_case["nothing@"][0]["weights"]
+@pytest.mark.parametrize(
+    "fault", ["memory", pytest.param("memory in the backward pass", marks=pytest.mark.nightly), "half an update"]
+)
+def test_memory_that_runs_out_in_one_process_ends_all(tmp_path: Path, fault: str) -> None:
+    """The supervisor starts them again with smaller micro-batches."""
+    command = [sys.executable, "-m", "tests.ranks_faults", str(tmp_path), f"{fault}@1"]
+    codes, outputs = ranks_start.wait_for_ranks(command, 2)
+    ending = json.loads((tmp_path / "1.json").read_text())[f"{fault}@1"]
+    assert ending["code"] == RestartSmaller.exit_code, outputs
+    assert says(ending["reason"], "memory-ran-out-process", 2, 2, 8)
+    assert codes[0] == PeerError.exit_code or json.loads((tmp_path / "0.json").read_text())[f"{fault}@1"]["code"] == 8
 
 
 def test_all_skip_the_same_batches_whenever_they_read_a_result(ends_by_case: dict[str, Ends]) -> None:

@@ -17,6 +17,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models.build import Model
 from drivetrain.training import run as runs
+from drivetrain.training import start_checks
 from tests import tiny
 from tests.messages import says
 
@@ -120,16 +121,17 @@ def test_memory_is_not_halved_to_one_sample(tmp_path: Path, monkeypatch: pytest.
         run.step._halve_micro_batch(3, error)
 
 
-@pytest.mark.parametrize(
-    ("train", "micro_batch", "key"), [("", 1, "optimize.micro_batch"), ("parts: 16", None, "train.batch_size")]
-)
-def test_sizes_of_one_are_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str, micro_batch: int | None, key: str
-) -> None:
+def test_sizes_of_one_are_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError) as caught:
-        assemble_run(tmp_path, monkeypatch, Flat(), train, micro_batch=micro_batch)
-    assert key in str(caught.value)
+        assemble_run(tmp_path, monkeypatch, Flat(), micro_batch=1)
+    assert "optimize.micro_batch" in str(caught.value)
     assert says(str(caught.value), "train-single-sample")
+
+
+def test_shares_of_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = assemble_run(tmp_path, monkeypatch, Flat())
+    with pytest.raises(SpecError, match=r"train\.batch_size: 16 for 16 processes"):
+        start_checks.refuse_single_samples(run.job, run.step, 16)
 
 
 def job(folder: Path, model: str, samples: int) -> Job:

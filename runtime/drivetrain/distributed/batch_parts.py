@@ -1,11 +1,7 @@
-"""Cuts each batch into a fixed number of parts, so that what is learned does not depend on the number of processes.
+"""Divides each batch among the processes, and computes a digest of its samples.
 
-Dropout is drawn for each part, and BatchNorm normalizes each part by itself. A process computes one or more parts, so a
-run that continues with another number of processes computes the same values, up to rounding.
-
-A batch also has a short digest, which does not depend on the number of processes: each sample id is hashed, each process
-adds up the hashes of its samples, and the sum over all processes is the digest. It changes if a sample is missing,
-repeated or replaced.
+A digest does not depend on the number of processes: each sample id is hashed, each process adds up the hashes of its
+samples, and the sum over all processes is the digest. It changes if a sample is missing, repeated or replaced.
 """
 
 from __future__ import annotations
@@ -20,54 +16,52 @@ from drivetrain.distributed.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a batch."""
+class BatchShare:
+    """The share of this process in a batch of all processes."""
 
-    number: int
-    """Index among the parts of the batch, from 0."""
-    start: int
-    """Index in the batch of its first sample."""
-    samples: int
-    """Number of samples."""
+    samples: int | None = None
+    """Samples of the batch over all processes; None if the processes have to sum their weights."""
+    weight: float = 1.0
+    """1 / the number of processes if each computes a part of the batch; 1 if each computes all of it."""
 
 
-@dataclass
+WHOLE = BatchShare()
+"""The share of a process that trains without others."""
+
+
+@dataclass(frozen=True)
 class BatchParts:
-    """How the batches of a run are cut, and which parts this process computes."""
+    """How the batches of a run are divided."""
 
     ranks: Ranks
-    count: int
-    """Parts per batch; at least one for each process."""
     batch_size: int
     """Samples per batch; the last batch of an epoch may have fewer."""
 
-    def list_own_parts(self, samples: int) -> list[Part]:
-        """The parts that this process computes of a batch of `samples` samples; they are adjacent in the batch.
-
-        If the batch is too small to be cut, every process computes all of it as a single part. `all_reduce_sum` sums
-        both loss and weights over the processes, so the repetition cancels out.
-        """
-        if self.is_whole(samples):
-            return [Part(0, 0, samples)]
-        ranks = self.ranks
-        first, end = (self.count * rank // ranks.count for rank in (ranks.number, ranks.number + 1))
-        starts = [samples * number // self.count for number in range(first, end + 1)]
-        return [Part(first + i, starts[i], starts[i + 1] - starts[i]) for i in range(end - first)]
-
-    def count_computed(self, samples: int) -> int:
-        """The number of samples that all processes compute of a batch, counted once for each process that computes them."""
-        return samples * self.ranks.count if self.is_whole(samples) else samples
+    @property
+    def part_size(self) -> int:
+        """Samples of a full batch that this process computes."""
+        return len(self.select_own_samples(np.arange(self.batch_size)))
 
     def is_whole(self, samples: int) -> bool:
-        """Whether a batch of `samples` samples is too small to be cut, so that each process computes all of it."""
+        """Whether a batch of `samples` samples is too small to be cut, so that each process computes all of it.
+
+        Losses and weights are summed over the processes, so the repetition cancels out.
+        """
         # BatchNorm cannot normalize a single sample, so parts of one are cut only where full batches have them, too.
-        min_part_samples = 2 if self.batch_size >= 2 * self.count else 1
-        return samples < min_part_samples * self.count
+        least = 2 if self.batch_size >= 2 * self.ranks.count else 1
+        return samples < least * self.ranks.count
+
+    def share(self, samples: int) -> BatchShare:
+        """This process's share of a batch of `samples` samples."""
+        count = self.ranks.count
+        return BatchShare(samples * count) if self.is_whole(samples) else BatchShare(samples, 1 / count)
 
     def select_own_samples(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Of the sample ids of a batch, those that this process computes."""
-        rank_parts = self.list_own_parts(len(ids))
-        return ids[rank_parts[0].start : rank_parts[-1].start + rank_parts[-1].samples]
+        """Select the sample ids of a batch that this process computes; they are adjacent in the batch."""
+        if self.is_whole(len(ids)):
+            return ids
+        start, end = (len(ids) * rank // self.ranks.count for rank in (self.ranks.number, self.ranks.number + 1))
+        return ids[start:end]
 
 
 DIGEST_BITS = 48

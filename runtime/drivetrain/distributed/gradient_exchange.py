@@ -1,257 +1,153 @@
-"""Sums gradients over all processes while the backward pass still computes others.
+"""Sums gradients over all processes during the backward pass, with torch's DistributedDataParallel.
 
-Gradients are sent in buckets. Their layout depends only on the parameters, last layer first, and each bucket is sent in
-that order as soon as it is complete. torch's DistributedDataParallel is not used, for two reasons. It changes the layout
-after the first step; the layout decides in which order a ring of processes adds the numbers, so a resumed run would round
-differently. And if a process runs out of memory during a backward pass, its peers would wait there for its remaining
-gradients; here that process sends zeros, all processes drop the sums, and try again.
+It gets a module that computes outputs and loss, since it looks for unused parameters from what a forward pass returns. Its
+hook sums instead of averaging: each loss is already divided by the weight of the whole batch. With `find_unused_parameters`
+torch keeps its first layout of buckets. The layout decides in which order a ring of processes adds numbers, so a resumed run
+rounds as one that was never stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.distributed.ranks import Ranks
-from drivetrain.distributed.world import BUCKET_BYTES, GPU_BUCKET_BYTES
+from drivetrain.errors import SpecError
 
-ALIGNMENT_BYTES = 64
-"""Gradients start at multiples of this in a bucket; vectorized kernels are slower at other addresses."""
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Where the gradient of a parameter is stored in its bucket."""
-
-    parameter: nn.Parameter
-    start: int
-    """Index of its first number."""
-    strides: tuple[int, ...]
-    """Strides of the parameter: fused kernels need parameter, gradient and moments in the same memory layout."""
-
-    def view_in(self, flat: Tensor) -> Tensor:
-        """The gradient as a view into the one-dimensional tensor of the bucket."""
-        return flat.as_strided(self.parameter.shape, self.strides, self.start)
+CPU_BUCKET_MEGABYTES = 4.0
+"""Size of a bucket on CPUs: small enough to be sent early. Between GPUs starting a collective costs more than its transfer."""
+GPU_BUCKET_MEGABYTES = 25.0
+REENTRANT = "CheckpointFunctionBackward"
+"""The node of torch.utils.checkpoint with use_reentrant=True, which reports a gradient twice."""
 
 
-class _Bucket:
-    """Gradients of one dtype and device, which are sent together; `size` is their count of numbers, with alignment."""
+class _LossModule(nn.Module):
+    """The network, and the function that computes its loss."""
 
-    def __init__(self, slots: list[_Slot], size: int) -> None:
-        self.slots, self.size = slots, size
-        self.missing = 0
-        """Number of gradients that the backward pass has not computed yet."""
-        self.sent: Tensor | None = None
-        """The gradients that were sent, which become their sums over all processes; None until then."""
-        self._kept: dict[torch.dtype, Tensor] = {}
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
 
-    def fill(self, *, zeros: bool) -> Tensor:
-        """Move the gradients into one tensor, with zeros for missing ones; with `zeros`, for all of them."""
-        self.sent = self._allocate(self.slots[0].parameter.dtype)
-        present = [] if zeros else [(slot, g) for slot in self.slots if (g := slot.parameter.grad) is not None]
-        if len(present) < len(self.slots):
-            self.sent.zero_()
-        if present:
-            views = [slot.view_in(self.sent) for slot, _ in present]
-            torch._foreach_copy_(views, [gradient for _, gradient in present])
-        for slot in self.slots:
-            slot.parameter.grad = None
-        return self.sent
-
-    def hand_out(self, used: Set[nn.Parameter]) -> None:
-        """Set the summed gradients of the parameters in `used`; the other parameters get None."""
-        assert self.sent is not None, "finish has sent all"
-        flat, self.sent = self.sent, None
-        for slot in self.slots:
-            slot.parameter.grad = slot.view_in(flat) if slot.parameter in used else None
-
-    def _allocate(self, dtype: torch.dtype) -> Tensor:
-        """A tensor for the bucket, of shape (size,); reused on a CPU, where allocating it takes longer than filling it."""
-        device = self.slots[0].parameter.device
-        if device.type != "cpu":
-            return torch.zeros(self.size, dtype=dtype, device=device)
-        if dtype not in self._kept:
-            self._kept[dtype] = torch.zeros(self.size, dtype=dtype)
-        return self._kept[dtype]
+    def forward(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
+        return compute_loss(*arguments)
 
 
 class GradientExchange:
-    """Exchanges the gradients of this process with the others; has no effect if it is the only one.
+    """Exchanges the gradients of this process with the others; has no effect if it is the only one."""
 
-    Args:
-        ranks: this process among those that train together.
-        hold_signals: opens a context that no signal interrupts.
-    """
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._wrapped: DistributedDataParallel | None = None
+        self._trained: list[nn.Parameter] = []
+        self._is_new = False
+        """Whether the wrapped network has computed no loss yet."""
+        self._sent_at = 0.0
+        """Time at which the last bucket of the present pass was sent."""
 
-    def __init__(
-        self, ranks: Ranks, hold_signals: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    ) -> None:
-        self.ranks, self.hold_signals = ranks, hold_signals
-        self.overlaps = True
-        """Whether buckets are sent during the backward pass, and not only after it."""
-        self.late = False
-        """Whether a gradient was computed after its bucket had been sent: the step must be computed again."""
-        self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._idle: set[nn.Parameter] | None = None
-        """Parameters without a gradient in the first pass, for which no bucket waits; None until that pass has ended."""
-        self._used: set[nn.Parameter] = set()
-        """Parameters with a gradient in this pass."""
-        self._sum_waits: list[Callable[[], None]] = []
-        """For each bucket that was sent, in order: a function that waits for its sum."""
-        self._same_used = True
-        """Whether all processes have gradients for the same parameters."""
-        self._sending = False
-        """Whether complete gradients may be sent: in the last backward pass of a batch."""
+    def wrap(self, model: nn.Module) -> bool:
+        """Wrap the network if the trained parameters have changed, as in every stage of `model.unfreeze`.
 
-    def begin(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-        """Prepare for the gradients of a batch; lay out the buckets anew if the trained parameters have changed.
-
-        Args:
-            model: the buckets have its parameters in reverse order.
-            parameters: those of the optimizer.
+        Returns:
+            Whether it was wrapped anew.
         """
         if self.ranks.count == 1:
-            return
-        trained = {p for p in parameters if p.requires_grad}
-        if trained != self._bucket_of.keys():
-            self._lay_out([p for p in dict.fromkeys((*model.parameters(), *parameters)) if p in trained])
-        self.late, self._used, self._sum_waits = False, set(), []
-        for bucket in self._buckets:
-            bucket.sent = None
-            bucket.missing = sum(slot.parameter not in (self._idle or ()) for slot in bucket.slots)
+            return False
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if [id(p) for p in trained] == [id(p) for p in self._trained]:
+            return False
+        self._trained, self._is_new = trained, True
+        # Hooks of the network that is wrapped now have to be gone before the next one.
+        self._wrapped = None
+        # Dynamo would cut a compiled network at the borders of the buckets.
+        torch._dynamo.config.optimize_ddp = False
+        # The other name of `broadcast_buffers`, which a warning recommends, is not in older torch.
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            self._wrapped = DistributedDataParallel(
+                _LossModule(model),
+                broadcast_buffers=False,
+                find_unused_parameters=True,
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=CPU_BUCKET_MEGABYTES if trained[0].device.type == "cpu" else GPU_BUCKET_MEGABYTES,
+            )
+        self._wrapped.register_comm_hook(None, self._make_hook())
+        return True
 
-    def _lay_out(self, parameters: list[nn.Parameter]) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._buckets = list(_cut_into_buckets(parameters[::-1]))
-        self._bucket_of = {slot.parameter: bucket for bucket in self._buckets for slot in bucket.slots}
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._note_arrival)  # type: ignore[no-untyped-call]
-            for p in parameters
-        ]
-        self._idle = None
+    def _make_hook(self) -> Callable[[Any, Any], Any]:
+        def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]
+            # torch compares annotations, which are text here.
+            self._sent_at = time.monotonic()
+            work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+
+        return sum_bucket
 
     @contextlib.contextmanager
-    def sending(self, is_last: bool = True) -> Iterator[None]:
-        """A block for a backward pass; in the last one of a batch, gradients are sent when they are complete."""
-        self._sending = is_last and self.ranks.count > 1
-        try:
+    def sending(self, *, is_last: bool) -> Iterator[None]:
+        """A block for forward and backward pass of a micro-batch; gradients are sent in that of the last one."""
+        if self._wrapped is None:
             yield
-        finally:
-            self._sending = False
-
-    def _note_arrival(self, parameter: Tensor) -> None:
-        """Note that a gradient is complete; called by torch in the backward pass."""
-        if not self._sending:
             return
-        assert isinstance(parameter, nn.Parameter)
-        bucket, is_repeated = self._bucket_of[parameter], parameter in self._used
-        if bucket.sent is not None:
-            self.late = True
-            # A gradient that arrives twice, as under reentrant checkpointing, is complete only after the pass.
-            self.overlaps = self.overlaps and not is_repeated
-            if self._idle:
-                self._idle.discard(parameter)
-            return
-        self._used.add(parameter)
-        if not is_repeated and parameter not in (self._idle or ()):
-            bucket.missing -= 1
-        if self.overlaps:
-            # A signal between sending and noting it would leave the processes with different sums.
-            with self.hold_signals():
-                self._send_complete_buckets()
+        with contextlib.nullcontext() if is_last else self._wrapped.no_sync():
+            yield
+        if is_last:
+            # The backward pass ends when all sums have arrived.
+            self.ranks.add_wait(time.monotonic() - self._sent_at)
 
-    def _send_complete_buckets(self) -> None:
-        for bucket in self._buckets[len(self._sum_waits) :]:
-            if bucket.missing:
-                return
-            self._sum_waits.append(self.ranks.start_sum(bucket.fill(zeros=False)))
+    def compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
+        """Compute the loss of a micro-batch, with its arguments.
 
-    def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
-        """Send the remaining buckets, filled with zeros if there is no loss because the pass has failed.
+        Raises:
+            SpecError: if the network recomputes activations in a way that reports gradients twice.
+        """
+        if self._wrapped is None:
+            return compute_loss(*arguments)
+        loss: Tensor = self._wrapped(compute_loss, *arguments)
+        if self._is_new:
+            self._is_new = False
+            _refuse_reentrant(loss)
+        return loss
 
-        Then one small collective gives all processes the notes of each process, and on a CPU its loss. It is the only
-        collective of a step that is waited for here; the last buckets are still being sent meanwhile.
+    def finish(self, loss: Tensor, notes: list[float]) -> tuple[Tensor, list[list[float]]]:
+        """Sum the losses of all processes, and give all the notes of each; the only collective of a step that waits.
 
         Args:
-            loss: loss of this process's shard, a scalar tensor.
+            loss: loss of this process's share, a scalar tensor.
             notes: numbers to give to all processes.
 
         Returns:
-            The sum of the losses (None without a loss; on a GPU it is valid after `collect`), and the notes by rank.
+            The sum of the losses, and the notes by rank.
 
         Raises:
             PeerError: if another process is gone.
         """
         if self.ranks.count == 1:
-            return loss, [list(notes)]
-        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device) if loss is None else loss.clone()
-        with self.hold_signals():
-            if loss is not None:
-                self._used |= {p for p in self._bucket_of if p.grad is not None}
-            for bucket in self._buckets[len(self._sum_waits) :]:
-                self._sum_waits.append(self.ranks.start_sum(bucket.fill(zeros=loss is None)))
-            if total.is_cuda:  # reading the loss would wait for the whole pass
-                self._sum_waits.append(self.ranks.start_sum(total))
-            local_loss = 0.0 if total.is_cuda else float(total)
-            rows = self.ranks.all_gather([*notes, self._hash_used(), local_loss])
-        self._same_used = len({row[-2] for row in rows}) == 1
-        if not total.is_cuda:
-            total.fill_(sum(row[-1] for row in rows))
-        return total if loss is not None else None, [row[:-2] for row in rows]
-
-    def _hash_used(self) -> float:
-        """A hash of the set of parameters that have a gradient."""
-        # A hash of integers is not salted; 53 bits fit into a float64.
-        return float(hash(tuple(index for index, p in enumerate(self._bucket_of) if p in self._used)) % 2**53)
-
-    def collect(self) -> None:
-        """Set the summed gradients of the parameters; a gradient that no process has stays None.
-
-        Raises:
-            PeerError: if another process is gone.
-        """
-        self._wait_for_sums()
-        used = self._used if self._same_used else self._find_used_by_any()
-        if self._idle is None:
-            self._idle = set(self._bucket_of) - used
-        for bucket in self._buckets:
-            bucket.hand_out(used)
-
-    def drop(self) -> None:
-        """Drop the sums of a step in which a process has failed; raises PeerError if another process is gone."""
-        self._wait_for_sums()
-
-    def _wait_for_sums(self) -> None:
-        for wait in self._sum_waits:
-            wait()
-        self._sum_waits = []
-
-    def _find_used_by_any(self) -> set[nn.Parameter]:
-        rows = self.ranks.all_gather([float(p in self._used) for p in self._bucket_of])
-        return {p for p, *flags in zip(self._bucket_of, *rows, strict=True) if any(flags)}
+            return loss, [notes]
+        if loss.is_cuda:  # reading the loss would wait for the whole pass
+            (total,) = self.ranks.all_reduce_sum([loss])
+            return total, self.ranks.all_gather(notes)
+        rows = self.ranks.all_gather([*notes, float(loss)])
+        return loss.new_tensor(sum(row[-1] for row in rows)), [row[:-1] for row in rows]
 
 
-def _cut_into_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[_Bucket]:
-    """Distribute parameters over buckets, in their order; each bucket has one dtype and device."""
-    open_slots: dict[tuple[torch.dtype, torch.device], list[_Slot]] = {}
-    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
-    for p in parameters:
-        kind = (p.dtype, p.device)
-        slots, size = open_slots.setdefault(kind, []), sizes.get(kind, 0)
-        limit = BUCKET_BYTES if p.device.type == "cpu" else GPU_BUCKET_BYTES
-        if slots and (size + p.numel()) * p.element_size() > limit:
-            yield _Bucket(open_slots.pop(kind), size)
-            slots, size = open_slots.setdefault(kind, []), 0
-        slots.append(_Slot(p, size, torch.empty_like(p, device="meta").stride()))
-        alignment_numbers = ALIGNMENT_BYTES // p.element_size()
-        sizes[kind] = size + -(-p.numel() // alignment_numbers) * alignment_numbers
-    for kind, slots in open_slots.items():
-        yield _Bucket(slots, sizes[kind])
+def _refuse_reentrant(loss: Tensor) -> None:
+    """Refuse a graph with reentrant checkpoints, of which DistributedDataParallel allows none."""
+    seen, pending = set[Any](), [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == REENTRANT:
+            raise SpecError(
+                "the network calls torch.utils.checkpoint with use_reentrant=True, and several processes train it",
+                "use_reentrant=False, or one process",
+                "pass use_reentrant=False to checkpoint in the network, or set limits: {processes: 1}",
+            )
+        pending += [following for following, _ in node.next_functions]

@@ -34,6 +34,8 @@ RESOLVE_TIMEOUT = 60.0
 """Seconds for which an unknown name of the meeting host is looked up again: that of a pod is unknown at first."""
 CHECK_INTERVAL = 0.2
 """Seconds between two checks of the processes."""
+LAST_WAIT = 5.0
+"""Seconds that other processes have to end after the leader has lost one of them."""
 EXIT_TIMEOUT = 15.0
 """Seconds that the leader has to end by itself after another process is lost."""
 MAX_PAUSE = 50.0
@@ -206,6 +208,12 @@ def wait_for_end(leader: Process, followers: Sequence[Process], *, has_peers: bo
 def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed_leader: bool) -> int:
     """The return code of a run whose leader has ended, or was killed because it still waited for a lost process."""
     code = leader.wait()
+    if code == PeerError.exit_code:
+        # The process that it has lost may be about to end, and its code tells the cause.
+        end = time.monotonic() + LAST_WAIT
+        for process in followers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
     dead = [process for process in followers if process.poll() not in (None, 0)]
     # The code of a leader that was killed here does not tell the cause.
     codes = [*([] if killed_leader else [code]), *(process.returncode for process in dead)]

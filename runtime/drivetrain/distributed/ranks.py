@@ -161,6 +161,26 @@ class Ranks:
 
         return fill
 
+    @contextlib.contextmanager
+    def raising_peer_errors(self) -> Iterator[None]:
+        """A block in which torch itself exchanges tensors.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_exchange_error(error):
+                raise
+            raise self._peer_error(error) from None
+
+    def add_wait(self, seconds: float) -> None:
+        """Add a time in which this process waited for the others in the present phase."""
+        if self.heartbeat:
+            phase = self.heartbeat.phase()
+            self.heartbeat.waited[phase] = self.heartbeat.waited.get(phase, 0.0) + seconds
+
     def barrier(self) -> None:
         """Wait until all processes arrive; raises PeerError if another process is gone."""
         self.all_gather([0.0])
@@ -201,6 +221,11 @@ def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             group, size = [], 0
     if group:
         yield group
+
+
+def _is_exchange_error(error: RuntimeError) -> bool:
+    """Whether torch raised this because an exchange failed: it has an error class for NCCL, but none for gloo."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 ALONE = Ranks()

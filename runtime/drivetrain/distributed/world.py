@@ -20,10 +20,6 @@ MEETING = "DRIVETRAIN_MEETING"
 """Environment variable: host:port of the store through which the processes find each other."""
 SOCKET = "DRIVETRAIN_MEETING_SOCKET"
 """Environment variable of rank 0: descriptor of the socket that listens there; absent if the starter keeps the store."""
-BUCKET_BYTES = 4 * 2**20
-"""Largest size of a bucket with several gradients: small enough to be sent early, large enough for the network."""
-GPU_BUCKET_BYTES = 25 * 2**20
-"""The same between GPUs, as in torch's DDP: there starting a collective costs more than its transfer."""
 NODES = "DRIVETRAIN_NODES"
 """Environment variable: the number of supervisors, if there are several."""
 
@@ -57,24 +53,6 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
             f"is {requested}, and {used} GPUs are used",
             "one process for each GPU",
             "leave it out, and choose GPUs with limits.gpus",
-        )
-
-
-def check_parts(job: Job, processes: int) -> None:
-    """Refuse more processes than a batch has parts: some would have nothing to train on.
-
-    Args:
-        processes: number of processes of all machines.
-
-    Raises:
-        SpecError: if there are more.
-    """
-    if job.train.parts and processes > job.train.parts:
-        raise job.spec_error(
-            ("train", "parts"),
-            f"is {job.train.parts}, and {processes} processes train together",
-            f"at most {job.train.parts} processes: each computes one part of every batch, or several",
-            "take fewer processes; another number of parts is another training, with --new",
         )
 
 

@@ -212,12 +212,6 @@ class Train(Spec):
         description="samples per optimizer step; auto: the smallest that is within 5 % of the fastest that fits, measured before "
         "the first step. It changes what is learned, and the learning rate stays as given",
     )
-    parts: Count | None = Field(
-        None,
-        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes by part. "
-        "If set, a run may continue with any number of processes up to this one, and learns the same up to rounding; "
-        "absent: the number of processes at the start",
-    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool | Literal["auto"] = Field(
         "auto",

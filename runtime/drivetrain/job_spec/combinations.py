@@ -25,7 +25,6 @@ def combination_problems(job: Job) -> Iterator[Problem]:
         _unfreeze_problems,
         _idle_problems,
         _missing_problems,
-        _parts_problems,
         _within_problems,
         _track_problems,
         remote_data.find_problems,
@@ -78,15 +77,6 @@ def _within_problems(job: Job) -> Iterator[Problem]:
             "train.epochs for a sweep",
             "remove train.within, or the sweep",
         )
-
-
-def _parts_problems(job: Job) -> Iterator[Problem]:
-    """More parts than a batch has samples."""
-    parts, size = job.train.parts, job.train.batch_size
-    if parts and isinstance(size, int) and parts > size:
-        possible = f"at most {size}: a part has one sample or more"
-        description = f"is {parts}, and train.batch_size is {size}"
-        yield job.problem(("train", "parts"), description, possible, "take fewer parts, or a larger batch")
 
 
 def _unfreeze_problems(job: Job) -> Iterator[Problem]:

@@ -39,7 +39,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes or in parts, with code of the
+    """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes, with code of the
     user in a step, with dropout between LSTM layers, without fused_optimizer, or beside cuda_graphs.
     """
     gpu = hardware.gpu
@@ -51,8 +51,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         )
     if job.task in ("custom", "python") or hasattr(getattr(job, "model", None), "file"):
         return "a replay does not run your own code, which may decide something in each step"
-    if not world.seems_alone(job, hardware) or (job.train.parts or 1) > 1:
-        return "steps of several processes or parts exchange numbers that the host reads"
+    if not world.seems_alone(job, hardware):
+        return "steps of several processes exchange numbers that the host reads"
     if job.task.startswith("text") if workload is None else workload.ragged:
         return "samples have different lengths, and every shape would need a graph of its own"
     if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):

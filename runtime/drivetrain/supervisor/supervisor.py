@@ -174,7 +174,6 @@ class _Supervisor:
         machine = world.share_hardware(detect(self.request.runs), placement)
         machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
         world.check_world_size(job, machine)
-        world.check_parts(job, world.count_trainers(job, machine) * (placement.supervisors if placement else 1))
         return machine
 
     def _open_folder(self) -> run_folder.RunFolder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from drivetrain.data.dataset import Batch
 from drivetrain.training.compiled_forward import first_line
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import SeededPart, StepResult
+from drivetrain.training.step_options import StepResult
 
 MAX_RECORDINGS = 4
 """Recordings of one run: mixed batches have other targets than those that are not mixed."""
@@ -106,9 +106,9 @@ class CapturedStep:
         """Forget all recordings: tensors that they know have been replaced."""
         self.recordings, self.step_counts = {}, {}
 
-    def __call__(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> StepResult | None:
+    def __call__(self, step: Step, batch: Batch, seed: int) -> StepResult | None:
         """The result of a step that was replayed; None if it must be computed as usual."""
-        if self.failure is not None or not self._can_replay(step, batch, parts):
+        if self.failure is not None or not self._can_replay(step, batch):
             return None
         key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, step.dtype)
         if key not in self.recordings:
@@ -120,7 +120,7 @@ class CapturedStep:
         for recorded, current in zip(_list_tensors(recording.batch), _list_tensors(batch), strict=True):
             recorded.copy_(current)
         recording.rates.copy_(step.rates_on_device())
-        step.seed_generators(parts[0].seed)
+        step.seed_generators(seed)
         if recording.replay is None and not self._try_recording(step, recording):
             return None
         assert recording.replay is not None, "it has been recorded"
@@ -129,14 +129,14 @@ class CapturedStep:
         values, finite = recording.values.clone(), recording.finite.clone()
         return StepResult(values, finite, on_device=True, on_read=step.follow_results())
 
-    def _can_replay(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
+    def _can_replay(self, step: Step, batch: Batch) -> bool:
         """Whether a step has the usual size, and the host decides nothing in it."""
         last = step.state.last_result
         if last is None or not last.on_device:
             self.drop()
             return False
         usual_size = step.options.batch_size
-        return len(parts) == 1 and not step.micro_batch and len(batch) == usual_size and step.can_update_on_device()
+        return not step.micro_batch and len(batch) == usual_size and step.can_update_on_device()
 
     def _try_recording(self, step: Step, recording: _Recording) -> bool:
         def work() -> None:

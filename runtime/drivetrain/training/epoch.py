@@ -46,12 +46,18 @@ def open_batches(run: Run) -> Iterator[Generator[Batch]]:
 
 
 def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
-    """The next batch; None if this process has a problem: a signal, `max_time`, or one in the step before."""
+    """The next batch; None if this process trains alone and has a problem: a signal, `max_time`, or one in the step before."""
+    if run.ranks.count > 1:
+        # The others need the gradients of this process, also if it has a problem.
+        batch = next(batches)
+        if run.peers.problem is None and run.ranks.is_rank0 and run.time_left() <= 0:
+            run.peers.problem = Stopped(f"max_time of {run.job.train.max_time} has passed")
+        return batch
     if run.peers.problem is None:
         with run.peers.catching():
             with run.signals.allow_interruption():
                 batch = next(batches)
-            if run.ranks.is_rank0 and run.time_left() <= 0:
+            if run.time_left() <= 0:
                 raise Stopped(f"max_time of {run.job.train.max_time} has passed")
             return batch
     return None

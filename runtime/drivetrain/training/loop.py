@@ -26,7 +26,7 @@ from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_options import SeededPart, StepResult, count_largest_part
+from drivetrain.training.step_options import StepResult
 from drivetrain.training.step_records import StepRecords
 
 
@@ -95,16 +95,14 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
             run.peers.raise_gravest()
         else:
             fault_point("step", run)
-            run.step.state.batch_samples = run.batch_parts.count_computed(samples)
-            run.step.state.loss_share = 1.0 if run.batch_parts.is_whole(samples) else 1 / run.ranks.count
-            parts = run.list_local_parts(samples)
+            seed, share = run.step_seed(samples), run.batch_parts.share(samples)
             inputs = None if batch is None else run.mix(run.preprocess(batch, counters.epoch))
             learning_rate = run.set_learning_rates()
-            replayed = run.step.try_replay(inputs, parts)
-            loss = replayed or run.step.compute_gradients(inputs, parts)
+            replayed = run.step.try_replay(inputs, seed)
+            loss = replayed or run.step.compute_gradients(inputs, seed, share)
             # The others have summed these gradients too: they learn of a problem from here on in the next step.
             with run.peers.catching():
-                result = update_weights(run, loss, parts)
+                result = update_weights(run, loss, len(inputs) if inputs else 0)
                 records.add(result, learning_rate)
         counters.step, counters.batch, counters.samples = (
             counters.step + 1,
@@ -114,12 +112,12 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
     return result
 
 
-def update_weights(run: Run, loss_or_result: Tensor | StepResult, parts: list[SeededPart]) -> StepResult:
+def update_weights(run: Run, loss_or_result: Tensor | StepResult, samples: int) -> StepResult:
     """Update the weights and their average; a replayed step has a result, because it has updated them already."""
     if isinstance(loss_or_result, StepResult):
         result = loss_or_result
     else:
-        result = run.step.update(loss_or_result, count_largest_part(parts))
+        result = run.step.update(loss_or_result, samples)
         run.average_weights(result.device_finite)
-    run.local_samples += sum(part.samples for part in parts)
+    run.local_samples += samples
     return result

@@ -1,8 +1,8 @@
 """Lets all processes stop, retry or roll back together when one of them has a problem, so that none waits for another.
 
-One process may get a signal, run out of memory, or see a non-finite number, while the others do not. So each reports its
-problem beside the gradients that it sends, and before they are used. The most serious one counts for all, and all raise the
-same error. A problem between two steps is reported in the next step, for which that process sends zeros.
+One process may get a signal or see a non-finite number while the others do not. So each reports its problem with the loss
+of its step, before the gradients are used. The most serious one counts for all, and all raise the same error. A problem
+between two steps is reported in the next step, which all compute and drop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from drivetrain.distributed.ranks import ALONE, Ranks
-from drivetrain.errors import Stopped
+from drivetrain.errors import RestartSmaller, Stopped
 from drivetrain.system import torch_errors
 from drivetrain.system.signals import Interrupted
 from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
@@ -98,6 +98,21 @@ class Peers:
         return next(
             position for position, (problem_kind, _) in enumerate(PROBLEM_KINDS, 1) if issubclass(kind, problem_kind)
         )
+
+
+def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
+    """The error of one of several processes that ran out of memory with so many `samples` at a time.
+
+    The others may be adding up its gradients already, so no process can try the step again.
+    """
+    description = f"memory ran out in process {ranks.number + 1} of {ranks.count} with {samples} samples at a time"
+    if ranks.heartbeat:
+        ranks.heartbeat.give_up(description)
+    return RestartSmaller(
+        description,
+        "fewer samples at a time, at the same train.batch_size",
+        f"set optimize.micro_batch: {max(1, samples // 2)}, and run the same command again on all machines",
+    )
 
 
 def find_first_text(ranks: Ranks, text: str) -> str:

@@ -19,7 +19,6 @@ from drivetrain.data.custom.data_sources import batches_of
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
 from drivetrain.data.mixup import mix, uses_mixing
-from drivetrain.distributed import world
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.distributed.world import LOCAL_RANK
@@ -49,7 +48,7 @@ from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import HeadTraining, SolvableHead
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import SeededPart, build_options
+from drivetrain.training.step_options import build_options
 from drivetrain.training.time_target import Counters, TimeTarget
 from drivetrain.training.user_parts import TrainingInfo, UserParts
 from drivetrain.training.weight_update import Ema
@@ -78,7 +77,7 @@ class Run(AssembledRun):
     identity: dict[str, str] = field(default_factory=dict)
     """Name and value of everything beside spec and plan that the exact bits of the run depend on."""
     batch_parts: BatchParts
-    """Cuts each batch into parts, and those into the shards of the processes."""
+    """Divides each batch among the processes."""
     lr_groups: list[LrGroup] = field(default_factory=list)
     """The trained parameters, grouped by their factor of the learning rate."""
     user_parts: UserParts = field(default_factory=UserParts)
@@ -196,15 +195,15 @@ class Run(AssembledRun):
         """Set the learning rates of the next step; returns that of the first parameter group."""
         return self.rates.set(self.counters, self.best_metric.factor())
 
-    def step_seed(self, part: int = 0) -> int:
-        """The seed of this step's dropout: a function of (seed, step, part), so there is no generator state to save."""
-        position = (self.counters.step, part) if part else (self.counters.step,)
-        return stateless_random.derive_key(self.job.train.seed, "step", *position)
+    def step_seed(self, samples: int | None = None) -> int:
+        """The seed of this step's dropout: a function of (seed, step, rank), so there is no generator state to save.
 
-    def list_local_parts(self, samples: int) -> list[SeededPart]:
-        """The parts that this process computes of a batch of `samples` over all processes, with their seeds."""
-        rank_parts = self.batch_parts.list_own_parts(samples)
-        return [SeededPart(part.samples, self.step_seed(part.number)) for part in rank_parts]
+        Args:
+            samples: the size of the batch over all processes; None if this process computes all of it.
+        """
+        rank = 0 if samples is None or self.batch_parts.is_whole(samples) else self.ranks.number
+        position = (self.counters.step, rank) if rank else (self.counters.step,)
+        return stateless_random.derive_key(self.job.train.seed, "step", *position)
 
     def collect_info(self, epoch: int, **values: Any) -> TrainingInfo:
         """The current state for a callback; `values` are further fields of `TrainingInfo`."""
@@ -249,10 +248,9 @@ def assemble(
     kept_in_eval_mode = _freeze(model, network, job, epoch)
     rate_groups = lr_groups.make_groups(job, model, network.list_trained())
     optimizer = _build_optimizer(job, model, rate_groups, user_parts)
-    batch_parts = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
+    batch_parts = BatchParts(ranks, job.train.batch)
     batches = _build_batches(job, dataset, batch_parts, report)
-    part_size = batch_parts.list_own_parts(job.train.batch)[0].samples
-    options = build_options(model, Peers(ranks), part_size, signals, report)
+    options = build_options(model, Peers(ranks), batch_parts.part_size, signals, report)
     if _needs_two_samples(network, model, dataset, device):
         options = replace(options, min_samples=2)
         batches.join_single_sample()
@@ -326,8 +324,7 @@ def _build_optimizer(
 def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
     """The batches of the training data; this process reads its shard of each, or all of it if batches are mixed."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
-    world.check_parts(job, batch_parts.ranks.count)
-    start_checks.check_divisible(job, dataset, batch_parts)
+    start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
     if not (dataset.mixable and uses_mixing(job)):
         batches.select_local = batch_parts.select_own_samples
     batches.shared_memory.processes = batch_parts.ranks.count
@@ -347,8 +344,8 @@ def _apply_plan(run: Run) -> None:
     processes, free_bytes = run.ranks.count, run.hardware.memory.available
     heads = HeadTraining(run.job, run.network, run.readable, run.step, run.user_parts, processes, free_bytes)
     run.solvable_heads, run.unsolved_reason = heads.find_heads()
-    start_checks.refuse_single_samples(run.job, run.step, run.batch_parts.count)
-    sizes = {"processes": processes, "parts": run.batch_parts.count, "threads": torch.get_num_threads()}
+    start_checks.refuse_single_samples(run.job, run.step, processes)
+    sizes = {"processes": processes, "threads": torch.get_num_threads()}
     run.identity |= {name: str(size) for name, size in sizes.items()}
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.data.dataset import Batch, Dataset
-from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.distributed.store import find_node_name
 from drivetrain.distributed.world import NODES
@@ -102,8 +101,8 @@ SINGLE_SAMPLE = (
 )
 
 
-def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
-    """Refuse sizes that are too small for a network that needs two samples at once, if a batch has `parts` parts.
+def refuse_single_samples(job: Job, step: Step, processes: int) -> None:
+    """Refuse sizes that are too small for a network that needs two samples at once, if `processes` share a batch.
 
     Raises:
         SpecError: naming the key that makes them so small.
@@ -112,8 +111,11 @@ def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
         return
     if step.micro_batch == 1:
         key, setting = ("optimize", "micro_batch"), "1"
-    elif job.train.batch < 2 * parts:
-        key, setting = ("train", "batch_size"), f"{job.train.batch}" + (f" in {parts} parts" if parts > 1 else "")
+    elif job.train.batch < 2 * processes:
+        key, setting = (
+            ("train", "batch_size"),
+            f"{job.train.batch}" + (f" for {processes} processes" if processes > 1 else ""),
+        )
     elif step.options.splitter is not Batch.split:
         key, setting = ("optimize", "unpadding"), "a text may get a pass of its own"
     else:
@@ -122,15 +124,16 @@ def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
     raise job.spec_error(key, f"{setting}, but {SINGLE_SAMPLE}", "two samples or more at a time", action)
 
 
-def check_divisible(job: Job, dataset: Dataset, batch_parts: BatchParts) -> None:
-    """Refuse several parts of a batch if the user's loss cannot be put together from those of parts.
+def check_divisible(job: Job, dataset: Dataset, processes: int) -> None:
+    """Refuse several processes if the user's loss cannot be put together from those of their shares.
 
     Raises:
-        SpecError: naming the key that asks for parts.
+        SpecError: naming the key that asks for them.
     """
-    if batch_parts.count == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
+    if processes == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
         return
-    path = ("train", "parts") if batch_parts.ranks.count == 1 else ("limits", "processes")
-    description = f"a batch has {batch_parts.count} parts for {batch_parts.ranks.count} processes, and {obstacle}"
-    action = f"train in one process, on one GPU, without train.parts; {SPLITTABLE}"
-    raise job.spec_error(path, description, "one process, which computes every batch as a whole", action)
+    description = f"a batch is divided among {processes} processes, and {obstacle}"
+    action = f"train in one process, on one GPU; {SPLITTABLE}"
+    raise job.spec_error(
+        ("limits", "processes"), description, "one process, which computes every batch as a whole", action
+    )

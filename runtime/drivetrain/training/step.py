@@ -6,8 +6,7 @@ memory format, `compile` a compiled forward pass, `micro_batch` a split; the cod
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed import batch_parts
+from drivetrain.distributed.batch_parts import WHOLE, BatchShare
 from drivetrain.job.train import Fp16
 from drivetrain.models.buffers import Buffers
 from drivetrain.system import torch_errors
@@ -25,16 +25,7 @@ from drivetrain.training.compiled_forward import CompiledForward
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import ComputeAgain
-from drivetrain.training.step_options import (
-    SeededPart,
-    SeedOrParts,
-    StepOptions,
-    StepResult,
-    StepState,
-    count_largest_part,
-    list_parts,
-    stack_loss_and_norm,
-)
+from drivetrain.training.step_options import StepOptions, StepResult, StepState, stack_loss_and_norm
 from drivetrain.training.weight_update import StepUpdate
 
 MAX_EXACT_FLOAT32 = 1 << 24
@@ -90,33 +81,33 @@ class Step(StepUpdate):
         self._drop_recordings()
         self.state.fell_back = self.scaler.fell_back = True
 
-    def __call__(self, batch: Batch, seed: SeedOrParts) -> StepResult:
-        """Train one step, completely or not at all, on the parts of a batch that this process computes.
+    def __call__(self, batch: Batch, seed: int, share: BatchShare = WHOLE) -> StepResult:
+        """Train one step, completely or not at all, on this process's share of a batch.
 
-        If memory runs out, the batch is tried again in micro-batches of half the size, with the same buffers and random
-        numbers.
+        If memory runs out in a process that trains alone, the batch is tried again in micro-batches of half the size,
+        with the same buffers and random numbers.
 
         Raises:
             SpecError: if a buffer of the network has another shape than before training.
             OutOfMemory: if a single sample is too much, or the batch is and its loss cannot be split.
+            RestartSmaller: if memory ran out in one of several processes.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
-        parts = list_parts(len(batch), seed)
-        replayed = self.try_replay(batch, parts)
-        return replayed or self.update(self.compute_gradients(batch, parts), count_largest_part(parts))
+        replayed = self.try_replay(batch, seed)
+        return replayed or self.update(self.compute_gradients(batch, seed, share), len(batch))
 
-    def try_replay(self, batch: Batch | None, parts: Sequence[SeededPart]) -> StepResult | None:
+    def try_replay(self, batch: Batch | None, seed: int) -> StepResult | None:
         """Replay a recording of a whole step, with its update; returns None if the step must be computed."""
         if batch is None or not self.options.captured:
             return None
-        result = self.options.captured(self, batch, parts)
+        result = self.options.captured(self, batch, seed)
         if result is not None:
-            self.state.part_count, self.state.sample_hashes = 1, [batch_parts.hash_samples(batch.ids)]
+            self.state.sample_hashes = [batch_parts.hash_samples(batch.ids)]
             self.state.last_result = result
         return result
 
     def compute_on_device(self, batch: Batch, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Train a step on a batch in one part, like `compute_gradients` and `update`, but no number is read by the host: a
+        """Train a step on a batch, like `compute_gradients` and `update`, but no number is read by the host: a
         CUDA graph can record it. The caller seeds the generators; `rates` are those of the parameter groups, float32.
 
         Returns:
@@ -124,7 +115,7 @@ class Step(StepUpdate):
         """
         self.buffers.remember_content()
         with self._restrict_kernels():
-            loss = self.objective(self.outputs(batch.inputs), batch.targets, self._start_denominators(batch)())
+            loss = self.objective(self.outputs(batch.inputs), batch.targets, self._start_denominators(batch, WHOLE)())
             self.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
             loss = loss.detach()
         self.scaler.unscale(self.parameters)
@@ -135,107 +126,106 @@ class Step(StepUpdate):
         self.optimizer.zero_grad(set_to_none=True)
         return values, finite
 
-    def compute_gradients(self, batch: Batch | None, seed: SeedOrParts) -> Tensor:
+    def compute_gradients(self, batch: Batch | None, seed: int, share: BatchShare = WHOLE) -> Tensor:
         """Compute the gradients of the whole batch, over all processes; returns its loss, and raises as `__call__`.
 
-        A process with a problem has no batch: it contributes zeros to the sums, and all raise the most serious problem.
+        A problem of one process travels with its loss: all drop the step, and raise the most serious one. A process that
+        trains alone has no batch if a problem came before it.
         """
         # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
-        denominators, peers = self._start_denominators(batch), self.options.peers
-        parts = list_parts(0 if batch is None else len(batch), seed)
-        self.state.part_count, exchange = len(parts), self.options.exchange
+        denominators, peers = self._start_denominators(batch, share), self.options.peers
+        if self.options.exchange.wrap(self.model) and self.state.deterministic_only and batch is not None:
+            self._try_kernels(batch, denominators, seed)
         while True:
-            loss = None
             # Gradients that other code has left, such as the step of a second network, are none of this batch.
-            for parameter in self.parameters:
-                parameter.grad = None
-            exchange.begin(self.model, self.parameters)
-            if batch is not None:
-                try:
-                    # Raises at once if a signal has come before.
-                    with self.options.interruptible():
-                        loss = self._accumulate_gradients(batch, denominators, parts)
-                except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
-                    loss = None  # an interrupt may come when it is computed
-                    self._keep_problem(error)
-                else:
-                    # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
-                    if exchange.late:
-                        peers.problem = ComputeAgain("a gradient came after its bucket had been sent")
-            # These numbers of each process travel beside the gradients.
+            self._forget_gradients()
+            loss = None if batch is None else self._try_batch(batch, denominators, seed)
             sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
-            total_loss, notes = exchange.finish(loss, [peers.gravity, count_largest_part(parts), sample_hash])
+            missing = torch.zeros((), dtype=torch.float64)
+            total, notes = self.options.exchange.finish(missing if loss is None else loss, [peers.gravity, sample_hash])
             problem = peers.choose_gravest([int(note[0]) for note in notes])
-            if total_loss is not None and problem is None:
-                self._collect_gradients([note[2] for note in notes])
-                return total_loss
-            assert problem is not None, "a process without gradients has a problem"
-            self._drop_gradients(problem, int(max(note[1] for note in notes)))
+            if problem is None:
+                # All processes continue with rank 0's buffers.
+                peers.ranks.broadcast(self.buffers.list_current())
+                self.state.sample_hashes = [note[1] for note in notes]
+                return total
+            self._discard_step()
+            if torch_errors.is_out_of_memory(problem):
+                assert batch is not None, "memory ran out in it"
+                self._halve_micro_batch(len(batch), problem)
+            elif not isinstance(problem, ComputeAgain):
+                raise problem
 
-    def _collect_gradients(self, sample_hashes: list[float]) -> None:
-        # All processes continue with rank 0's buffers, which travel while the gradients are collected.
-        finish_broadcast = self.options.peers.ranks.start_broadcast(self.buffers.list_current())
-        self.options.exchange.collect()
-        finish_broadcast()
-        self.state.sample_hashes = sample_hashes
+    def _forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
-    def _drop_gradients(self, problem: BaseException, largest_part: int) -> None:
-        """Undo the step, and raise the problem of all processes, unless they can try again."""
-        self.options.exchange.drop()
+    def _try_batch(self, batch: Batch, denominators: Denominators, seed: int) -> Tensor | None:
+        """Accumulate the gradients of this process's share; returns its loss, or None with a problem in `peers`."""
+        peers, interruptible = self.options.peers, self.options.interruptible
+        # A process that left its backward pass would leave the others waiting for its gradients.
+        is_alone = peers.ranks.count == 1
+        try:
+            # Raises at once if a signal has come before.
+            with interruptible() if is_alone else peers.ranks.raising_peer_errors():
+                loss = self._accumulate_gradients(batch, denominators, seed)
+        except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
+            self._keep_problem(error, len(batch))
+            return None
+        if not is_alone:
+            with peers.catching(), interruptible():
+                pass
+        return loss
+
+    def _try_kernels(self, batch: Batch, denominators: Denominators, seed: int) -> None:
+        """Compute a micro-batch without the others, to find operations without a deterministic kernel.
+
+        Nobody could leave the exchange of gradients because of one.
+        """
+        self.seed_generators(seed)
+        micro_batch = next(iter(self.micro_batches(batch)))
+        try:
+            with self._restrict_kernels():
+                self._compute_loss(micro_batch, denominators).backward()  # type: ignore[no-untyped-call]
+        except (MemoryError, RuntimeError) as error:
+            self._keep_problem(error, len(batch))
+            self.options.peers.problem = None
         self._discard_step()
-        # All have agreed on the problem, so all try the same batch again in the same way, or none does.
-        if torch_errors.is_out_of_memory(problem):
-            self._halve_micro_batch(largest_part, problem)
-        elif not isinstance(problem, ComputeAgain):
-            raise problem
 
-    def _start_denominators(self, batch: Batch | None) -> Denominators:
+    def _start_denominators(self, batch: Batch | None, share: BatchShare) -> Denominators:
         """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
         # Whether the loss is divided by the number of samples, which is known without asking the other processes.
-        if self.state.batch_samples is not None and self.objective.is_unweighted:
-            exact_dtype = torch.float32 if self.state.batch_samples <= MAX_EXACT_FLOAT32 else torch.float64
+        if share.samples is not None and self.objective.is_unweighted:
+            exact_dtype = torch.float32 if share.samples <= MAX_EXACT_FLOAT32 else torch.float64
             # Created on the device: a copy from the host would wait for the device.
-            samples = torch.full((), self.state.batch_samples, dtype=exact_dtype, device=self.device)
+            samples = torch.full((), share.samples, dtype=exact_dtype, device=self.device)
             by_head = dict.fromkeys(self.objective.losses, samples)
             return lambda: by_head
         objective = self.objective
         local_sums = objective.zero_denominators() if batch is None else objective.denominators(batch.targets)
-        if self.state.loss_share != 1:
-            local_sums = objective.scale_denominators(local_sums, self.state.loss_share)
+        if share.weight != 1:
+            local_sums = objective.scale_denominators(local_sums, share.weight)
         wait_for_sums = self.options.peers.ranks.start_sums(list(local_sums.values()))
         return lambda: dict(zip(local_sums, wait_for_sums(), strict=True))
 
-    def _accumulate_gradients(self, batch: Batch, denominators: Denominators, parts: Sequence[SeededPart]) -> Tensor:
-        """Accumulate the gradients of this process's shard on the parameters; the last micro-batch sends them.
+    def _accumulate_gradients(self, batch: Batch, denominators: Denominators, seed: int) -> Tensor:
+        """Accumulate the gradients of this process's share on the parameters; the last micro-batch sends them.
 
-        Returns the loss of the shard, a scalar.
+        Returns the loss of the share, a scalar.
         """
         fault_point("gradients")
+        self.seed_generators(seed)
         with self._restrict_kernels(), self._share_cast_weights():
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
-            for micro_batch, is_last in self._split_batch(batch, parts):
-                with self.options.exchange.sending(is_last):
-                    share = self.objective(self.outputs(micro_batch.inputs), micro_batch.targets, denominators())
+            micro_batches = list(self.micro_batches(batch))
+            for number, micro_batch in enumerate(micro_batches, 1):
+                with self.options.exchange.sending(is_last=number == len(micro_batches)):
+                    share = self.options.exchange.compute_loss(self._compute_loss, micro_batch, denominators)
                     self.scaler.scale_loss(share).backward()  # type: ignore[no-untyped-call]
                     loss = loss + share.detach()
                     del share  # and its graph, before the next forward pass
             return loss
 
-    def _split_batch(self, batch: Batch, parts: Sequence[SeededPart]) -> Iterator[tuple[Batch, bool]]:
-        """The micro-batches of this process's shard, and whether each is the last; seeds the generators for each part.
-
-        Every part starts with the same buffers. The first part is computed last, so its buffers stay; all processes then
-        get those of rank 0, however many there are.
-        """
-        ends = itertools.accumulate(part.samples for part in parts)
-        shards = [batch.between(end - part.samples, end) for part, end in zip(parts, ends, strict=True)]
-        first, *others = zip(parts, shards if len(parts) > 1 else [batch], strict=True)
-        for part, shard in others:
-            self.seed_generators(part.seed)
-            yield from ((micro_batch, False) for micro_batch in self.micro_batches(shard))
-            self.buffers.rewind()
-        self.seed_generators(first[0].seed)
-        *earlier, last = self.micro_batches(first[1])
-        yield from ((micro_batch, False) for micro_batch in earlier)
-        yield last, True
+    def _compute_loss(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
+        return self.objective(self.outputs(micro_batch.inputs), micro_batch.targets, denominators())

@@ -15,7 +15,7 @@ from drivetrain.data.dataset import Batch, Inputs
 from drivetrain.models.buffers import Buffers
 from drivetrain.system import torch_errors, torch_settings
 from drivetrain.training.nonfinite import Scaler
-from drivetrain.training.peers import ComputeAgain
+from drivetrain.training.peers import ComputeAgain, out_of_memory_error
 from drivetrain.training.step_options import StepOptions, StepState
 
 
@@ -82,7 +82,7 @@ class StepForward:
         is_usual = usual_size is None or usual_size == len(inputs[0])
         if compiled is None or not torch.is_grad_enabled() or not is_usual:
             return self.options.forward
-        return partial(compiled, replay=self.graphs and not self.micro_batch and self.state.part_count == 1)
+        return partial(compiled, replay=self.graphs and not self.micro_batch)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
         """The autocast context of the forward pass; in fp32 a context that does nothing."""
@@ -92,8 +92,8 @@ class StepForward:
 
     @contextlib.contextmanager
     def _share_cast_weights(self) -> Iterator[None]:
-        """Cast each weight once for all parts and micro-batches; autocast stays off outside of the forward pass."""
-        is_split = self.micro_batch is not None or self.state.part_count > 1 or self.options.splitter is not Batch.split
+        """Cast each weight once for all micro-batches; autocast stays off outside of the forward pass."""
+        is_split = self.micro_batch is not None or self.options.splitter is not Batch.split
         if self.dtype is None or not is_split or not torch_settings.casts_keep_gradients():
             yield
             return
@@ -112,7 +112,7 @@ class StepForward:
         return contextlib.nullcontext()
 
     def micro_batches(self, batch: Batch) -> Iterable[Batch]:
-        """The micro-batches of a batch, or of a part of it."""
+        """The micro-batches of a batch."""
         size = self.micro_batch or len(batch)
         # A remainder of one sample would be too small for a network that needs two.
         if self.options.min_samples > 1 and 1 < size < len(batch) and len(batch) % size == 1:
@@ -127,13 +127,15 @@ class StepForward:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    def _keep_problem(self, error: BaseException) -> None:
-        """Keep an error as this process's problem, which all learn of beside the gradients; raises what no new try can avoid."""
+    def _keep_problem(self, error: BaseException, samples: int) -> None:
+        """Keep an error as this process's problem; raises what no new try of a batch of `samples` can avoid."""
         peers = self.options.peers
         if isinstance(error, KeyboardInterrupt):
             peers.problem = error
         elif not torch_errors.is_out_of_memory(error):
             peers.problem = self._allow_other_kernels(error)
+        elif peers.ranks.count > 1:
+            raise out_of_memory_error(peers.ranks, self.micro_batch or samples) from None
         else:
             peers.problem = error.with_traceback(None)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,28 +99,6 @@ def stack_loss_and_norm(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
     return values, (values - values).sum() == 0
 
 
-@dataclass(frozen=True)
-class SeededPart:
-    """A part of a batch that goes through the network by itself, with its own dropout and BatchNorm statistics."""
-
-    samples: int
-    seed: int
-
-
-SeedOrParts = int | Sequence[SeededPart]
-"""The parts of a batch that this process computes, each with the seed of its dropout; or only a seed, for one part."""
-
-
-def list_parts(samples: int, seed: SeedOrParts) -> Sequence[SeededPart]:
-    """The parts of a batch of `samples`."""
-    return [SeededPart(samples, seed)] if isinstance(seed, int) else seed
-
-
-def count_largest_part(parts: Iterable[SeededPart]) -> int:
-    """The number of samples in the largest part."""
-    return max(part.samples for part in parts)
-
-
 class ReplayedSteps(Protocol):
     """Whole steps that are recorded and replayed, as `captured_step` does it."""
 
@@ -130,7 +108,7 @@ class ReplayedSteps(Protocol):
     def drop(self) -> None:
         """Forget all recordings."""
 
-    def __call__(self, step: Any, batch: Batch, parts: Sequence[SeededPart], /) -> StepResult | None:
+    def __call__(self, step: Any, batch: Batch, seed: int, /) -> StepResult | None:
         """The result of a step that was replayed; None if it must be computed as usual."""
 
 
@@ -154,7 +132,7 @@ class StepOptions:
     memory_format: torch.memory_format = torch.contiguous_format
     """The layout that images get before the forward pass; rounding depends on it."""
     batch_size: int | None = None
-    """Samples in one part of a full batch; None if a forward pass of any size may be compiled."""
+    """Samples of a full batch that this process computes; None if a forward pass of any size may be compiled."""
     splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
     """Splits a batch into micro-batches of at most the given number of samples."""
     min_samples: int = 1
@@ -185,14 +163,8 @@ class StepState:
     """Whether forward and backward pass refuse operations without a deterministic kernel."""
     prefers_device: bool = False
     """Whether the device decides if an update is made, where it can; the host then reads the result later."""
-    batch_samples: int | None = None
-    """Samples of the current batch over all processes; None if the processes have to sum their counts."""
-    loss_share: float = 1.0
-    """1 / the number of processes if each computes a shard of the current batch; 1 if each computes all of it."""
     sample_hashes: list[float] = field(default_factory=list)
     """A hash of the sample ids that each process has computed, by rank, for the digest of the batch."""
-    part_count: int = 1
-    """Parts of the current batch that this process computes one after another."""
     last_result: StepResult | None = None
     """The result of the last step, which is read before that of the next."""
     fell_back: bool = False
@@ -206,7 +178,7 @@ def build_options(
 
     Args:
         peers: the processes that train together.
-        part_size: samples in one part of a full batch.
+        part_size: samples of a full batch that this process computes.
         signals: may interrupt the forward and the backward pass.
         report: called with the kind of an event and its text.
     """
@@ -215,7 +187,7 @@ def build_options(
         packed_forward=getattr(model, "packed", None),
         batch_size=part_size,
         peers=peers,
-        exchange=GradientExchange(peers.ranks, signals.protect_section),
+        exchange=GradientExchange(peers.ranks),
         interruptible=signals.allow_interruption,
         report_memory=partial(report, "memory"),
         report_compile=partial(report, "compile"),

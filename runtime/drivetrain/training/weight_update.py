@@ -19,7 +19,7 @@ from drivetrain.data.dataset import onto
 from drivetrain.system import torch_errors
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training.losses import Objective
-from drivetrain.training.peers import HalfUpdated
+from drivetrain.training.peers import HalfUpdated, out_of_memory_error
 from drivetrain.training.step_forward import StepForward
 from drivetrain.training.step_options import StepResult, build_result
 
@@ -130,10 +130,11 @@ class StepUpdate(StepForward):
         """The learning rates of the parameter groups on the device, shape (groups,), float32."""
         return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
 
-    def update(self, loss: Tensor, largest_part: int) -> StepResult:
-        """Update the weights with the accumulated gradients; `largest_part` is a number of samples.
+    def update(self, loss: Tensor, samples: int) -> StepResult:
+        """Update the weights with the accumulated gradients of a batch, of which this process has computed `samples`.
 
         Raises:
+            RestartSmaller: if memory ran out in one of several processes.
             HalfUpdated: if memory ran out; micro-batches have half the size from now on.
         """
         try:
@@ -141,8 +142,10 @@ class StepUpdate(StepForward):
         except (MemoryError, RuntimeError) as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
+            if self.options.peers.ranks.count > 1:
+                raise out_of_memory_error(self.options.peers.ranks, self.micro_batch or samples) from None
             self._discard_step()
-            self._halve_micro_batch(largest_part, error)
+            self._halve_micro_batch(samples, error)
             raise HalfUpdated("out of memory in the middle of an update") from None
 
     def _update_weights(self, loss: Tensor) -> StepResult:
@@ -205,8 +208,8 @@ class StepUpdate(StepForward):
         self.buffers.rewind()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _halve_micro_batch(self, largest_part: int, error: BaseException) -> None:
-        samples = min(self.micro_batch or largest_part, largest_part)
+    def _halve_micro_batch(self, batch_samples: int, error: BaseException) -> None:
+        samples = min(self.micro_batch or batch_samples, batch_samples)
         if obstacle := self.objective.split_obstacle:
             given = f"{samples} samples at once" if samples > 1 else "the whole batch"
             raise cannot_split_error(f"out of memory with {given}", obstacle) from None

@@ -128,9 +128,7 @@ def apply_plan(search: MicroBatchSearch, timer: PhaseTimer) -> Run:
     """Assemble the run of these data and this network under their plan; reports and records the effective settings."""
     run = search.assemble(timer)
     if run.ranks.count > 1:
-        say(f"processes: {run.ranks.count}, each trains on its share of every batch")
-    if run.batch_parts.count > 1:
-        batch_norm_note = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
-        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{batch_norm_note}")
+        batch_norm_note = "; BatchNorm normalizes each share by itself" * search.facts.has("BatchNorm")
+        say(f"processes: {run.ranks.count}, each trains on its share of every batch{batch_norm_note}")
     effective_settings.record(run, say)
     return run

@@ -84,7 +84,7 @@ class Variant:
         run, batch = self.run, next(self.batches)
         run.set_learning_rates()
         for _ in range(MAX_SETTLING_STEPS):
-            result = run.step(run.mix(run.preprocess(batch, 0)), run.list_local_parts(len(batch)))
+            result = run.step(run.mix(run.preprocess(batch, 0)), run.step_seed())
             if self.scale_fits or not run.step.scaler.active or result.finite:
                 break
         self.scale_fits = True

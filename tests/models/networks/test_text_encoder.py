@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import WHOLE
 from drivetrain.errors import SpecError
 from drivetrain.job import dot_key
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks.bert import Bert
 from drivetrain.models.networks.text_encoder import TextNetwork
 from drivetrain.training import run
-from drivetrain.training.step_options import list_parts
 from tests import reports, tiny
 
 PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"
@@ -87,9 +87,7 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
 
 def gradient(training_run: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
     training_run.step.use_micro_batch(micro_batch)
-    training_run.step._accumulate_gradients(
-        batch, training_run.step._start_denominators(batch), list_parts(len(batch), 0)
-    )
+    training_run.step._accumulate_gradients(batch, training_run.step._start_denominators(batch, WHOLE), 0)
     flat_gradient = torch.cat([p.grad.flatten() for p in training_run.step.parameters if p.grad is not None])
     training_run.model.zero_grad()
     return flat_gradient

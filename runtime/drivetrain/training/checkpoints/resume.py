@@ -27,7 +27,6 @@ def collect_identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
         "processes": "1",
-        "parts": "1",
         "data": f"{_fingerprint(dataset.train)}, {_fingerprint(dataset.validation)}",
     }
 

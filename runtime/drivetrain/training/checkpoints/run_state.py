@@ -21,8 +21,6 @@ def collect_state(run: Run) -> dict[str, object]:
     if not run.counters.length_changes:
         del counters["length_changes"]
     frozen = [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
-    # Without `parts` if each process has one, as in checkpoints of earlier versions.
-    identity = {key: text for key, text in run.identity.items() if key != "parts" or text != run.identity["processes"]}
     return {
         "counters": counters,
         "watch": run.best_metric.state(),
@@ -31,7 +29,7 @@ def collect_state(run: Run) -> dict[str, object]:
         "last": run.last_metrics,
         "numerics": run.numerics.state(),
         "micro_batch": run.step.micro_batch,
-        "identity": identity,
+        "identity": run.identity,
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
         **({"frozen": frozen} if run.job.task == "python" else {}),
@@ -55,14 +53,10 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         CheckpointError: if it does not contain what this run needs.
     """
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
-    stored = loaded.state.get("identity")
-    checked_identity = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
-    expected = collect_state(run) | {"identity": checked_identity}
+    expected = collect_state(run)
     _expect_later_counters(expected["counters"], loaded.state.get("counters"))
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
-    identity = {"parts": loaded.state["identity"]["processes"], **loaded.state["identity"]}
-    _restore_part_count(run, resume.parse_whole_number(loaded, "parts", identity["parts"]))
-    for line in resume.list_changes(identity, run.identity):
+    for line in resume.list_changes(loaded.state["identity"], run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
     run.model.load_state_dict(loaded.tensors["model"])
     run.optimizer.state.clear()
@@ -92,15 +86,6 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
-
-
-def _restore_part_count(run: Run, part_count: int) -> None:
-    """Cut batches into as many parts as when the run began, at least one per process, unless `train.parts` is set."""
-    if run.job.train.parts is None:
-        run.batch_parts.count = max(part_count, run.ranks.count)
-        if run.step.options.batch_size is not None:
-            run.configure_step(batch_size=run.batch_parts.list_own_parts(run.job.train.batch)[0].samples)
-        run.identity["parts"] = str(run.batch_parts.count)
 
 
 def count_evaluated_epochs(run: Run) -> int:

@@ -74,9 +74,9 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
     best_mean = start_mean = math.inf
     run.train_mode()
     numbered = ((epoch, *row) for epoch in itertools.count() for row in enumerate(run.batches.epoch(epoch)))
-    for rate, (epoch, number, batch) in zip(rates.tolist(), numbered, strict=False):
+    for rate, (epoch, _, batch) in zip(rates.tolist(), numbered, strict=False):
         optimizer.set_rate(run.optimizer, rate)
-        result = run.step(run.mix(run.preprocess(batch, epoch)), run.list_local_parts(run.batches.size(number)))
+        result = run.step(run.mix(run.preprocess(batch, epoch)), run.step_seed())
         run.counters.step += 1
         run.signals.check()
         if not result.finite:
