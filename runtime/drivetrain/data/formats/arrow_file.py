@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from pyarrow import concat_tables, ipc, memory_map
@@ -21,11 +18,6 @@ STREAM_START = 8
 """Offset of the stream in a file with an index."""
 EMPTY_CELL_BYTES = 4
 """Bytes of memory counted for a cell that takes none in the file, since it becomes a number or a text too."""
-# Numbers of the fields of a message, its kinds, the fields of a batch of rows, and that of a dictionary with its batch.
-_HEADER_TYPE, _HEADER = 1, 2
-_DICTIONARY, _BATCH = 2, 3
-_LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3
-_DATA = 1
 
 
 class ArrowReader:
@@ -59,81 +51,19 @@ def schema(path: Path) -> pyarrow.Schema:
 
 def _read(path: Path, key: str) -> pyarrow.Table:
     with memory_map(str(path)) as source:
-        start = _seek_stream(source)
-        size = DecodedSize(str(path), key)
-        for message in ipc.MessageReader.open_stream(source):
-            size.add(count_unpacked_bytes(message))
-        # A file with an index is a stream with an index behind it; what was counted is what is read.
-        source.seek(start)
-        return shards.class_names(decode(ipc.open_stream(source).read_all(), str(path), key))
+        _seek_stream(source)
+        size, batches = DecodedSize(str(path), key), []
+        reader, allocated = ipc.open_stream(source), pyarrow.total_allocated_bytes()
+        for batch in reader:
+            batches.append(batch)
+            # Cells that are not compressed stay in the file, and take no memory.
+            before, allocated = allocated, pyarrow.total_allocated_bytes()
+            size.add(max(0, allocated - before) + EMPTY_CELL_BYTES * batch.num_rows * batch.num_columns)
+        table = pyarrow.Table.from_batches(batches, reader.schema)
+        return shards.class_names(decode(table, str(path), key))
 
 
 def _seek_stream(source: pyarrow.MemoryMappedFile) -> int:
     """Go to where the stream begins in a file, behind the mark of a file with an index; returns the offset."""
     source.seek(STREAM_START if source.read(len(INDEX_MARK)) == INDEX_MARK else 0)
     return int(source.tell())
-
-
-@dataclass(frozen=True)
-class _FlatbufferTable:
-    """A table of a flatbuffer: its fields by their number, as the schemas of Arrow list them."""
-
-    content: bytes
-    at: int
-    """Offset of the table in `content`."""
-
-    def field(self, number: int) -> int:
-        """Offset of a field in `content`; 0 if the table lacks it."""
-        start = self.at - _unpack_number("<i", self.content, self.at)
-        size = _unpack_number("<H", self.content, start)
-        slot = 4 + 2 * number
-        offset = _unpack_number("<H", self.content, start + slot) if slot < size else 0
-        return self.at + offset if offset else 0
-
-    def target(self, number: int) -> int:
-        """Offset of the table or vector that a field refers to; 0 if the table lacks the field."""
-        at = self.field(number)
-        return at + _unpack_number("<I", self.content, at) if at else 0
-
-    def table(self, number: int) -> _FlatbufferTable:
-        """The table of a field."""
-        return _FlatbufferTable(self.content, self.target(number))
-
-
-def count_unpacked_bytes(message: Any) -> int:
-    """Bytes that the compressed parts of a pyarrow.ipc.Message take once they are unpacked, and its empty cells.
-
-    Raises:
-        OSError: if the header of the message is damaged.
-    """
-    content = message.metadata.to_pybytes()
-    try:
-        root = _FlatbufferTable(content, _unpack_number("<I", content, 0))
-        kind = content[root.field(_HEADER_TYPE)] if root.field(_HEADER_TYPE) else 0
-        if kind not in (_DICTIONARY, _BATCH):
-            return 0
-        batch = root.table(_HEADER) if kind == _BATCH else root.table(_HEADER).table(_DATA)
-        return _count_batch_bytes(batch, message.body)
-    except (struct.error, IndexError):
-        raise OSError("the header of one of its parts is damaged") from None
-
-
-def _count_batch_bytes(batch: _FlatbufferTable, body: Any) -> int:
-    """Bytes of a batch of rows: its compressed buffers once they are unpacked, and its cells."""
-    length, nodes = batch.field(_LENGTH), batch.target(_NODES)
-    rows = _unpack_number("<q", batch.content, length) if length else 0
-    size = EMPTY_CELL_BYTES * rows * (_unpack_number("<I", batch.content, nodes) if nodes else 0)
-    if not batch.field(_COMPRESSION) or not batch.field(_BUFFERS):
-        return size
-    buffers = batch.target(_BUFFERS)
-    for index in range(_unpack_number("<I", batch.content, buffers)):
-        start, packed = struct.unpack_from("<qq", batch.content, buffers + 4 + 16 * index)
-        # Each compressed buffer begins with its size; -1 stands for one that is not.
-        size += max(0, _unpack_number("<q", body[start : start + 8].to_pybytes(), 0)) if packed >= 8 else 0
-    return size
-
-
-def _unpack_number(form: str, content: bytes, at: int) -> int:
-    if at < 0:
-        raise IndexError(at)
-    return int(struct.unpack_from(form, content, at)[0])
