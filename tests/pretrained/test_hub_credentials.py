@@ -11,7 +11,7 @@ from drivetrain.pretrained import hub_client
 from drivetrain.pretrained.hub_error import NETWORK
 from tests import hub_double
 from tests.hub_server import NAME, Fault, Hub, serve_hub
-from tests.messages import get_message, says_each
+from tests.messages import get_message, says, says_each
 from tests.pretrained.hub_network import FILES, NEEDED, catch_hub_error, fetch_network
 
 
@@ -74,3 +74,12 @@ def test_behind_a_proxy_with_a_password_and_its_own_certificates(
         monkeypatch.setenv("SSL_CERT_FILE", str(proxied.authority))
         assert sorted(fetch_network().new) == NEEDED
         assert "pa55word" not in error.given + error.action
+
+
+@pytest.mark.parametrize(("name", "value"), [("all_proxy", "socks9://host:1"), ("SSL_CERT_FILE", "/nowhere/ca.pem")])
+def test_settings_of_this_machine_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    monkeypatch.setenv(name, value)
+    error = catch_hub_error()
+    assert says(error.given, "proxy-certificates-machine-used")
+    assert name in error.action

@@ -224,16 +224,16 @@ def connect(name: str, kind: HubKind, say: Callable[[str], None]) -> HubClient:
     try:
         # A proxy on the way to this machine itself would read what is not encrypted because it stays here.
         http = httpx2.Client(
-            verify=web.load_certificates(),
             headers=headers,
             timeout=READ_TIMEOUT_SECONDS,
             trust_env=not is_local,
             follow_redirects=True,
             event_hooks={"request": [partial(_refuse_scheme, ("https", url.scheme))]},
         )
-    except (ImportError, ValueError) as error:
-        given = f"the proxy of this machine cannot be used: {mask_secrets(str(error))}"
-        raise HubError(given, "a proxy such as http://HOST:PORT", "correct https_proxy and all_proxy") from None
+    except (ImportError, ValueError, OSError) as error:
+        given = f"proxy or certificates of this machine cannot be used: {mask_secrets(str(error))}"
+        possible = "a proxy such as http://HOST:PORT, a file of certificates"
+        raise HubError(given, possible, "correct https_proxy, all_proxy and SSL_CERT_FILE") from None
     return HubClient(name, kind, endpoint, token, source, http, say)
 
 
