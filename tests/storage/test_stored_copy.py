@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -87,6 +88,8 @@ def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest
     first = load(path, locate=fetch)
     proxy.drops_connections = True
     assert load_content(load(path, locate=fetch)) == load_content(first)
+    (folder,) = json.loads(os.environ[stored_copy.FOLDERS]).values()
+    assert (tmp_path / "cache/fetched" / folder).is_dir(), "children read the same"
     assert says(capsys.readouterr().out, "so-copy-of", 20)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +29,6 @@ AT_ONCE = 4
 PROBE_NAME = ".drivetrain-probe-"
 """Begins the name of the object by which `check_writable` tries a store; it is no part of a run."""
 T = TypeVar("T")
-_NEVER = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -100,34 +98,25 @@ class ObjectStore:
         while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
             yield bytes(piece)
 
-    def get_file(
-        self, name: str, path: Path, over: threading.Event = _NEVER, count: Callable[[int], None] = lambda size: None
-    ) -> int:
-        """Write the content of an object to a file, which is replaced when all of it is there; returns its bytes.
+    def get_file(self, name: str, path: Path, count: Callable[[int], None] = lambda size: None) -> None:
+        """Write the content of an object to a file, which is replaced when all of it is there.
 
         Args:
             path: of the file; its folders are made.
-            over: set to stop in the middle; the file then stays as it was.
-            count: called with the bytes of each piece.
+            count: called with the bytes of each piece; what it raises ends the download, and the file stays as it was.
 
         Raises:
             OSError: if it cannot be written.
         """
-        temporary, size = path.with_name(f".tmp-{path.name}"), 0
+        temporary = path.with_name(f".tmp-{path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             for piece in self.stream(name):
-                if over.is_set():
-                    break
-                size += file.write(piece)
+                file.write(piece)
                 count(len(piece))
             file.flush()
             os.fsync(file.fileno())
-        if over.is_set():
-            temporary.unlink()
-        else:
-            temporary.replace(path)
-        return size
+        temporary.replace(path)
 
     def head(self, name: str) -> StoredObject:
         """Size and tag of an object."""

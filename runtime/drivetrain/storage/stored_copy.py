@@ -91,6 +91,7 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
     except RemoteError as error:
         if before is None or error.trouble not in PASSING:
             raise
+        _tell_children(address, before.path.relative_to(cache).parts[0])
         return replace(before, note=f"{error.given}, so the copy of {before.fetched} is used")
     # A server that does not say whether a file changes is asked for all of it each time.
     unknown_tags = [time.time_ns()] if any(not file.tag for file in files) else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -77,12 +77,14 @@ def download(store: ObjectStore, files: Sequence[StoredObject], folder: Path, pr
     """
     is_stopped = threading.Event()
 
+    def count(size: int) -> None:
+        if is_stopped.is_set():
+            raise CancelledError
+        progress.add(size)
+
     def download_file(file: StoredObject) -> None:
-        if (
-            store.get_file(file.name, folder / file.name, is_stopped, progress.add) != file.bytes
-            and not is_stopped.is_set()
-        ):
-            (folder / file.name).unlink()
+        store.get_file(file.name, folder / file.name, count)
+        if (folder / file.name).stat().st_size != file.bytes:
             raise DataError(
                 f"{store.address / file.name} changed while it was downloaded",
                 "data that nobody writes to",

@@ -78,7 +78,8 @@ def fetch_local(run: Path | RemoteAddress) -> Path:
         size = 0
         for name, tag in present_tags.items():
             if not tag or tags.get(name) != tag or not (folder / name).is_file():
-                size += store.get_file(name, folder / name)
+                store.get_file(name, folder / name)
+                size += (folder / name).stat().st_size
         for name in tags.keys() - present_tags.keys():
             (folder / name).unlink(missing_ok=True)
         write_json(folder / CACHE_INDEX, present_tags)
