@@ -64,7 +64,7 @@ def test_a_folder_with_splits(tmp_path: Path, proxy: FaultyStore) -> None:
 
 
 def test_a_part_of_a_folder_is_read_from_its_copy(tmp_path: Path, proxy: FaultyStore) -> None:
-    """The spec of a run names the splits that its folder had: `evaluate` and `reproduce` read that spec."""
+    """The spec of a run names the splits that its folder had: `evaluate` reads that spec."""
     put_folder("parts", write_photos(tmp_path / "photos"))
     job = load(write_spec(tmp_path, IMAGES, "s3://bucket/parts"), locate=fetch)
     stored_spec = write_spec(tmp_path / "run", IMAGES, "s3://bucket/parts")

@@ -303,7 +303,7 @@ def test_from_which_bytes_a_run_was_made(run: Path) -> None:
         "| SHA-256 of the weights | m1 |",
     ):
         assert row in text.replace("\\", ""), row
-    assert "drivetrain reproduce digits-001" in text.replace("\\", "")
+    assert "drivetrain train runs/digits-001/job.yaml --plan runs/digits-001/plan.json" in text.replace("\\", "")
     card = (run / "model-card.md").read_text().replace("\\", "")
     for line in (
         "| SHA-256 of the weights | m1 |",

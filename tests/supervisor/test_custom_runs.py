@@ -138,13 +138,16 @@ def test_a_downloaded_run_folder_runs_no_code_without_consent(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     shutil.copytree(run, tmp_path / "x-001")
     (tmp_path / "a.npz").touch()
-    runs = ["--runs", str(tmp_path / "runs")]
-    for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"], ["reproduce", *runs]):
+    for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"]):
         assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
         output = capsys.readouterr().err
         assert says(output, "contains-code-runs-model-used", "my_data.py")
         assert "allow them with --run-code" in output
         assert omits(output, "running-model-own-code-2")
+    assert main.main(["train", str(tmp_path / "x-001/job.yaml"), "--runs", str(tmp_path / "runs")]) == 4
+    output = capsys.readouterr().err
+    assert says(output, "contains-code-runs-model-used", "my_data.py")
+    assert says(output, "stored-job-code", tmp_path / "x-001")
     assert not (tmp_path / "runs").exists()
 
 
@@ -164,23 +167,23 @@ def test_evaluate_runs_no_code_that_the_run_folder_only_points_to(
     assert main.main(["evaluate", str(tmp_path / "x-001")]) == 0
 
 
-def test_a_reproduced_run_runs_no_code_that_the_run_folder_only_points_to(
+def test_a_stored_job_runs_no_code_that_the_run_folder_only_points_to(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The code runs in other processes, which load nothing else either, such as a module that hides a library's."""
     shutil.copytree(run, tmp_path / "x-001")
     shutil.copytree(run.parent.parent, tmp_path / "evil", ignore=shutil.ignore_patterns("runs"))
     write_json(tmp_path / "x-001" / "state.json", {"status": "done", "source": str(tmp_path / "evil" / "job.yaml")})
-    command = ["reproduce", str(tmp_path / "x-001"), "--runs", str(tmp_path / "runs")]
+    command = ["train", str(tmp_path / "x-001/job.yaml"), "--runs", str(tmp_path / "runs")]
     bomb = f"open({str(tmp_path / 'exploded')!r}, 'w')\n"
     (tmp_path / "evil" / "my_data.py").write_text(bomb + FILES["my_data.py"])
-    assert main.main([*command, "--run-code"]) == CheckpointError.exit_code
-    assert says(capfd.readouterr().err, "is-not-file-that", "my_data.py")
+    assert main.main(command) == CheckpointError.exit_code
+    assert "my_data.py has SHA-256" in capfd.readouterr().err
     # With digests in the run folder that are those of the code there.
     record = json.loads((run / "code.json").read_text())
     write_json(tmp_path / "x-001" / "code.json", record | {"my_data.py": hash_file(tmp_path / "evil" / "my_data.py")})
     assert main.main(command) == CheckpointError.exit_code
-    assert "allow them with --run-code" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, "stored-job-code", tmp_path / "x-001")
     assert not (tmp_path / "exploded").exists()
 
 
@@ -202,9 +205,10 @@ def test_consent_is_for_what_the_job_calls_too(run: Path, tmp_path: Path, capsys
     assert main.main(["evaluate", str(tmp_path / "x-001")]) == 0
     spec = (tmp_path / "x-001" / "job.yaml").read_text()
     (tmp_path / "x-001" / "job.yaml").write_text(spec.replace("width: 6", "width: 7"))
-    for command in (["evaluate"], ["reproduce", "--runs", str(tmp_path / "runs")]):
-        assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
-        assert "allow them with --run-code" in capsys.readouterr().err
+    assert main.main(["evaluate", str(tmp_path / "x-001")]) == CheckpointError.exit_code
+    assert "allow them with --run-code" in capsys.readouterr().err
+    assert main.main(["train", str(tmp_path / "x-001/job.yaml"), "--runs", str(tmp_path / "runs")]) == 4
+    assert says(capsys.readouterr().err, "stored-job-code", tmp_path / "x-001")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_consent_is_for_what_the_job_calls_too(run: Path, tmp_path: Path, capsys
 def test_a_state_that_names_no_folder(run: Path, tmp_path: Path, state: str) -> None:
     shutil.copytree(run, tmp_path / "x-001")
     (tmp_path / "x-001" / "state.json").write_text(state)
-    command = ["reproduce", str(tmp_path / "x-001"), "--runs", str(tmp_path / "runs")]
+    command = ["train", str(tmp_path / "x-001/job.yaml"), "--runs", str(tmp_path / "runs")]
     assert main.main(command) in (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
 
 

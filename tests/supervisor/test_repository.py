@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.supervisor import provenance
+from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.supervisor.run_lifecycle import RunLifecycle
 
 Git = Callable[..., str]
 
@@ -172,3 +175,16 @@ def test_a_hostile_repository_has_no_commit(folder: Path, change: Callable[[Path
     (folder.parent / "secret").write_text("password")
     change(folder, folder.parent / "secret")
     assert provenance.read_commit(folder) is None
+
+
+def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(git: Git, folder: Path) -> None:
+    (run := folder / "runs" / "a-001").mkdir(parents=True)
+    first = provenance.read_commit(folder)
+    attempt = RunLifecycle(RunFolder(run, resumes=False, lock=-1), str(folder / "job.yaml"))
+    git(folder, "commit", "-qm", "later", "--allow-empty")
+    attempt.end(7)
+    second = RunLifecycle(RunFolder(run, resumes=True, lock=-1), str(folder / "job.yaml"))
+    second.end(0)
+    record = json.loads((run / "provenance.json").read_text())
+    assert record["commit"] == first
+    assert record["later_commits"] == [provenance.read_commit(folder)] != [first]

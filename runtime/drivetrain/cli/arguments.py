@@ -217,13 +217,6 @@ def _add_look(add: Add) -> None:
     )
     command = add("report", "regenerate the report of a run")
     command.add_argument("run", type=named_run.parse, help=RUN)
-    command = add("reproduce", "train a finished run again from its own records, and compare the result bit by bit")
-    command.add_argument("run", type=named_run.parse, help=RUN)
-    command.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the new run folder (default: runs)"
-    )
-    code = "allow a run that was not trained here to run the Python code inside it; read that code first"
-    command.add_switch("--run-code", code)
     command = add("compare", "compare runs side by side: job files, plans, results and curves")
     command.add_argument(
         "runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders, or their addresses"

@@ -29,7 +29,6 @@ REQUESTS = {
     "find-lr": "drivetrain.tuning.measuring_request:find_lr",
     "memory": "drivetrain.tuning.measuring_request:measure_memory",
     "repeat": "drivetrain.supervisor.repeat:repeat",
-    "reproduce": "drivetrain.supervisor.reproduce:reproduce",
     "sweep": "drivetrain.supervisor.sweep:sweep",
 }
 """Commands whose options are those of a request, by the function that takes it. The others are functions of this module."""
@@ -121,9 +120,9 @@ def plan(options: argparse.Namespace) -> int:
 def train(options: argparse.Namespace) -> int:
     """Train or resume."""
     from drivetrain.distributed.placement import Options as PlacementOptions
-    from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
+    from drivetrain.job_spec.spec_source import COPY_VARIABLE
     from drivetrain.plan import plan_table
-    from drivetrain.supervisor import supervisor, trainer_error
+    from drivetrain.supervisor import stored_job, supervisor, trainer_error
     from drivetrain.supervisor.supervisor import TrainRequest
 
     opened: list[Path] = []
@@ -131,7 +130,7 @@ def train(options: argparse.Namespace) -> int:
     request = make_request(
         TrainRequest,
         options,
-        source=SpecSource(options.job, tuple(options.set), copy=Path(copy) if copy else None),
+        source=stored_job.find_source(options.job, options.set, Path(copy) if copy else None),
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
         shown=Path(shown_plan) if (shown_plan := os.environ.get(plan_table.SHOWN_PLAN)) else None,

@@ -18,7 +18,7 @@ from drivetrain.system import interpreter, secrets
 from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error, say_json
 from drivetrain.system.files import storage_error
 
-OUTLIVE_OUTPUT = (*commands.TRAINING, "reproduce")
+OUTLIVE_OUTPUT = commands.TRAINING
 """Commands whose results are run folders; they go on when nobody reads what they print."""
 
 

@@ -58,7 +58,6 @@ COMMANDS = (
     "evaluate",
     "predict",
     "export",
-    "reproduce",
     "sample",
     "convert",
     "init",
@@ -171,8 +170,6 @@ def _list_outputs(options: argparse.Namespace) -> list[Path]:
         return [options.file.with_name(WEIGHTS_NAME)]
     if options.command == "init":
         return [output or name_job_file(options.data)]
-    if options.command == "reproduce":
-        return [options.runs]
     if options.command == "export" and output:
         return [output, output.with_suffix(".json")]
     if options.command in ("report", "evaluate", "export") and not output:
@@ -274,9 +271,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
         against = [options.against] if getattr(options, "against", None) else []
         for overrides in ([], *against):
             yield options.job, job_spec.load(options.job, [*options.set, *overrides])
-    elif options.command == "export" or (
-        options.command in ("evaluate", "reproduce") and getattr(options, "data", None) is None
-    ):
+    elif options.command == "export" or (options.command == "evaluate" and options.data is None):
         from drivetrain.inference import evaluate as evaluating
 
         # Without its data, which may be gone, `export` compares a model on random samples.

@@ -226,8 +226,18 @@ def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
     yield "time", *(format_duration(s.seconds) for s in summaries)
     yield "samples/s", *(format_number(s.samples_per_second) for s in summaries)
     yield "peak memory", *(format_bytes(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries)
+    if row := _compare_weights(runs):
+        yield "weights", *row
     yield "steps", *(format_number(s.steps) for s in summaries)
     yield "parameters", *(format_number(s.parameters) for s in summaries)
+
+
+def _compare_weights(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
+    """Return whether the weights of all runs are the same, or the beginning of each digest; empty if one has none."""
+    digests = [str(run.record.provenance.get("model") or "") for run in runs]
+    if not all(digests):
+        return ()
+    return tuple("same bits" if len(set(digests)) == 1 else digest[:12] for digest in digests)
 
 
 def _format_best_baseline(run: ComparedRun) -> str:

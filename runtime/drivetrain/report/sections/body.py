@@ -251,7 +251,8 @@ def provenance_section(record: Record) -> Section | None:
     provenance = record.provenance
     if not provenance:
         return None
-    command = f"`drivetrain reproduce {record.name}` trains it again from these, and compares every bit."
+    run = f"runs/{record.name}"
+    command = f"`drivetrain train {run}/job.yaml --plan {run}/plan.json` trains it again; `compare` says whether the bits are the same."
     table = Table(("item", "value"), tuple(_list_rows(provenance)))
     tone = Tone.QUIET
     return Section("provenance", "Made from", (table, Text(command, tone)), is_folded=True)

@@ -1,0 +1,50 @@
+"""Trains the stored job of a run again: `drivetrain train RUN/job.yaml --plan RUN/plan.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.errors import CheckpointError
+from drivetrain.job.custom import list_user_functions
+from drivetrain.job_spec.spec_source import SpecSource, load_stored_job
+from drivetrain.job_spec.stored_spec import COPY
+from drivetrain.models import code_consent
+from drivetrain.system import run_files
+from drivetrain.system.console import say
+from drivetrain.system.run_records import RunState
+from drivetrain.tuning import run_length
+
+
+def find_source(spec: Path, assignments: Sequence[str], copy: Path | None = None) -> SpecSource:
+    """Return the source of a job file; in the stored job of a run, relative paths start where those of the run did.
+
+    Args:
+        spec: the job file.
+        assignments: values that override it.
+        copy: the folder with copies that is read instead; None if there is none.
+
+    Raises:
+        CheckpointError: if the run's code was not trained here by this user, or is another one now.
+    """
+    run = spec.parent
+    origin = RunState.read(run).source if spec.name == run_files.JOB_FILE and copy is None else ""
+    if not origin:
+        return SpecSource(spec, tuple(assignments), copy=copy)
+    job = load_stored_job(run, None)
+    say(f"{spec}: the job of a run; relative paths start at {job.folder}, as they did there")
+    # The folder that the run names may be anybody's.
+    code = _read_code_digests(run) if any(list_user_functions(job)) else None
+    return SpecSource(spec, tuple(assignments), run_length.read_measured(run, job), job.folder, code)
+
+
+def _read_code_digests(run: Path) -> dict[str, str]:
+    """Read the digests of the code that this user trained here."""
+    try:
+        return code_consent.read_allowed_digests(run / run_files.MODEL, consent=False)
+    except CheckpointError as error:
+        raise CheckpointError(
+            error.given,
+            "a run that you trained here, and its code as it was",
+            f"read the files in {run}/{COPY}, copy them to a folder of your own, and train the copy",
+        ) from None
