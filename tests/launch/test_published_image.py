@@ -46,6 +46,16 @@ def test_the_owner_of_another_repository_publishes_no_image(monkeypatch: pytest.
     assert published_image.find_registry({}) is None
 
 
+def test_a_worktree_has_the_owner_of_its_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    origin(monkeypatch, tmp_path / "main", "https://github.com/someone/drivetrain")
+    git = ["git", "-C", str(tmp_path / "main"), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "one"], check=True)
+    subprocess.run([*git, "worktree", "add", "--quiet", str(tmp_path / "other")], check=True, capture_output=True)
+    monkeypatch.setattr(published_image, "CHECKOUT", tmp_path / "other")
+    monkeypatch.setenv("PATH", "")
+    assert published_image.find_registry({}) == "ghcr.io/someone", "git does not run"
+
+
 def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published_image, "CHECKOUT", None)
     fields = {"Project-URL": ["Source, https://github.com/Someone/drivetrain"]}

@@ -17,6 +17,7 @@ from typing import Any
 from drivetrain.errors import DeviceError, SpecError
 from drivetrain.launch import image_contents
 from drivetrain.launch.project import PROJECT, image_name
+from drivetrain.supervisor import provenance
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT
 from drivetrain.system.version import VERSION
@@ -53,14 +54,7 @@ def find_registry(environ: Mapping[str, str] = os.environ) -> str | None:
 def _find_source() -> str | None:
     """Return text with the address of this program's source: the remote of the checkout, or the wheel's metadata."""
     if CHECKOUT:
-        command = ["git", "-C", str(CHECKOUT), "remote", "get-url", "origin"]
-        # git must not find a repository around the checkout: its owner does not publish these images.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        environment["GIT_CEILING_DIRECTORIES"] = str(CHECKOUT.parent)
-        try:
-            return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
-        except OSError:  # no git
-            return None
+        return provenance.read_origin(CHECKOUT)
     try:
         return "\n".join(importlib.metadata.metadata("drivetrain").get_all("Project-URL") or ())
     except importlib.metadata.PackageNotFoundError:

@@ -81,14 +81,32 @@ def read_commit(folder: Path) -> str | None:
         return None
 
 
+def read_origin(root: Path) -> str | None:
+    """Return the address of the remote `origin` of the repository in a folder, not of one around it; None without one."""
+    try:
+        directory = _find_own_directory(root)
+        settings = _read_small(_find_shared_directory(directory) / "config") if directory else ""
+    except OSError:
+        return None
+    section = settings.partition('[remote "origin"]')[2].partition("\n[")[0]
+    address = re.search(r"^\s*url\s*=\s*(\S+)", section, re.MULTILINE)
+    return address[1] if address else None
+
+
 def _find_git_directory(folder: Path) -> Path | None:
-    for root in (folder, *folder.parents):
-        entry = root / ".git"
-        if entry.is_file():  # a worktree or a submodule names the place of its files
-            return root / _read_small(entry).removeprefix("gitdir:").strip()
-        if entry.is_dir():
-            return entry
-    return None
+    return next(filter(None, map(_find_own_directory, (folder, *folder.parents))), None)
+
+
+def _find_own_directory(root: Path) -> Path | None:
+    entry = root / ".git"
+    if entry.is_file():  # a worktree or a submodule names the place of its files
+        return root / _read_small(entry).removeprefix("gitdir:").strip()
+    return entry if entry.is_dir() else None
+
+
+def _find_shared_directory(directory: Path) -> Path:
+    """Return where a worktree's branches and settings are: it shares them with the repository that it belongs to."""
+    return directory / _read_small(directory / "commondir") if (directory / "commondir").exists() else directory
 
 
 def _read_head(directory: Path) -> str | None:
@@ -103,8 +121,7 @@ def _read_head(directory: Path) -> str | None:
         return _keep_commit(head)
     if ".." in branch[1]:
         return None
-    # A worktree shares its branches with the repository that it belongs to.
-    shared = directory / _read_small(directory / "commondir") if (directory / "commondir").exists() else directory
+    shared = _find_shared_directory(directory)
     if (shared / branch[1]).exists():
         return _keep_commit(_read_small(shared / branch[1]))
     for line in _read_small(shared / "packed-refs").splitlines():
