@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.docker.clone import copy_project
-from tests.docker.conftest import TAG
+from tests.docker.conftest import TAG, inspect_container
 from tests.docker.launched_checkout import NO_TORCH
 from tests.messages import says
 from tests.paths import ROOT
@@ -239,6 +240,32 @@ def test_a_clone_under_umask_077(clone: Path) -> None:
         run_as_user(clone, "docker", "compose", "down", **environ)
         images = [f"localhost/drivetrain/cpu:umask-{os.getpid()}-{mask:03o}" for mask in (0o022, 0o077)]
         subprocess.run(["docker", "rmi", "-f", *images], capture_output=True, check=False)
+
+
+def test_a_policy_that_restarts_every_container_trains_once(clone: Path) -> None:
+    """The run is stopped by a kill in the middle, and goes on; once it is done, every start ends at once."""
+    command = ["train", "jobs/tiny.yaml", "--if-unfinished", "--set", "train.epochs=500"]
+    (clone / "restart.yaml").write_text(
+        json.dumps({"services": {"trainer": {"command": command, "restart": "always"}}})
+    )
+    environ: dict[str, Any] = {"DRIVETRAIN_TAG": TAG, "COMPOSE_PROJECT_NAME": f"drivetrain-always-{os.getpid()}"}
+    compose = ["docker", "compose", "-f", "compose.yaml", "-f", "restart.yaml"]
+    name, run = f"{environ['COMPOSE_PROJECT_NAME']}-trainer-1", clone / "runs" / "tiny-001"
+
+    def is_written(file: str) -> bool:
+        return (run / file).exists() and (run / file).stat().st_size > 2000
+
+    try:
+        up = run_as_user(clone, *compose, "up", "--detach", "trainer", **environ)
+        assert up.returncode == 0, up.stderr
+        wait_until(lambda: is_written("metrics.jsonl"), 120, 0.2)
+        process = inspect_container(name)["State"]["Pid"]
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: inspect_container(name)["RestartCount"] >= 3, 300, 0.5)
+        assert json.loads((run / "state.json").read_text())["status"] == "done"
+        assert [path.name for path in (clone / "runs").glob("tiny-*")] == ["tiny-001"]
+    finally:
+        run_as_user(clone, *compose, "down", **environ)
 
 
 @pytest.mark.parametrize("survives", [True, False])
