@@ -40,6 +40,10 @@ class Work:
         self.calls.append(self.noted)
         return self.work.wait()
 
+    def get_future(self) -> Any:
+        """The future that torch's own exchange waits for."""
+        return self.work.get_future()
+
 
 def make_recorder(kind: str, calls: Calls) -> Callable[..., Any]:
     """A collective of torch that notes its calls."""
