@@ -16,9 +16,10 @@ from pyarrow import parquet
 
 from drivetrain.data import load_data
 from drivetrain.data.custom import custom_data
+from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.scales import fit_scale, format_number
 from drivetrain.job import JOBS
-from drivetrain.job.custom import CustomTask
+from drivetrain.job.custom import CustomJob
 from tests.messages import omits, says
 
 Numbers = Any
@@ -182,8 +183,7 @@ def test_a_code_in_arrays_of_a_program_is_named(where: str) -> None:
     spec = {"name": "t", "task": "custom", "train": {"loss": {"name": "mse"}}}
     fields = {"data": {"file": "a.py", "factory": "f"}, "model": {"file": "a.py", "factory": "m"}}
     custom_job = JOBS["custom"].model_validate(spec | fields)
-    assert isinstance(custom_job, CustomTask)
-    built = custom_data.build_dataset(
-        custom_job, ((x, y), (x[:50], y[:50])), ("training", "validation"), "auto", None, None
-    )
+    assert isinstance(custom_job, CustomJob)
+    sources = DataSource("training", (x, y)), DataSource("validation", (x[:50], y[:50]))
+    built = custom_data.build_dataset(custom_job, sources, None)
     assert says(built.notes, "training-in-sample", {"input": "input 0[1]", "target": "target"}[where])

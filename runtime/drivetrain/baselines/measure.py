@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from drivetrain.baselines import simple_models
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
+from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job import Job, lower_is_better
@@ -62,6 +63,9 @@ def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> 
     end = time.monotonic() + seconds
     if not any(head.outputs for head in dataset.heads.values()):
         yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
+        return
+    if isinstance(dataset.train, StreamSplit):
+        yield Skipped(CONSTANT, "the training data is an iterable, and a fair sample of it would be all of it")
         return
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}

@@ -71,6 +71,10 @@ class LocalProcesses:
             world.LOCAL_RANK: str(number),
             world.WORLD_SIZE: str(self.total),
             world.MEETING: self.meeting,
+            # As torchrun names them, for the user's code: an iterable yields the samples of its process.
+            "RANK": str(self.first_rank + number),
+            "LOCAL_RANK": str(number),
+            "WORLD_SIZE": str(self.total),
             "GLOO_SOCKET_IFNAME": self.interface,
             "NCCL_SOCKET_IFNAME": self.interface,
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns of each host whose address has no name

@@ -16,7 +16,7 @@ from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
-from drivetrain.job.values import Column, FilePath, Spec, accept_name, check_distinct
+from drivetrain.job.values import Column, Count, FilePath, Spec, accept_name, check_distinct
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
 OFFERED_ARGUMENTS = ("outputs", "classes", "inputs", "vocabulary", "categories")
@@ -26,8 +26,9 @@ OFFERED_ARGUMENTS = ("outputs", "classes", "inputs", "vocabulary", "categories")
 class CustomData(Spec):
     """Your own data: a function that returns training and validation data as a pair.
 
-    A third value is data for a final test: it is evaluated once, after the training. Each of them is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the last of which
-    holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
+    A third value is data for a final test: it is evaluated once, after the training. Each of them is a torch Dataset of (inputs, target),
+    a TensorDataset, an iterable of (inputs, target), or a tuple of arrays, the last of which holds the targets. Inputs are a tensor, an
+    array, a number, or a tuple of these.
     """
 
     file: FilePath = Field(description="Python file next to the job file")
@@ -83,6 +84,10 @@ AnyCustomLoss = Annotated[
 class CustomTrain(Train):
     """How to train."""
 
+    epoch_steps: Count | None = Field(
+        None,
+        description="steps of an epoch, if the training data is an iterable: needed if it has no length, or if several processes train",
+    )
     loss: AnyCustomLoss | None = Field(  # type: ignore[assignment]
         None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"
     )
@@ -91,6 +96,7 @@ class CustomTrain(Train):
 class CustomTask(Job):
     """The base of the task `custom` and of training from Python; the data determines which metrics there are."""
 
+    train: CustomTrain = Field(CustomTrain(), description="training settings")
     METRICS = tuple(dict.fromkeys((*CLASS_METRICS, *LABEL_METRICS, *NUMBER_METRICS)))
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
@@ -126,7 +132,6 @@ class CustomJob(CustomTask):
     task: Literal["custom"]
     data: CustomData = Field(description="the training and validation data")  # type: ignore[assignment]
     model: CustomModel = Field(description="the network")
-    train: CustomTrain = Field(CustomTrain(), description="training settings")
 
 
 def list_user_functions(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:

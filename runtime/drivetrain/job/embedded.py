@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from drivetrain.errors import Problem
-from drivetrain.job.custom import CustomTask, Kind
+from drivetrain.job.custom import CustomTask, CustomTrain, Kind
 from drivetrain.job.train import (
     Adam,
     BinaryCrossEntropy,
@@ -24,7 +24,6 @@ from drivetrain.job.train import (
     Plateau,
     Sgd,
     StepDown,
-    Train,
 )
 from drivetrain.job.values import Natural, Spec, accept_name
 
@@ -107,7 +106,7 @@ AnyCallersSchedule = Annotated[
 ]
 
 
-class EmbeddedTrain(Train):
+class EmbeddedTrain(CustomTrain):
     """How to train."""
 
     optimizer: AnyCallersOptimizer = Field(  # type: ignore[assignment]

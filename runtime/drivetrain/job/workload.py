@@ -28,6 +28,8 @@ class Workload:
     """Training and validation samples."""
     decoded: bool = True
     """False if samples are decoded from files each time they are used."""
+    streams: bool = False
+    """Whether the training data is an iterable, which is read in its order."""
     blocks: int = 0
     """Repeated blocks, such as encoder layers or residual blocks."""
     activations: int = 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 
-from drivetrain.data.custom.data_sources import StreamSplit
+from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.custom.map_dataset import ArraySplit, describe
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.custom.user_loss import Refuse

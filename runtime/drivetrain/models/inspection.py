@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.dataset import Dataset, Inputs
 from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE, Workload
 from drivetrain.models import dry_run, feature_cache, forward, packed_attention, recompute, strided_convolution
@@ -62,6 +63,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
+        streams=isinstance(dataset.train, StreamSplit),
         indivisible=dataset.loss.division.obstacle if dataset.loss else "",
         ragged=hasattr(dataset.train, "lengths"),
         tokens=float(np.mean(getattr(dataset.train, "lengths", 0.0))),

@@ -25,7 +25,7 @@ UNKNOWN_BATCH = 10 << 20
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """None on a CPU, where workers compete with the computation; on a GPU the CPU budget less one."""
-    if _streams(job):
+    if _streams(job, workload):
         return Choice(0, "an iterable is read in its order, by the training process")
     if hardware.gpu is None:
         return Choice(0, "on a CPU, workers compete with training for the same cores")
@@ -47,7 +47,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: if batches do not fit into /dev/shm: a worker that finds it full dies of a
     bus error.
     """
-    if _streams(job):
+    if _streams(job, workload):
         return "the training data is an iterable, which is read in its order by the training process"
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
@@ -56,9 +56,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     return None
 
 
-def _streams(job: Job) -> bool:
-    """Whether the training data is an iterable of a Python program."""
-    return getattr(job.data, "order", "") == "stream"
+def _streams(job: Job, workload: Workload | None) -> bool:
+    """Whether the training data is an iterable; of a job it is known once its data is open."""
+    return getattr(job.data, "order", "") == "stream" or (workload is not None and workload.streams)
 
 
 def _room(job: Job, shm: int | None, workload: Workload | None) -> int:

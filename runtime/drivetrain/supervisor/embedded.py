@@ -46,7 +46,6 @@ def train(
     runs: Path | str = "runs",
     targets: str = "auto",
     names: Sequence[str] | None = None,
-    epoch_steps: int | None = None,
     gpus: str | Sequence[int] | None = None,
     optimize: Mapping[str, Setting] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
@@ -84,7 +83,6 @@ def train(
         runs: parent of the run folders.
         targets: kind of the targets: classes, labels, numbers or other; `auto` inspects them.
         names: names of the classes, labels or numbers.
-        epoch_steps: optimizer steps of an epoch, for an iterable without a length.
         gpus: `limits.gpus` of the spec: `auto`, `none` or a list of one number.
         optimize: optimizations by name, as in the spec.
         checkpoint: `every`, `keep` and `best`, as in the spec.
@@ -93,7 +91,7 @@ def train(
         extend: a finished run to continue: its folder or its Result.
         new: start a new run, even if there is an unfinished one.
         quiet: print nothing, and suppress what other code prints during the training; the run folder has all messages.
-        settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...; and
+        settings: any key of the spec's `train:` part: epochs, batch_size, epoch_steps, clip_norm, max_time, ...; and
             `lr` and `weight_decay`, which the optimizer gets.
 
     Raises:
@@ -149,7 +147,6 @@ def train(
                 runs=Path(runs),
                 program=caller.f_code.co_filename,
                 new=new,
-                epoch_steps=epoch_steps,
                 extend=extend.folder if isinstance(extend, Result) else None if extend is None else Path(extend),
                 layers_in_eval_mode=embedded_call.list_layers_in_eval_mode(model),
                 mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),

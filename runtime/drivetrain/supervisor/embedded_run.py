@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from drivetrain.data.custom import custom_data as custom
-from drivetrain.data.custom import data_sources
+from drivetrain.data.custom import iterables
 from drivetrain.data.custom.broadcasts import SAME_SHAPE
 from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.custom.map_dataset import describe
@@ -111,8 +111,6 @@ class TrainCall:
     """Maps targets to the number that the loss of their samples divides by."""
     new: bool = False
     """Whether a new run begins even if one of this name is unfinished."""
-    epoch_steps: int | None = None
-    """Optimizer steps of an epoch, for an iterable without a length."""
     extend: Path | None = None
     """The finished run that this one continues."""
     layers_in_eval_mode: tuple[str, ...] = ()
@@ -175,7 +173,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
         dataset.notes.append(
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
-    per_epoch = data_sources.batches_of(dataset, job.train.batch, job.train.seed).per_epoch
+    per_epoch = iterables.batches_of(dataset, job.train.batch, job.train.seed).per_epoch
     planned_steps = min(per_epoch * job.train.epochs, job.train.steps or per_epoch * job.train.epochs)
     planned_epochs = -(-planned_steps // per_epoch)
     embedded_parts.check_schedule_length(call.parts, planned_steps, planned_epochs, refuse_argument)
@@ -224,19 +222,8 @@ def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> No
 
 def _open_data(call: TrainCall, terms: CustomTerms | None) -> Dataset:
     job = call.job
-    train, validation = call.sources
-    seed = job.train.seed
-    opened = (
-        data_sources.open_training(train, seed, job.train.batch, call.epoch_steps),
-        data_sources.open_validation(validation, seed),
-    )
-    collates = (train.collate, validation.collate)
-    names = ("train_data", "validation_data")
-    dataset = custom.build_dataset(job, opened, names, job.data.targets, job.data.names, terms, collates=collates)
-    dataset.order = data_sources.build_order(train, seed)
-    dataset.drop_last = train.drop_last
-    dataset.notes += data_sources.describe_use(train, validation, dataset.order)
-    if train.drop_last and len(dataset.train) < job.train.batch:
+    dataset = custom.build_dataset(job, call.sources, terms)
+    if dataset.drop_last and len(dataset.train) < job.train.batch:
         raise DataError(
             f"train_data: has {len(dataset.train):,} samples, and drop_last leaves out batches below {job.train.batch}",
             "one whole batch or more",

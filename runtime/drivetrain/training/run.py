@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drivetrain import optimizations
 from drivetrain.data import one_copy, stateless_random
-from drivetrain.data.custom.data_sources import batches_of
+from drivetrain.data.custom.iterables import batches_of
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
 from drivetrain.data.mixup import mix, uses_mixing
@@ -305,6 +305,7 @@ def _synchronize_start(
     identity = resume.collect_identity(hardware, dataset)
     start_checks.check_identical(ranks, job, dataset, model, identity["data"])
     start_checks.check_plan(ranks, plan)
+    dataset.notes += start_checks.note_same_samples(ranks, dataset)
     if sharing_note := one_copy.share(dataset, ranks):
         dataset.notes.append(sharing_note)
     # User code may initialize weights from random numbers that our seed does not control.

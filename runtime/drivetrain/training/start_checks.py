@@ -12,8 +12,10 @@ import json
 import os
 from collections.abc import Mapping
 
+import numpy as np
 from torch import nn
 
+from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.distributed.ranks import Ranks
@@ -67,6 +69,20 @@ def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
             if first_digest != digest:
                 return f"process {number} of {ranks.count} has other {name}"
     return None
+
+
+def note_same_samples(ranks: Ranks, dataset: Dataset) -> list[str]:
+    """A warning if all processes read the same from an iterable, by their first sample."""
+    if ranks.count == 1 or not isinstance(dataset.train, StreamSplit):
+        return []
+    content = b"".join(value.numpy().tobytes() for value in dataset.train.gather(np.arange(1)))
+    first, *others = ranks.all_gather([float(int.from_bytes(hashlib.sha256(content).digest()[:6]))])
+    if any(row[0] != first[0] for row in others):
+        return []
+    return [
+        f"warning: the {ranks.count} processes begin with the same sample of the iterable: in the process number RANK of WORLD_SIZE "
+        "(environment variables) it should yield the samples of this process alone"
+    ]
 
 
 def check_plan(ranks: Ranks, plan: Plan) -> None:
@@ -125,11 +141,19 @@ def refuse_single_samples(job: Job, step: Step, processes: int) -> None:
 
 
 def check_divisible(job: Job, dataset: Dataset, processes: int) -> None:
-    """Refuse several processes if the user's loss cannot be put together from those of their shares.
+    """Refuse several processes if the user's loss cannot be put together from those of their shares, or if a batch of an iterable has
+    less than a sample for each.
 
     Raises:
         SpecError: naming the key that asks for them.
     """
+    if processes > 1 and isinstance(dataset.train, StreamSplit) and job.train.batch < processes:
+        raise job.spec_error(
+            ("train", "batch_size"),
+            f"is {job.train.batch}, and each of {processes} processes reads samples of its own from an iterable",
+            f"{processes} samples or more",
+            "raise it, or train in one process",
+        )
     if processes == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
         return
     description = f"a batch is divided among {processes} processes, and {obstacle}"

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from drivetrain import optimizations
+from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.dataset import Dataset
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
@@ -287,7 +288,8 @@ def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model)
     This one covers everything that the first steps depend on: settings, preprocessing, samples, initial weights and user
     code.
     """
-    if job.task == "python":  # network and loss come from a Python program, whose code cannot be hashed
+    # Network and loss of a Python program cannot be hashed, nor can the samples of an iterable.
+    if job.task == "python" or isinstance(dataset.train, StreamSplit):
         return None
     spec = {key: value for key, value in job.dump().items() if key not in IGNORED_KEYS}
     code = network.code.digests() if network.code else {}

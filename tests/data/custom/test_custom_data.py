@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset, random_split
 
 from drivetrain.data.custom import custom_data as custom
-from drivetrain.data.custom.data_sources import StreamBatches, StreamSplit
+from drivetrain.data.custom.iterables import StreamBatches, StreamSplit
 from drivetrain.data.custom.map_dataset import ArraySplit, ItemSplit, open_split
 from drivetrain.data.dataset import Head
 from drivetrain.data.load_data import load

@@ -98,7 +98,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "a loader": (
         define_load("loader = DataLoader(TensorDataset(torch.zeros(3, 4)))\n    return loader, loader"),
         {},
-        f"{TRAINING} is a DataLoader, which has no __getitem__ or no __len__",
+        f"{TRAINING} is a DataLoader, and the job makes the batches",
     ),
     "None": (define_load("return None, None"), {}, f"{TRAINING} is None, which has no __getitem__ or no __len__"),
     "lengths": (define_arrays("torch.zeros(3, 4), torch.zeros(2)"), {}, f"{TRAINING} the arrays have 3, 2 samples"),

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
-from drivetrain.data.custom import array_codes, user_code, user_loss
-from drivetrain.data.custom.data_sources import StreamSplit
-from drivetrain.data.custom.map_dataset import ArraySplit, Collate, Items, ItemSplit, describe, open_split
+from drivetrain.data.custom import array_codes, data_sources, user_code, user_loss
+from drivetrain.data.custom.data_sources import DataSource
+from drivetrain.data.custom.iterables import StreamSplit
+from drivetrain.data.custom.map_dataset import ArraySplit, Items, ItemSplit, describe, open_split
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples
 from drivetrain.data.formats import npz_file
@@ -27,6 +27,7 @@ from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, Problem, SpecError
 from drivetrain.job.custom import CustomJob, CustomTask
+from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, KAPPA, LABEL_METRICS, NUMBER_METRICS, RANKING_METRICS
 from drivetrain.job.train import BinaryCrossEntropy
@@ -68,45 +69,40 @@ def load(job: CustomJob, recorded: InputRecord | None = None, files: CsvFiles | 
             "return both, as `return training, validation`",
         )
     reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
-    labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
-    built = build_dataset(
-        job, (returned[0], returned[1]), labels, data.targets, data.names, user_loss.load(job), reader
-    )
+    sources = [
+        data_sources.open_source(value, f"data.file: {kind} data of {data.factory}() in {data.file}")
+        for value, kind in zip(returned, ("training", "validation", "test"), strict=False)
+    ]
+    built = build_dataset(job, (sources[0], sources[1]), user_loss.load(job), reader)
     if len(returned) == 3:
-        label = f"data.file: test data of {data.factory}() in {data.file}"
-        test = open_split(returned[2], label, job.train.seed, len(built.preprocessing["inputs"]))
+        label, content = sources[2].name, data_sources.open_validation(sources[2], job.train.seed)
+        test = open_split(content, label, job.train.seed, len(built.preprocessing["inputs"]))
         built.test = _check_like_training(test, label, built.preprocessing, built.heads, labelled=True)
         built.notes.append(f"{len(test):,} samples for the final test")
     return built
 
 
 def build_dataset(
-    job: CustomTask,
-    parts: tuple[Any, Any],
-    labels: Sequence[str],
-    targets: str,
-    names: tuple[str, ...] | None,
+    job: CustomJob | EmbeddedJob,
+    sources: tuple[DataSource, DataSource],
     loss: user_loss.CustomTerms | None,
     reader: Mapping[str, Any] | None = None,
-    collates: tuple[Collate, Collate] = (default_collate, default_collate),
 ) -> Dataset:
-    """Build the dataset of a job from the user's training and validation data, called `labels` in messages.
+    """Build the dataset of a job from the user's training and validation data.
 
     Args:
-        targets: kind of the targets: auto, classes, labels, numbers or other.
-        names: names of the classes, labels or numbers; None to number them.
+        loss: that of the user; None for a built-in one.
         reader: file, function and arguments that read new samples.
-        collates: functions that make batches of the items of the two.
 
     Raises:
         DataError: if the data cannot be used.
         SpecError: if a loss or metric of the job does not fit the targets.
     """
-    train, validation = (
-        open_split(part, label, job.train.seed, collate=collate)
-        for part, label, collate in zip(parts, labels, collates, strict=True)
-    )
-    head = determine_head(job, train, validation, targets, names)
+    first, second, seed = *sources, job.train.seed
+    content = data_sources.open_training(first, seed, job.train.batch, job.train.epoch_steps)
+    train = open_split(content, first.name, seed, collate=first.collate)
+    validation = open_split(data_sources.open_validation(second, seed), second.name, seed, collate=second.collate)
+    head = determine_head(job, train, validation, job.data.targets, job.data.names)
     if loss and len(head.columns) == 1:
         loss.set_data_shape(train.first_targets())
     sample = as_float32(train.gather(np.arange(1)), np.arange(1), None)
@@ -117,10 +113,11 @@ def build_dataset(
     notes = [
         f"{len(train):,} training and {len(validation):,} validation samples",
         f"targets: {other if head.kind == 'other' else head.outputs_text}",
-        *_note_reading(train, head, names),
+        *_note_reading(train, head, job.data.names),
         *note_missing_classes(train, head),
         *array_codes.note_codes(train, validation, head),
     ]
+    order = data_sources.build_order(sources[0], seed)
     return Dataset(
         train,
         validation,
@@ -129,7 +126,9 @@ def build_dataset(
         as_float32,
         mixable=False,
         decoded=isinstance(train, ArraySplit),
-        notes=notes,
+        notes=[*notes, *data_sources.describe_use(*sources, order)],
+        order=order,
+        drop_last=sources[0].drop_last,
         loss=loss,
         content=lambda: {name: part.digest() for name, part in arrays.items() if isinstance(part, ArraySplit)},
     )

@@ -1,19 +1,17 @@
-"""Brings what a Python program passes as data (arrays, datasets, iterables, torch's DataLoaders) into one form.
+"""Brings what a Python program passes as data (arrays, datasets, iterables, torch's DataLoaders) into one form, and what the
+function of a job returns.
 
-An iterable is read in its order, in this process.
+An iterable is read in its order, in this process. If several train together, each reads its own samples.
 """
 
 from __future__ import annotations
 
-import inspect
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -26,118 +24,13 @@ from torch.utils.data import (
     default_collate,
 )
 
-from drivetrain.data import stateless_random
-from drivetrain.data.custom.map_dataset import FORMS, Collate, ItemSplit, describe
+from drivetrain.data.custom.iterables import StreamSplit
+from drivetrain.data.custom.map_dataset import FORMS, Collate, describe
 from drivetrain.data.custom.user_errors import blame_user_code
-from drivetrain.data.dataset import Batch, Dataset, Order
-from drivetrain.data.loader.batches import Batches, SamplerOrder, SequentialOrder, WeightedOrder
-from drivetrain.data.stateless_random import Ids
+from drivetrain.data.dataset import Order
+from drivetrain.data.loader.batches import SamplerOrder, SequentialOrder, WeightedOrder
+from drivetrain.distributed import world
 from drivetrain.errors import DataError
-
-
-class StreamSplit(ItemSplit):
-    """Samples of an iterable. Each epoch iterates it anew, and a resumed epoch reads again the batches it had trained.
-
-    Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
-    (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.
-    `__iter__` of the dataset starts from the beginning; an epoch has `samples` of them.
-    """
-
-    def __init__(self, name: str, dataset: Any, seed: int, samples: int, collate: Collate = default_collate) -> None:
-        super().__init__(name, dataset, seed, None, collate)
-        self.count = samples
-        self.first_items: list[Any] = []
-        """The first samples of the first epoch, which checks and measurements have read."""
-
-    def __len__(self) -> int:
-        return self.count
-
-    def items(self, ids: Ids) -> list[Any]:
-        """The first items, for checks and measurements before the first step."""
-        needed_count = int(ids.max()) + 1
-        if needed_count > len(self.first_items):
-            self.first_items = self._take_batch(self._start_epoch(0), 0, 0, np.arange(needed_count))
-        return [self.first_items[index] for index in ids.tolist()]
-
-    def all_targets(self) -> Tensor:
-        """Raise an error: the targets of an iterable are not known before the training.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError(
-            f"{self.name}: is an iterable, whose targets are not known before it is read",
-            "names of the classes, in the order of the network's outputs, and class weights as numbers",
-            'give names=["a", "b"], and class_weights={"a": 2} in place of balanced; or targets="numbers"',
-        )
-
-    def read(self, epoch: int, groups: Sequence[Ids], start: int, report: Callable[[str], None]) -> Iterator[Batch]:
-        """Yield the batches of an epoch, counted from 0, from batch `start` on; those before are read and dropped.
-
-        `groups` are the positions of the samples of every batch, in order; `report` gets a note on samples left over.
-
-        Raises:
-            DataError: if the iterable raises, or ends early.
-        """
-        stream = self._start_epoch(epoch)
-        for batch, ids in enumerate(groups):
-            items = self._take_batch(stream, epoch, batch, ids)
-            if batch >= start:
-                yield Batch(ids, *self.convert_batch(*self.collate_items(items, ids)))
-        if epoch == 0 and not hasattr(self.dataset, "set_epoch") and next(stream, None) is not None:
-            report(
-                f"{self.name}: an epoch ends after {self.count:,} samples, and the iterable has more; each epoch begins "
-                "with the same ones, unless it has a method set_epoch(epoch) that chooses others"
-            )
-
-    def _start_epoch(self, epoch: int) -> Iterator[Any]:
-        """Iterate the dataset from its beginning, after a call of its `set_epoch`."""
-        stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch))
-        with blame_user_code(DataError, f"{self.name}: __iter__ raised"):
-            set_epoch = getattr(self.dataset, "set_epoch", None)
-            if inspect.ismethod(set_epoch):
-                set_epoch(epoch)
-            return iter(self.dataset)
-
-    def _read_seeded(self, stream: Iterator[Any], epoch: int, ids: Ids) -> Iterator[Any]:
-        """Yield the next samples; the generators are seeded before each, so the batch size does not matter."""
-        for index in ids.tolist():
-            stateless_random.seed_globally(stateless_random.derive_key(self.seed, "stream", self.name, epoch, index))
-            yield from itertools.islice(stream, 1)
-
-    def _take_batch(self, stream: Iterator[Any], epoch: int, batch_number: int, ids: Ids) -> list[Any]:
-        """The next samples of the stream, one for each id."""
-        with blame_user_code(DataError, f"{self.name}: batch {batch_number + 1} raised"):
-            items = list(self._read_seeded(stream, epoch, ids))
-        if len(items) < len(ids):
-            raise DataError(
-                f"{self.name}: the iterable ended in batch {batch_number + 1} of epoch {epoch + 1}, and {self.count:,} samples "
-                "were announced",
-                "as many samples in every epoch as __len__ or epoch_steps says",
-                "correct __len__, or give fewer epoch_steps",
-            )
-        return items
-
-
-class StreamBatches(Batches):
-    """Batches of an iterable; the order is that of the iterable."""
-
-    def __init__(self, split: StreamSplit, batch_size: int, seed: int, *, drop_last: bool) -> None:
-        super().__init__(split, batch_size, seed, SequentialOrder(len(split)), drop_last=drop_last)
-        self.stream = split
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, starting at batch `start`; those before are read too."""
-        batches = self.stream.read(epoch, self.order(epoch), start, self.report)
-        return (batch.pin_memory() for batch in batches) if self.pin else batches
-
-
-def batches_of(dataset: Dataset, batch_size: int, seed: int) -> Batches:
-    """The training batches of a dataset."""
-    if isinstance(dataset.train, StreamSplit):
-        return StreamBatches(dataset.train, batch_size, seed, drop_last=dataset.drop_last)
-    return Batches(dataset.train, batch_size, seed, dataset.order, drop_last=dataset.drop_last)
-
 
 PLAN_DECIDES_NOTE = "workers and pinned memory are decided by the plan"
 
@@ -175,6 +68,17 @@ class DataSource:
         return "shuffled" if self.sampler is None else type(self.sampler).__name__
 
 
+def open_source(value: object, name: str) -> DataSource:
+    """Take what the function of a job returned for data.
+
+    Raises:
+        DataError: if it can be read only once, or is a DataLoader.
+    """
+    if isinstance(value, DataLoader):
+        raise DataError(f"{name}: is {describe(value)}, and the job makes the batches", FORMS, "pass its dataset")
+    return unwrap_source(value, name)
+
+
 def unwrap_source(value: object, name: str) -> DataSource:
     """Take a data argument apart: data, and the settings of a DataLoader.
 
@@ -185,7 +89,7 @@ def unwrap_source(value: object, name: str) -> DataSource:
         if isinstance(value, Iterable) and not hasattr(value, "__getitem__") and iter(value) is value:
             raise DataError(
                 f"{name}: is {describe(value)}, which can be read only once",
-                f"{FORMS}, a DataLoader, or an IterableDataset",
+                f"{FORMS}, or an IterableDataset",
                 "make a list of it, or write a class whose __iter__ starts it anew",
             )
         return DataSource(name, value)
@@ -230,6 +134,17 @@ def build_order(data_source: DataSource, seed: int) -> Order | None:
         return SamplerOrder(sampler, len(data_source.data), seed, data_source.name)
 
 
+GIVE_STEPS = (
+    "give epoch_steps under train, such as `epoch_steps: 100` (in Python epoch_steps=100): the steps of an epoch, after which it is "
+    "evaluated"
+)
+
+
+def count_processes() -> int:
+    """The number of processes that train together."""
+    return int(os.environ.get(world.WORLD_SIZE, "1"))
+
+
 def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_steps: int | None) -> Any:
     """Bring the training data into a form that `map_dataset.open_split` takes.
 
@@ -243,16 +158,23 @@ def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_ste
             raise DataError(
                 f"epoch_steps is {epoch_steps}, and {data_source.name} has a length of its own",
                 "epoch_steps for an iterable; an epoch of other data has every sample once",
-                "leave it out; steps=N ends a training after N steps",
+                "leave it out; `steps` ends a training after so many steps",
             )
         return data_source.data
+    processes = count_processes()
+    if processes > 1 and epoch_steps is None:
+        raise DataError(
+            f"{data_source.name}: is an iterable, of which each of {processes} processes reads its own samples",
+            "one number of steps in an epoch for all of them",
+            GIVE_STEPS,
+        )
     try:
         size = len(data_source.data) if epoch_steps is None else epoch_steps * batch_size
     except TypeError:
         raise DataError(
             f"{data_source.name}: is {describe(data_source.data)}, an iterable without a length",
             "a known number of steps in an epoch, on which the schedule depends",
-            "give epoch_steps=N: an epoch, and an evaluation, every N steps; or write __len__",
+            f"{GIVE_STEPS}; or write __len__",
         ) from None
     return StreamSplit(data_source.name, data_source.data, seed, size, data_source.collate)
 
@@ -276,8 +198,17 @@ def describe_use(train: DataSource, validation_source: DataSource, sample_order:
         lines.append(
             f"train_data: {_describe_order(train, sample_order)}; {PLAN_DECIDES_NOTE}{_describe_unused(train)}"
         )
-    if train.streams:
-        lines.append("train_data: an iterable is read by this process; a resumed epoch reads it again up to its batch")
+    processes = count_processes()
+    if train.streams and processes > 1:
+        lines.append(
+            f"{train.name}: an iterable; each of {processes} processes reads the samples that it yields there, a part of each batch, "
+            "and a resumed epoch reads them again up to its batch"
+        )
+    elif train.streams:
+        way = (
+            "continues from its state_dict()" if hasattr(train.data, "state_dict") else "reads it again up to its batch"
+        )
+        lines.append(f"{train.name}: an iterable is read by this process; a resumed epoch {way}")
     if isinstance(sample_order, SamplerOrder) and not sample_order.is_repeatable:
         lines.append(
             f"train_data: {train.order} yields another order each time, even for the same seed and epoch: a resumed epoch "
@@ -288,7 +219,7 @@ def describe_use(train: DataSource, validation_source: DataSource, sample_order:
             f"validation_data: every sample once, in batches that the runtime chooses; {PLAN_DECIDES_NOTE}{_describe_unused(validation_source)}"
         )
     if validation_source.streams:
-        lines.append("validation_data: the iterable was read into memory")
+        lines.append(f"{validation_source.name}: the iterable was read into memory")
     return lines
 
 

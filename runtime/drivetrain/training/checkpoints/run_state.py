@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.data.custom.iterables import StreamBatches
 from drivetrain.errors import CheckpointError
 from drivetrain.training.checkpoints import checkpoint, resume
 from drivetrain.training.run import Run
@@ -31,10 +32,18 @@ def collect_state(run: Run) -> dict[str, object]:
         "micro_batch": run.step.micro_batch,
         "identity": run.identity,
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
+        **_read_stream(run),
         # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
         **({"frozen": frozen} if run.job.task == "python" else {}),
         "moments": sum(value is not None for entry in run.optimizer.state.values() for value in entry.values()),
     }
+
+
+def _read_stream(run: Run) -> dict[str, object]:
+    """The state of an iterable that this process alone reads; others can be read again up to the batch."""
+    if not isinstance(run.batches, StreamBatches) or run.ranks.count > 1 or not run.counters.batch:
+        return {}
+    return {"stream": run.batches.stream.read_state(run.counters.epoch, run.counters.batch)}
 
 
 def _expect_later_counters(expected: Any, stored: Any) -> None:
@@ -55,6 +64,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
     expected = collect_state(run)
     _expect_later_counters(expected["counters"], loaded.state.get("counters"))
+    expected.pop("stream", None)
+    expected |= {key: loaded.state[key] for key in ("stream",) if key in loaded.state}
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
     for line in resume.list_changes(loaded.state["identity"], run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
@@ -70,6 +81,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         load_group_settings(run.optimizer, state["groups"])
     run.rates.restart(run.counters)
     run.earlier_samples = run.counters.samples
+    if isinstance(run.batches, StreamBatches) and run.ranks.count == 1:
+        run.batches.state = (run.counters.epoch, run.counters.batch, state.get("stream"))
     run.best_metric.load(state["watch"])
     run.step.forget_last_step()
     run.step.scaler.load(state["scaler"])
