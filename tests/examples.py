@@ -6,4 +6,4 @@ from tests.paths import ROOT
 
 FOLDER = ROOT / "jobs"
 NAMES = ("digits", "own-model", "patterns", "reports", "series", "table")
-JOBS = tuple(FOLDER / f"{name}.yaml" for name in NAMES)
+JOBS = tuple(FOLDER / f"{name}.yaml" for name in (*NAMES, "streamed"))

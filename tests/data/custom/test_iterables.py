@@ -86,15 +86,15 @@ def test_an_epoch_has_the_steps_of_the_job_or_the_length_of_the_iterable(tmp_pat
 @pytest.mark.parametrize("kind", ["Numbers", "Kept"])
 def test_a_resumed_epoch_has_the_same_samples(tmp_path: Path, kind: str) -> None:
     batches = make_batches(tmp_path, kind)
-    whole = list(batches.epoch(1))
+    expected = list(batches.epoch(1))
     stopped = batches.epoch(1)
     next(stopped)
     state = batches.stream.read_state(1, 1)
     assert state == ({"next": 16} if kind == "Kept" else None)
     resumed = make_batches(tmp_path, kind)
     resumed.state, reads = (1, 1, state), resumed.stream.dataset.reads
-    rest = list(resumed.epoch(1, 1))
-    assert torch.equal(read(iter(rest)), read(iter(whole[1:])))
+    actual = list(resumed.epoch(1, 1))
+    assert torch.equal(read(iter(actual)), read(iter(expected[1:])))
     assert resumed.stream.dataset.reads - reads == (32 if kind == "Kept" else 48), "its state saves reading again"
 
 
