@@ -119,12 +119,12 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "the same as model.3.weight",
     ),
     "hook": ({"model": net()}, {"model": apply_change(net(), add_hook)}, "model.1 hooks was absent"),
-    "forward body": ({"model": block(1)}, {"model": block(2)}, "model was block.<locals>.Block with the code"),
+    "forward body": ({"model": block(1)}, {"model": block(2)}, "model was block.<locals>.Block "),
     "constant buffer": ({"model": block(1)}, {"model": block(1, 5)}, "model.table was Tensor"),
     "closure of a loss": (
         {"loss": weigh_loss(1.0)},
         {"loss": weigh_loss(2.0)},
-        "loss was weigh_loss.<locals>.<lambda> with",
+        "loss was weigh_loss.<locals>.<lambda> ",
     ),
     "partial": (
         {"loss": functools.partial(functional.cross_entropy, label_smoothing=0.1)},
@@ -136,7 +136,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"loss": nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]))},
         "loss.weight was",
     ),
-    "slots of a loss": ({"loss": SlottedLoss(1.0)}, {"loss": SlottedLoss(2.0)}, "loss was SlottedLoss with the code"),
+    "slots of a loss": ({"loss": SlottedLoss(1.0)}, {"loss": SlottedLoss(2.0)}, "loss was SlottedLoss "),
     "numbers of NumPy": ({"loss": Share(np.float32(1))}, {"loss": Share(np.float32(2))}, "loss.factor was float32"),
     "queue": ({"loss": Share(deque([1]))}, {"loss": Share(deque([2]))}, "loss.factor was deque"),
     "data set": (

@@ -5,7 +5,6 @@ A resumed run with another network, loss or data set would be neither the old tr
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import inspect
@@ -34,7 +33,6 @@ MAX_HASHED_BYTES = 16 << 20
 """Bytes of an array that is hashed as a whole; of a larger one, the first and the last ones."""
 MAX_OBJECTS = 200_000
 """Objects inside of one attribute that are looked at."""
-CODE = " with the code "
 LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES.append(Path(__file__).parents[1])
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, PurePath)
@@ -179,10 +177,80 @@ def _describe_value(value: object) -> str:
         return repr(value)
     if isinstance(value, type) and _is_library(value.__module__):
         return f"{value.__module__}.{value.__qualname__}"
-    digest = _Digest()
-    digest.add(value)
+    digest, pending, seen = hashlib.sha256(), deque([value]), dict[int, object]()
+    while pending:
+        part = pending.popleft()
+        # An object that holds itself counts once; all that were looked at stay alive, so that no two have one id.
+        if isinstance(part, PLAIN):
+            text = f"{type(part).__name__} {part!r}"
+        elif id(part) in seen or len(seen) > MAX_OBJECTS:
+            text = "again"
+        else:
+            seen[id(part)] = part
+            text, inner = _split(part)
+            text += f" {len(inner)}"
+            pending += inner
+        digest.update(f"{text}\0".encode(errors="surrogatepass"))
     kind = value.__qualname__ if isinstance(value, type | types.FunctionType) else type(value).__name__
-    return f"{kind}{CODE if digest.has_code else ' '}{digest.hash.hexdigest()[:12]}"
+    return f"{kind} {digest.hexdigest()[:12]}"
+
+
+def _split(value: Any) -> tuple[str, Sequence[Any]]:
+    """Split an object into a text, and the objects in it; of functions and classes outside of libraries, the text is the source."""
+    name = type(value).__qualname__
+    inner: Sequence[Any] = ()
+    if isinstance(value, torch.Tensor | np.ndarray):
+        name = _describe_array(value)
+    elif isinstance(value, types.ModuleType):
+        name = value.__name__
+    elif isinstance(value, Mapping):
+        inner = [part for item in value.items() for part in item]
+    elif isinstance(value, set | frozenset):
+        inner = sorted(map(_describe_value, value))
+    elif isinstance(value, list | tuple | deque):
+        inner = value if isinstance(value, list | tuple) else list(value)
+    elif isinstance(value, nn.Module):
+        # Initial weights differ in every start of a program, and the training changes them.
+        inner = list(_collect_module_rows("", value, loads=True))
+    elif isinstance(value, functools.partial):
+        inner = (value.func, value.args, value.keywords)
+    elif isinstance(value, types.MethodType):
+        inner = (value.__func__, value.__self__)
+    elif isinstance(value, staticmethod | classmethod | property):
+        inner = (value.fget if isinstance(value, property) else value.__func__,)
+    elif isinstance(value, type) or inspect.isroutine(value):
+        name = f"{value.__module__}.{value.__qualname__}"
+        is_library = _is_library(value.__module__)
+        if isinstance(value, type) and not is_library:
+            inner = [*value.__bases__, *(part for key, part in sorted(vars(value).items()) if key not in _OF_CLASSES)]
+        elif isinstance(value, types.FunctionType) and not is_library:
+            cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+            name, inner = f"{name} {_read_source(value.__code__)}", (value.__defaults__, value.__kwdefaults__, cells)
+    elif hasattr(value, "to_numpy"):  # a table or column of pandas
+        inner = (value.to_numpy(),)
+    else:
+        try:
+            state = object.__getstate__(value)
+        except TypeError:
+            state = None
+        # An object of C has no attributes, such as a number of NumPy.
+        name, inner = (name, (type(value), state)) if state else (repr(value).partition(" at 0x")[0], ())
+    return name, inner
+
+
+def _describe_array(array: Any) -> str:
+    """The shape and type of an array or a tensor, and the hash of its values; of many, of the first and the last ones."""
+    text = f"{tuple(array.shape)} {array.dtype}"
+    if isinstance(array, torch.Tensor):
+        if array.layout != torch.strided or array.device.type == "meta" or not array.numel():
+            return text
+        array = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if array.dtype == object:
+        return f"{text} {_describe_value(array.tolist())}"
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else array
+    half = MAX_HASHED_BYTES // 2
+    parts = (content,) if content.size <= MAX_HASHED_BYTES else (content[:half], content[-half:])
+    return f"{text} {hashlib.sha256(b''.join(part.tobytes() for part in parts)).hexdigest()}"
 
 
 def _is_code(value: object) -> bool:
@@ -194,101 +262,6 @@ def _is_library(module: str | None) -> bool:
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     built_in = (module or "").partition(".")[0] in sys.builtin_module_names
     return built_in or (file is not None and any(Path(file).is_relative_to(folder) for folder in LIBRARIES))
-
-
-class _Digest:
-    """SHA-256 of an object with everything in it; of code that is not of a library, what it does."""
-
-    def __init__(self) -> None:
-        self.hash = hashlib.sha256()
-        self.has_code = False
-        self._seen: dict[int, tuple[int, object]] = {}
-
-    def add(self, value: Any) -> None:
-        """Add an object. One that was added before, or holds itself, counts by its number."""
-        if isinstance(value, PLAIN):
-            self._add_text(type(value).__name__, repr(value))
-            return
-        if id(value) in self._seen or len(self._seen) > MAX_OBJECTS:
-            self._add_text("again", str(self._seen.get(id(value), (0,))[0]))
-            return
-        self._seen[id(value)] = (len(self._seen), value)
-        self._add_text(type(value).__qualname__, "")
-        if isinstance(value, torch.Tensor | np.ndarray):
-            self._add_array(value)
-        elif isinstance(value, types.CodeType):
-            self.has_code = True
-            self._add_text("source", _read_source(value))
-        elif isinstance(value, type) or inspect.isroutine(value) or isinstance(value, functools.partial):
-            self._add_code(value)
-        elif isinstance(value, Mapping):
-            self._add_all([part for item in value.items() for part in item])
-        elif isinstance(value, set | frozenset):
-            self._add_all(sorted(map(_describe_value, value)))
-        elif isinstance(value, list | tuple | deque):
-            self._add_all(value)
-        elif hasattr(value, "to_numpy") and not isinstance(value, type):  # a table or column of pandas
-            self._add_array(value.to_numpy())
-        elif isinstance(value, nn.Module):
-            # Initial weights differ in every start of a program, and the training changes them.
-            self._add_all([part for row in _collect_module_rows("", value, loads=True) for part in row])
-        elif isinstance(value, enum.Enum):
-            self._add_text(type(value).__qualname__, value.name)
-        elif isinstance(value, types.ModuleType):
-            self._add_text("module", value.__name__)
-        elif isinstance(value, property):
-            self._add_all((value.fget, value.fset))
-        elif not hasattr(value, "__dict__") and not hasattr(value, "__slots__"):
-            text = repr(value)
-            self._add_text(type(value).__qualname__, "" if " at 0x" in text else text)
-        else:
-            slots = [
-                name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if hasattr(value, name)
-            ]
-            self._add_all((type(value), getattr(value, "__dict__", {}), [getattr(value, name) for name in slots]))
-
-    def _add_code(self, value: Any) -> None:
-        self._add_text(value.__class__.__name__, getattr(value, "__qualname__", ""))
-        if isinstance(value, functools.partial):
-            self._add_all((value.func, value.args, value.keywords))
-        elif isinstance(value, staticmethod | classmethod):
-            self.add(value.__func__)
-        elif isinstance(value, types.MethodType):
-            self._add_all((value.__func__, value.__self__))
-        elif _is_library(getattr(value, "__module__", None)):
-            self._add_text("library", str(value.__module__))
-        elif isinstance(value, type):
-            self._add_all(value.__bases__)
-            self._add_all([part for key, part in sorted(vars(value).items()) if key not in _OF_CLASSES])
-        elif isinstance(value, types.FunctionType):
-            self._add_all((value.__code__, value.__defaults__, value.__kwdefaults__))
-            self._add_all([_read_cell(cell) for cell in value.__closure__ or ()])
-            self._add_all([value.__globals__[n] for n in _list_globals(value.__code__) if n in value.__globals__])
-        elif hasattr(value, "__wrapped__"):
-            self.add(value.__wrapped__)
-
-    def _add_all(self, values: Sequence[Any]) -> None:
-        self._add_text("items", str(len(values)))
-        for value in values:
-            self.add(value)
-
-    def _add_array(self, value: Any) -> None:
-        array = value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        self._add_text(str(array.dtype), str(tuple(array.shape)))
-        if isinstance(array, torch.Tensor):
-            if array.layout != torch.strided or array.device.type == "meta":
-                return
-            array = array.contiguous().reshape(-1).view(torch.uint8).numpy() if array.numel() else np.empty(0)
-        if array.dtype == object:
-            self._add_all(array.tolist())
-            return
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
-        half = MAX_HASHED_BYTES // 2
-        for part in (content,) if content.size <= MAX_HASHED_BYTES else (content[:half], content[-half:]):
-            self.hash.update(part.tobytes())
-
-    def _add_text(self, kind: str, text: str) -> None:
-        self.hash.update(f"{kind}\0{text}\0".encode(errors="surrogatepass"))
 
 
 @functools.cache
@@ -309,16 +282,3 @@ def _read_source(code: types.CodeType) -> str:
     text[-1] = text[-1][: last[1]]
     text[0] = text[0][first[1] :]
     return b"".join(text).decode(errors="replace")
-
-
-def _read_cell(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return "empty"
-
-
-def _list_globals(code: types.CodeType) -> list[str]:
-    """The names that a function may look up in its module, those of functions inside it included."""
-    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _list_globals(part)]
-    return list(dict.fromkeys([*code.co_names, *inner]))
