@@ -79,8 +79,6 @@ class TrainRequest:
     """Called with the run folder when it is open."""
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
-    baselines: bool = True
-    """Whether simple models are fitted beside the network; the runs of one experiment would all fit the same."""
 
     @property
     def leads(self) -> bool:
@@ -223,12 +221,12 @@ class _Supervisor:
         if is_kept and code in signals.ABORTED_CODES:
             say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
         elif is_kept and request.leads:
-            if code == 0 and request.baselines:
+            if code == 0:
                 within = parse_duration(job.train.within) if job.train.within else inf
                 baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
             lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
             lifecycle.finish_tracking()
-            if code == 0 and request.baselines:
+            if code == 0:
                 say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
         # Last, so that the copy has the report, too.
         copied = self.copies.finish(run.path, code) if self.copies else code
