@@ -149,8 +149,8 @@ def write_images(folder: Path, samples: int, side: int) -> None:
     pixels = random.integers(0, 200, (samples, side, side, 3), dtype=np.uint8)
     half = side // 2
     for row, label in enumerate(labels.tolist()):
-        top, left = half * (label // 2), half * (label % 2)
-        pixels[row, top : top + half, left : left + half] += 50
+        top, edge = half * (label // 2), half * (label % 2)
+        pixels[row, top : top + half, edge : edge + half] += 50
     np.savez(folder / "images.npz", images=pixels, labels=labels)
 
 

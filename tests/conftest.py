@@ -23,6 +23,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # two workers with two threads each wou
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Plans of tests do not depend on whether this CPU has bf16 instructions, and how fast they are at the moment.
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_VNNI"
+# Nor on what other programs do meanwhile.
+os.environ["DRIVETRAIN_NEIGHBORS"] = "off"
 # Hundreds of tests train; those of the baselines switch them on.
 os.environ["DRIVETRAIN_BASELINES"] = "off"
 

@@ -259,7 +259,7 @@ def test_what_does_not_apply_is_one_line() -> None:
     for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
         assert name in full_text
-    assert says(text, "settings-apply-gpu-nothing", 12, 7, 2, 2, 1)
+    assert says(text, "settings-apply-gpu-nothing", 10, 7, 2, 1)
     assert "`drivetrain plan JOB --all` shows them" in text
     assert "do not apply" not in full_text
     assert all(row.name in full_text for row in job_plan.decisions)

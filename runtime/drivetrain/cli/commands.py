@@ -80,8 +80,9 @@ def facts(options: argparse.Namespace) -> int:
     """Show what this container may use."""
     from drivetrain.hardware.detect import detect
     from drivetrain.hardware.facts_table import render_facts
+    from drivetrain.hardware.neighbors import add_neighbors
 
-    machine = detect(Path("runs"))
+    machine = add_neighbors(detect(Path("runs")))
     if options.json:
         say_json(machine.to_json())
     else:
@@ -93,6 +94,7 @@ def plan(options: argparse.Namespace) -> int:
     """Show every decision."""
     from drivetrain.hardware import facts, gpu_selection
     from drivetrain.hardware.detect import detect
+    from drivetrain.hardware.neighbors import add_neighbors
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.launch import expected_container
     from drivetrain.plan import evidence
@@ -102,7 +104,8 @@ def plan(options: argparse.Namespace) -> int:
     show = say_aside if options.json else say
     job = job_spec.load(options.job, options.set)
     machine = gpu_selection.select_gpus(
-        facts.read_hardware(options.hardware) if options.hardware else detect(Path("runs")), job.limits.gpus
+        facts.read_hardware(options.hardware) if options.hardware else add_neighbors(detect(Path("runs"))),
+        job.limits.gpus,
     )
     if not options.hardware:
         machine, container_note = expected_container.expect_hardware(machine, job)

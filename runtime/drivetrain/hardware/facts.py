@@ -51,6 +51,8 @@ class Cpu:
     """Physical cores of the affinity mask that are of the fastest kind; None if all are alike, or unknown."""
     emulated: bool = False
     """Whether a processor of the other architecture computes in its place; its instruction sets do not count."""
+    neighbors: float = 0.0
+    """CPUs of the affinity mask that other programs used when this was measured; 0 before."""
 
 
 @dataclass(frozen=True, kw_only=True)

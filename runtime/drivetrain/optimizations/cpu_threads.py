@@ -14,14 +14,22 @@ STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING
 OFF = "off"
 Values = Annotated[int, Field(ge=1)] | Literal["off"]
+BUSY_SHARE = 0.5
+"""Share of the CPUs that other programs use, from which on the threads are as many as the idle CPUs."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both."""
+    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both. Where other
+    programs use half of the CPUs or more, the idle CPUs, at least one.
+    """
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = world.count_local_ranks(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
+    idle_cpus = int(cpu.affinity - cpu.neighbors)
+    if cpu.neighbors >= BUSY_SHARE * cpu.affinity and idle_cpus < threads:
+        reason = f"other programs use {cpu.neighbors:.1f} of {cpu.affinity} CPUs, and threads that wait for a CPU hold up the others"
+        return Choice(max(1, idle_cpus), reason)
     if threads < cpu.budget:
         reason = f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs"
         if threads == cpu.fast_cores:

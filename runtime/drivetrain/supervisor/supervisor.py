@@ -23,6 +23,7 @@ from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
+from drivetrain.hardware.neighbors import add_neighbors
 from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
@@ -169,7 +170,7 @@ class _Supervisor:
         """The hardware that the job may use, which suits the number of its processes."""
         fault_point("detect")
         job, placement = self.job, self.request.placement
-        machine = world.share_hardware(detect(self.request.runs), placement)
+        machine = world.share_hardware(add_neighbors(detect(self.request.runs)), placement)
         machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
         world.check_world_size(job, machine)
         return machine

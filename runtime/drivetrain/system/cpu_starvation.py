@@ -23,6 +23,18 @@ def read_waited_seconds(processes: Iterable[int] | None = None, root: Path = Pat
     return total / 1e9 if is_known else None
 
 
+def read_busy_seconds(cpus: Iterable[int], root: Path = Path("/proc")) -> float | None:
+    """Seconds since boot for which these CPUs were busy; None if the kernel does not count them."""
+    try:
+        fields = [line.split() for line in (root / "stat").read_text(encoding="ascii").splitlines()]
+        ticks = {row[0]: [int(value) for value in row[1:9]] for row in fields if row[0].startswith("cpu")}
+        # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait is work.
+        busy_ticks = sum(sum(ticks[f"cpu{cpu}"]) - sum(ticks[f"cpu{cpu}"][3:5]) for cpu in cpus)
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    return busy_ticks / os.sysconf("SC_CLK_TCK")
+
+
 def read_stolen_seconds(root: Path = Path("/proc")) -> float | None:
     """Seconds of CPU time that a hypervisor gave to other machines since boot (steal time); None if not counted."""
     with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,9 +1,9 @@
-"""Shares two CPUs with other programs: the two threads of a run sleep while they wait for each other, on one CPU.
+"""Looks at other programs once an epoch: two threads of a run then share one of two CPUs, else a line names a cure.
 
 At the end of each layer the threads that computed it wait for the last one. They spin meanwhile, which is fastest while both
 have a CPU. If another program computes, too, one of the threads loses its CPU for whole time slices, and the other one spins
-as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). As the work is divided
-among two threads as before, the results keep their bits. A job that sets `optimize.cpu_threads` keeps a CPU for each thread.
+as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share a CPU
+sleep instead. As the work is divided among them as before, the results keep their bits.
 """
 
 from __future__ import annotations
@@ -13,123 +13,111 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.training.run import Run
 
 CPUS = 2
 """Measured with so many CPUs; with more, the threads cannot share one."""
-WINDOW_SECONDS, MIN_SECONDS, MAX_SECONDS = 1.0, 2.0, 60.0
-"""Of a measurement; and how long a change must be due, as a moment says little: at first, and at most. It doubles with each change back."""
+MIN_SECONDS = 1.0
+"""Shorter epochs are taken together."""
 MIN_WAITED_SHARE = 0.15
 """Of the threads' time without a CPU, from which on they share one. Alone on the machine it is 0.02, beside another program 0.5."""
-BUSY_CPUS, QUIET_CPUS = 0.3, 0.15
-"""CPUs that other programs use, at least and at most, for the threads to share one and to have one each."""
+BUSY_SHARE, QUIET_SHARE = 0.15, 0.075
+"""Share of the CPUs that other programs use, at least and at most, for the threads to share one and to have one each."""
 IDLE_CPUS = 0.5
 """Idle CPUs from which on the threads have one each, whatever other programs use: two runs may have chosen the same."""
-MAX_EVENTS_SHOWN = 4
-"""Changes that have a line in the log; later ones are in events.jsonl."""
-
-
-@dataclass(frozen=True)
-class CpuTimes:
-    """CPU time in seconds, each since some moment in the past."""
-
-    waited: float
-    """For which the threads of this process were ready without a CPU."""
-    used: float
-    """That this process and its children have used."""
-    busy: float
-    """For which the CPUs were busy."""
+SLOWER = 1.5
+"""How many times slower than in its best epoch a run is, from which on that is said where the threads cannot share a CPU."""
 
 
 class CpuSharing:
-    """Call `adapt` after each step.
+    """Call `look_at_neighbors` after the steps of each epoch.
 
     Args:
-        read_times: returns the CPU times until now.
-        share_cpu: called with True to let the threads sleep on one CPU, again in each window since new threads and processes
-            need all of them, and with False to let them spin on all.
-        report: called with a text on each change, and whether the log shows it.
+        run: its plan has several threads.
+        library: the OpenMP runtime whose threads can sleep; None where they cannot share a CPU.
     """
 
-    def __init__(
-        self, read_times: Callable[[], CpuTimes], share_cpu: Callable[[bool], None], report: Callable[[str, bool], None]
-    ) -> None:
-        self.read_times, self.share_cpu, self.report = read_times, share_cpu, report
+    def __init__(self, run: Run, library: ctypes.CDLL | None) -> None:
+        self.run, self.library = run, library
+        self.cpus = os.sched_getaffinity(0)
+        self.spin_milliseconds = library.kmp_get_blocktime() if library else 0
         self.is_sharing = False
-        self.changes = 0
-        self.due_seconds = 0.0
-        """How long a change is due without a break."""
-        self.window_start, self.times = time.monotonic(), read_times()
+        self.best_rate, self.reported_factor = 0.0, SLOWER
+        self.begin, self.before = time.monotonic(), self.read_counts()
 
-    def adapt(self) -> None:
-        """Let the threads share a CPU if other programs compete for both, and have one each if they do not."""
-        seconds = time.monotonic() - self.window_start
-        if seconds < WINDOW_SECONDS:
+    def read_counts(self) -> tuple[float, float, float, int]:
+        """Seconds that the threads waited for a CPU, that this process computed and that the CPUs were busy; and samples."""
+        waited = cpu_starvation.read_waited_seconds() or 0.0
+        busy = cpu_starvation.read_busy_seconds(self.cpus) or 0.0
+        return waited, process_tree.sum_cpu_seconds(), busy, self.run.counters.samples
+
+    def look_at_neighbors(self) -> None:
+        """Let the threads share a CPU if other programs competed for both, and have one each if they did not."""
+        seconds = time.monotonic() - self.begin
+        if seconds < MIN_SECONDS:
             return
-        before, now = self.times, self.read_times()
-        self.window_start, self.times = self.window_start + seconds, now
-        others = max(0.0, (now.busy - before.busy) - (now.used - before.used)) / seconds
-        waited_share = (now.waited - before.waited) / (CPUS * seconds)
-        is_due = others >= BUSY_CPUS and waited_share >= MIN_WAITED_SHARE
-        if self.is_sharing:
-            # Threads on one CPU wait for each other, so their waiting does not say whether the others are still at work.
-            is_due = others <= QUIET_CPUS or now.busy - before.busy <= (CPUS - IDLE_CPUS) * seconds
+        now = self.read_counts()
+        waited, used, busy, rate = ((b - a) / seconds for a, b in zip(self.before, now, strict=True))
+        self.begin, self.before = self.begin + seconds, now
+        others, count = max(0.0, busy - used), len(self.cpus)
+        threads = int(self.run.plan.value("cpu_threads"))
+        is_crowded = others >= BUSY_SHARE * count and waited >= MIN_WAITED_SHARE * threads
+        if self.is_sharing and (others <= QUIET_SHARE * count or busy <= count - IDLE_CPUS):
+            self.share_cpu(False)
+            self._report("a CPU is idle again: each thread has one")
+        elif self.is_sharing or (is_crowded and self.library):
+            if not self.is_sharing:
+                self._report(
+                    f"other programs use {others:.1f} of {count} CPUs: the threads share one from now on, and sleep instead of "
+                    "spinning; their work is divided as before, so the results are the same"
+                )
+            # Again after each epoch, since new threads and processes need all CPUs.
             self.share_cpu(True)
-        self.due_seconds = self.due_seconds + seconds if is_due else 0.0
-        if self.due_seconds >= min(MIN_SECONDS * 2 ** (self.changes // 2), MAX_SECONDS):
-            self._change(others)
-
-    def _change(self, others: float) -> None:
-        self.share_cpu(not self.is_sharing)
-        self.is_sharing, self.due_seconds, self.changes = not self.is_sharing, 0.0, self.changes + 1
-        text = "a CPU is idle again: each thread has one"
-        if self.is_sharing:
-            text = (
-                f"other programs use {others:.1f} of {CPUS} CPUs: the threads share one from now on, and sleep instead of "
-                "spinning; their work is divided as before, so the results are the same"
+        elif is_crowded and self.best_rate >= self.reported_factor * rate > 0:
+            self.reported_factor = 2 * self.best_rate / rate
+            self._report(
+                f"other programs use {others:.1f} of {count} CPUs: training is {self.best_rate / rate:.1f} times slower "
+                "than before; `--new --set optimize.cpu_threads=1` trains with one thread, which waits for no other"
             )
-        self.report(text, self.changes <= MAX_EVENTS_SHOWN)
+        self.best_rate = max(self.best_rate, rate)
+
+    def share_cpu(self, is_sharing: bool) -> None:
+        """Keep the threads that compute on one CPU, asleep while they wait, or let them spin on all."""
+        assert self.library
+        # An interruption must not leave the threads on one CPU.
+        with self.run.signals.protect_section():
+            self.library.kmp_set_blocktime(0 if is_sharing else self.spin_milliseconds)
+            _place_threads(self.library.sched_getcpu(), self.cpus, is_sharing=is_sharing)
+        self.is_sharing = is_sharing
+
+    def _report(self, text: str) -> None:
+        self.run.events.add("cpu", text, self.run.counters.step)
 
     def close(self) -> None:
         """Let each thread have a CPU again."""
         if self.is_sharing:
             self.share_cpu(False)
-            self.is_sharing = False
 
 
 def watch_neighbors(run: Run) -> CpuSharing | None:
-    """Share the CPUs of a run whose plan has two threads for two CPUs; None where that cannot be.
+    """Watch the CPUs of a run with several threads; None in a Python program, on a GPU, and if the kernel does not count.
 
-    The threads can only sleep with an OpenMP runtime that was preloaded for the trainer, which has its process to itself.
+    The threads can only sleep with an OpenMP runtime that was preloaded for the trainer, on two CPUs; in a job that sets
+    `optimize.cpu_threads` each keeps its CPU.
     """
-    library = ctypes.CDLL(None)
+    threads = run.plan.value("cpu_threads")
+    if run.device.type != "cpu" or run.ranks.count > 1 or run.job.task == "python" or threads in ("off", 1):
+        return None
+    if not hasattr(os, "sched_getaffinity") or cpu_starvation.read_waited_seconds() is None:
+        return None
     is_preloaded = run.plan.value("openmp_runtime") != "off" and "omp" in os.environ.get("LD_PRELOAD", "")
-    if run.device.type != "cpu" or run.ranks.count > 1 or not is_preloaded or not hasattr(library, "kmp_set_blocktime"):
-        return None
-    cpus = os.sched_getaffinity(0)
-    is_chosen = run.job.optimize.get("cpu_threads", "auto") == "auto"
-    if not is_chosen or run.plan.value("cpu_threads") != CPUS or len(cpus) != CPUS or _read_times(cpus) is None:
-        return None
-    spin_milliseconds = library.kmp_get_blocktime()
-
-    def read_times() -> CpuTimes:
-        return _read_times(cpus) or CpuTimes(0.0, 0.0, 0.0)
-
-    def share_cpu(is_sharing: bool) -> None:
-        # An interruption must not leave the threads on one CPU.
-        with run.signals.protect_section():
-            library.kmp_set_blocktime(0 if is_sharing else spin_milliseconds)
-            _place_threads(library.sched_getcpu(), cpus, is_sharing=is_sharing)
-
-    def report(text: str, is_shown: bool) -> None:
-        (run.events.add if is_shown else run.events.store)("cpu", text, run.counters.step)
-
-    return CpuSharing(read_times, share_cpu, report)
+    is_free = is_preloaded and run.job.optimize.get("cpu_threads", "auto") == "auto"
+    if not is_free or threads != CPUS or len(os.sched_getaffinity(0)) != CPUS:
+        return CpuSharing(run, None)
+    library = ctypes.CDLL(None)
+    return CpuSharing(run, library if hasattr(library, "kmp_set_blocktime") else None)
 
 
 def _place_threads(cpu: int, cpus: set[int], *, is_sharing: bool) -> None:
@@ -144,17 +132,3 @@ def _place_threads(cpu: int, cpus: set[int], *, is_sharing: bool) -> None:
                     os.sched_setaffinity(thread, {cpu})
                 elif os.sched_getaffinity(thread) == {cpu}:
                     os.sched_setaffinity(thread, cpus)
-
-
-def _read_times(cpus: set[int], root: Path = Path("/proc")) -> CpuTimes | None:
-    """The CPU times of this process and of these CPUs; None if the kernel does not count them."""
-    waited = cpu_starvation.read_waited_seconds(root=root)
-    try:
-        fields = [line.split() for line in (root / "stat").read_text(encoding="ascii").splitlines()]
-        ticks = {row[0]: [int(value) for value in row[1:9]] for row in fields if row[0].startswith("cpu")}
-        # user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait is work.
-        busy_ticks = sum(sum(ticks[f"cpu{cpu}"]) - sum(ticks[f"cpu{cpu}"][3:5]) for cpu in cpus)
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-    busy = busy_ticks / os.sysconf("SC_CLK_TCK")
-    return None if waited is None else CpuTimes(waited, process_tree.sum_cpu_seconds(), busy)

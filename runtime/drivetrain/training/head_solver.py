@@ -68,7 +68,6 @@ def solve_head(
     *,
     has_bias: bool = True,
     may_go_on: Callable[[], bool] = lambda: True,
-    after_pass: Callable[[], None] = lambda: None,
 ) -> Solution:
     """The weights with the smallest loss plus penalty; of the penalties, the one with the smallest validation loss.
 
@@ -79,7 +78,6 @@ def solve_head(
         outputs: of the head.
         has_bias: whether the layer has a bias; without one, features are scaled only.
         may_go_on: whether there is time for another penalty.
-        after_pass: called after each pass over the training samples.
     """
     training, held_out = _drop_unlabelled(training, loss), _drop_unlabelled(held_out, loss)
     kind: type[DenseColumns | SparseColumns] = (
@@ -93,7 +91,7 @@ def solve_head(
     worse_in_a_row = tried = 0
     # From the strongest penalty to the weakest, so that each solution is near the one before.
     for penalty in columns.penalties:
-        training_loss = _minimize(columns, fitted, loss, weight, bias, penalty, after_pass)
+        training_loss = _minimize(columns, fitted, loss, weight, bias, penalty)
         with torch.no_grad():
             validation_loss = sum(float(part) for part in _loss_parts(columns, validated, loss, weight, bias))
         tried += 1
@@ -197,7 +195,6 @@ def _minimize(
     weight: Tensor,
     bias: Tensor,
     penalty: float,
-    after_pass: Callable[[], None],
 ) -> float:
     """Take weight and bias to the smallest loss plus penalty, in place; returns the loss alone."""
     parameters = [parameter for parameter in (weight, bias) if parameter.requires_grad]
@@ -220,7 +217,6 @@ def _minimize(
         for part in _loss_parts(columns, samples, loss, weight, bias):
             part.backward()  # type: ignore[no-untyped-call]
             total += float(part.detach())
-        after_pass()
         return total
 
     optimizer.step(compute_loss)  # type: ignore[no-untyped-call]

@@ -16,7 +16,6 @@ from drivetrain.data.dataset import Split
 from drivetrain.job.formatting import format_metric
 from drivetrain.models import forward
 from drivetrain.system.fault_points import fault_point
-from drivetrain.training.cpu_sharing import watch_neighbors
 from drivetrain.training.evaluation import validation
 from drivetrain.training.head_solver import HeadFeatures, Solution, solve_head
 from drivetrain.training.run import Run
@@ -37,8 +36,8 @@ def announce_solving(run: Run) -> None:
 def solve_heads(run: Run) -> None:
     """Solve the heads of the run's network, and go to the end of the epochs that this takes the place of."""
     fault_point("solve heads", run)
-    began, sharing = time.monotonic(), watch_neighbors(run)
-    with run.clock.phase("train"), contextlib.closing(sharing) if sharing else contextlib.nullcontext():
+    began = time.monotonic()
+    with run.clock.phase("train"):
         training, held_out = (
             validation.with_smaller_batches(run, "the features", partial(_collect_features, run, split))
             for split in (run.dataset.train, run.dataset.validation)
@@ -52,7 +51,6 @@ def solve_heads(run: Run) -> None:
                 head.outputs,
                 has_bias=head.has_bias,
                 may_go_on=lambda: run.time_left() > 0,
-                after_pass=sharing.adapt if sharing else lambda: None,
             )
             for name, head in run.solvable_heads.items()
         }

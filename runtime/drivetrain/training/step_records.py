@@ -85,8 +85,6 @@ class StepRecords:
         run = self.run
         if run.peers.problem or run.signals.peek():
             return
-        if self.cpu_sharing:
-            self.cpu_sharing.adapt()
         with run.peers.catching():
             if self.profiler:
                 self.profiler.step()
@@ -102,6 +100,8 @@ class StepRecords:
 
     def check_last_step(self) -> None:
         """Record the last step of an epoch, and check the weights before they are evaluated, unless there is a problem."""
+        if self.cpu_sharing:
+            self.cpu_sharing.look_at_neighbors()
         if self.run.peers.problem is not None:
             return
         if interruption := self.run.signals.peek():
