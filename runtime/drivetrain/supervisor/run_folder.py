@@ -252,7 +252,6 @@ MAY_CHANGE_ON_RESUME = (
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.copy_to",
-    "data.stream.cache",
     "train.max_time",
     "optimize.loader_workers",
     "environment",
