@@ -74,7 +74,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state
     run.counters.restore(state["counters"])
-    if not run.counters.solved and not run.reached_step_limit():
+    in_counted_epoch = not run.counters.batch and run.counters.step % run.batches.per_epoch
+    if in_counted_epoch and not run.counters.solved and not run.reached_step_limit():
         # A run that `train.steps` ended within an epoch counts that epoch; a longer run trains its rest.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
     if run.user_parts.optimizer:
