@@ -14,7 +14,7 @@ from pyarrow import parquet
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageClassificationJob, ImageJob
-from tests.messages import says_only
+from tests.messages import saying, says_only
 
 torch.set_num_threads(1)
 QUOTED = '"a, b"'
@@ -186,4 +186,23 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "list.csv").write_text(rows(tmp_path))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"(?s)is a table, and pyarrow is not installed.*pip install pyarrow"):
+        load(job(tmp_path / "list.csv"))
+
+
+def test_a_library_that_does_not_fit_into_memory_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `ulimit -v` the advice was to install what is there."""
+    import sys
+
+    class Refuses:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "pyarrow":
+                raise ImportError("libarrow.so: failed to map segment from shared object")
+
+    (tmp_path / "list.csv").write_text(rows(tmp_path))
+    monkeypatch.delitem(sys.modules, "pyarrow")
+    monkeypatch.setattr(sys, "meta_path", [Refuses, *sys.meta_path])
+    with pytest.raises(DataError, check=saying("pyarrow-cannot-be-loaded", "libarrow.so")):
         load(job(tmp_path / "list.csv"))

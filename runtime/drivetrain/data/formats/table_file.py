@@ -173,10 +173,16 @@ def _check_suffix(path: Path, key: str) -> str:
 
 
 def check_installed(path: Path, key: str) -> None:
-    """Refuse a table if pyarrow is not installed here; raises DataError."""
+    """Refuse a table if pyarrow is not installed here, or cannot be loaded; raises DataError."""
     try:
         import pyarrow  # noqa: F401 - only asks whether it is there
-    except ImportError:
+    except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError):  # its libraries do not fit into the address space (ulimit -v)
+            raise DataError(
+                f"{key}: {path} is a table, and pyarrow cannot be loaded here: {error}",
+                "a limit of memory into which its libraries fit, and an installation that is whole",
+                "ulimit -v unlimited; or install it again: pip install --force-reinstall pyarrow",
+            ) from None
         raise DataError(
             f"{key}: {path} is a table, and pyarrow is not installed here",
             "an environment with pyarrow",
