@@ -14,8 +14,8 @@ from tests.paths import IMPORTS
 
 NEVER = {
     "matplotlib", "pyarrow", "pandas", "scipy", "transformers", "tokenizers", "timm", "torchvision", "torchmetrics",
-    "onnx", "onnxruntime", "optuna", "docker", "sympy", "absl", "fsspec", "torch._dynamo", "torch._inductor",
-    "tensorboard.backend", "tensorboard.summary", "tensorboard.plugins",
+    "onnx", "onnxruntime", "optuna", "docker", "sympy", "torch._dynamo", "torch._inductor",
+    "tensorboard.backend",
 }  # fmt: skip
 """What a job of arrays with a network of ours needs in none of its processes."""
 HEAVY = {"torch", "numpy", "PIL", "tensorboard", "google", "safetensors"}
