@@ -16,7 +16,6 @@ SLOW = frozenset(
         "distributed/test_collectives",
         "distributed/test_differential",
         "distributed/test_gradient_exchange",
-        "distributed/test_heartbeat",
         "distributed/test_lost_nodes",
         "distributed/test_nodes",
         "distributed/test_ranks",

@@ -1,4 +1,4 @@
-"""A supervisor's place among several: from options, or from the variables that each engine sets."""
+"""A supervisor's place among several, from the variables that torchrun sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from drivetrain.distributed import local_processes, placement, world
-from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, parse_first_host, parse_meet
+from drivetrain.distributed.placement import Placement, parse_meet
 from drivetrain.errors import DeviceError, SpecError
 from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
@@ -18,12 +18,6 @@ from tests.paths import ROOT
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "29511"}
 TORCHRUN |= {"LOCAL_WORLD_SIZE": "2"}
-KUBEFLOW = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "29500"}
-KUBEFLOW |= {"PET_MASTER_ADDR": "t-node-0-0.t"}
-SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6"}
-SLURM = {"SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "77"}
-SLURM |= {"SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_STEP_NUM_TASKS": "2"}
-INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 
 
 def job(nodes: int | NodeRange | None = None, processes: int | None = None) -> Job:
@@ -33,10 +27,8 @@ def job(nodes: int | NodeRange | None = None, processes: int | None = None) -> J
     )
 
 
-def find_position(
-    environ: dict[str, str], options: Options = NO_OPTIONS, nodes: int | NodeRange | None = None
-) -> Placement | None:
-    return placement.find_placement(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
+def find_position(environ: dict[str, str], nodes: int | NodeRange | None = None) -> Placement | None:
+    return placement.find_placement(environ, job(nodes))
 
 
 @pytest.mark.parametrize(
@@ -44,90 +36,37 @@ def find_position(
     [
         (TORCHRUN, None, (4, 3, ("10.0.0.5", 29511), 1, 2, False)),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 2, (4, 3, ("10.0.0.5", 29511), 1, 2, True)),
-        (KUBEFLOW, None, (2, 1, ("t-node-0-0.t", 29500), 0, 1, False)),
-        (SKYPILOT, 2, (2, 0, ("10.0.0.5", 29500), 0, 1, False)),
-        (SLURM | {"MASTER_PORT": "29400"}, 2, (2, 1, ("gpu03", 29400), 0, 1, False)),
-        (INDEXED, 2, (2, 1, ("t-0.service.default.svc.cluster.local", 29500), 0, 1, False)),
-        (TORCHRUN | SLURM | KUBEFLOW, None, (4, 3, ("10.0.0.5", 29511), 1, 2, False)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, 2, (2, 1, ("a", 29500), 0, 1, False)),
     ],
 )
-def test_each_engine_says_where_this_is(
+def test_the_variables_say_where_this_is(
     environ: dict[str, str], nodes: int | None, expected: tuple[object, ...]
 ) -> None:
-    position = find_position(environ, nodes=nodes)
-    assert position is not None
-    assert (
-        position.supervisors,
-        position.index,
-        position.meet,
-        position.local_index,
-        position.local_supervisors,
-        position.starter_keeps_store,
-    ) == expected
+    position = find_position(environ, nodes)
+    assert position == Placement(*expected)  # type: ignore[arg-type]
     assert f"{position.index} of {position.supervisors}" in position.describe()
-    assert position.source in position.describe()
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"RANK": "0", "WORLD_SIZE": "1"},
-        {"PET_NNODES": "1"},
-        {"SKYPILOT_NUM_NODES": "1"},
-        # A batch script, and the shell of salloc: no step of srun.
-        {key: value for key, value in SLURM.items() if key != "SLURM_STEP_ID"},
-        INDEXED,
-    ],
-)
+@pytest.mark.parametrize("environ", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "1"}, {"SLURM_PROCID": "1"}])
 def test_one_machine_trains_alone(environ: dict[str, str]) -> None:
     assert find_position(environ) is None
-    assert find_position(environ, Options(1)) is None
-
-
-def test_slurm_jobs_have_ports_of_their_own() -> None:
-    ports = []
-    for number in range(20):
-        position = find_position(SLURM | {"SLURM_JOB_ID": str(number)})
-        assert position is not None
-        ports.append(position.meet[1])
-    assert len(set(ports)) == 20
-    assert all(placement.DERIVED_PORTS[0] <= port < placement.DERIVED_PORTS[1] for port in ports)
 
 
 @pytest.mark.parametrize(
-    ("environ", "options", "nodes", "message"),
+    ("environ", "nodes", "message"),
     [
-        ({}, Options(2), None, "only --nodes given"),
-        ({}, Options(node=1), None, "only --node given"),
-        ({}, Options(2, 2, "a:1"), None, "this is number 2 of 2 (--nodes)"),
-        ({}, Options(2, -1, "a:1"), None, "this is number -1 of 2"),
-        ({}, Options(0, 0, "a:1"), None, "--nodes 0"),
-        ({}, Options(2, 0, "a:b"), None, "--meet 'a:b'"),
-        (TORCHRUN, Options(2, 0, "a:1"), None, "--nodes 2, and RANK=3 WORLD_SIZE=4 in the environment"),
-        (TORCHRUN | {"RANK": "4"}, NO_OPTIONS, None, "this is number 4 of 4"),
-        (TORCHRUN | {"MASTER_ADDR": ""}, NO_OPTIONS, None, "MASTER_ADDR is missing"),
-        (KUBEFLOW | {"PET_NNODES": "1:2"}, NO_OPTIONS, None, "PET_NNODES=1:2 is elastic"),
-        ({"SKYPILOT_NUM_NODES": "2"}, NO_OPTIONS, None, "SKYPILOT_NODE_RANK is missing"),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, NO_OPTIONS, None, "Slurm starts 8 tasks on 2 nodes"),
-        (SKYPILOT, NO_OPTIONS, 3, "limits.nodes: is 3, and SKYPILOT_* variables says 2"),
-        ({}, NO_OPTIONS, 2, "limits.nodes: is 2, and nothing says which node this is"),
-        ({}, NO_OPTIONS, NodeRange(least=2), "limits.nodes: is 2 or more, and nothing says which node this is"),
-        (SLURM, NO_OPTIONS, NodeRange(least=3, most=4), "limits.nodes: is 3 to 4, and SLURM_* variables says 2"),
-        (SKYPILOT, NO_OPTIONS, NodeRange(least=1, most=1), "limits.nodes: is 1 to 1, and SKYPILOT_* variables says 2"),
-        (
-            INDEXED,
-            NO_OPTIONS,
-            NodeRange(least=2),
-            "limits.nodes: is 2 or more, and JOB_COMPLETION_INDEX says not how many",
-        ),
+        (TORCHRUN | {"RANK": "4"}, None, "RANK is 4, and WORLD_SIZE is 4"),
+        (TORCHRUN | {"RANK": "-1"}, None, "RANK='-1' in the environment"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, None, "MASTER_ADDR is not set"),
+        (TORCHRUN, 3, "limits.nodes: is 3, and WORLD_SIZE / LOCAL_WORLD_SIZE is 2"),
+        ({}, 2, "limits.nodes: is 2, and RANK and WORLD_SIZE are not set"),
+        ({}, NodeRange(least=2), "limits.nodes: is 2 or more, and RANK and WORLD_SIZE are not set"),
+        (TORCHRUN, NodeRange(least=3, most=4), "limits.nodes: is 3 to 4, and WORLD_SIZE / LOCAL_WORLD_SIZE is 2"),
     ],
 )
-def test_contradictions_are_refused(
-    environ: dict[str, str], options: Options, nodes: int | NodeRange | None, message: str
-) -> None:
+def test_contradictions_are_refused(environ: dict[str, str], nodes: int | NodeRange | None, message: str) -> None:
     with pytest.raises(SpecError) as error:
-        find_position(environ, options, nodes)
+        find_position(environ, nodes)
     assert message in str(error.value)
     assert "possible:" in str(error.value)
     assert "do:" in str(error.value)
@@ -135,37 +74,21 @@ def test_contradictions_are_refused(
 
 @pytest.mark.parametrize("bounds", [NodeRange(least=1), NodeRange(least=2), NodeRange(least=1, most=2)])
 def test_a_job_may_leave_the_number_of_machines_open(bounds: NodeRange) -> None:
-    for environ, options in ((SLURM, NO_OPTIONS), (KUBEFLOW, NO_OPTIONS), ({}, Options(2, 1, "10.0.0.5:1"))):
-        position = find_position(environ, options, bounds)
-        assert position is not None
-        assert position.supervisors == 2
+    assert find_position(TORCHRUN, bounds) is not None
     if bounds.least == 1:
-        assert find_position({}, nodes=bounds) is None
+        assert find_position({}, bounds) is None
 
 
-@pytest.mark.parametrize(("environ", "processes"), [(TORCHRUN, 4), (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, 2)])
-def test_another_number_of_processes_is_refused(environ: dict[str, str], processes: int) -> None:
+def test_another_number_of_processes_is_refused() -> None:
     with pytest.raises(SpecError, match=r"limits\.processes: is"):
-        placement.find_placement(NO_OPTIONS, environ, job(processes=processes), "host")
-
-
-def test_an_indexed_job_needs_a_name_for_its_first_pod() -> None:
-    with pytest.raises(SpecError, match="headless service"):
-        placement.find_placement(NO_OPTIONS, INDEXED, job(2), "somewhere")
+        placement.find_placement(TORCHRUN, job(processes=4))
 
 
 @pytest.mark.parametrize(
     ("text", "meet"), [("a:1", ("a", 1)), ("10.0.0.5", ("10.0.0.5", 29500)), ("[fd00::1]:80", ("fd00::1", 80))]
 )
 def test_meeting_places(text: str, meet: tuple[str, int]) -> None:
-    assert parse_meet(text, "--meet") == meet
-
-
-@pytest.mark.parametrize(
-    ("names", "first"), [("n1", "n1"), ("n[03-07,12],m1", "n03"), ("r[1-2]n[4,6]", "r1n4"), ("a,b", "a")]
-)
-def test_the_first_host_of_a_list(names: str, first: str) -> None:
-    assert parse_first_host(names) == first
+    assert parse_meet(text, "MASTER_ADDR") == meet
 
 
 def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refused_by_others() -> None:

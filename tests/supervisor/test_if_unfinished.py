@@ -72,10 +72,14 @@ def test_a_run_whose_job_cannot_be_read_does_not_count(
     assert says(output, "done-does-not-count", run.path, name)
 
 
-def test_it_excludes_new_and_several_machines(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_excludes_new_and_several_machines(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert start(job, "--new") == SpecError.exit_code
     assert says(capsys.readouterr().err, "new-if-unfinished-together")
-    assert start(job, "--nodes", "2", "--node", "0", "--meet", "localhost:1") == SpecError.exit_code
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    assert start(job) == SpecError.exit_code
     assert says(capsys.readouterr().err, "if-unfinished-several-machines")
 
 

@@ -123,7 +123,6 @@ def _add_training(add: Add) -> None:
     _add_start(command)
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
     command.add_switch("--json", "print JSON at the end, and the log to stderr")
-    _add_nodes(command)
     command = _add_job(
         add(
             "launch",
@@ -137,15 +136,6 @@ def _add_training(add: Add) -> None:
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
     command.add_switch("--network", "give the container network access, for your own code")
     command.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
-
-
-def _add_nodes(command: CommandParser) -> None:
-    """The place of this machine among several, where no scheduler sets it."""
-    command.add_argument("--nodes", type=int, metavar="N", help="number of machines that train together")
-    command.add_argument("--node", type=int, metavar="I", help="with --nodes: number of this machine, from 0 on")
-    command.add_argument(
-        "--meet", metavar="HOST:PORT", help="with --nodes: where machine 0 listens, an address that all can reach"
-    )
 
 
 def _add_repeat(add: Add) -> None:

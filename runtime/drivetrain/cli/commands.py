@@ -122,7 +122,6 @@ def plan(options: argparse.Namespace) -> int:
 
 def train(options: argparse.Namespace) -> int:
     """Train or resume."""
-    from drivetrain.distributed.placement import Options as PlacementOptions
     from drivetrain.job_spec.spec_source import COPY_VARIABLE
     from drivetrain.plan import plan_table
     from drivetrain.supervisor import stored_job, supervisor, trainer_error
@@ -134,7 +133,6 @@ def train(options: argparse.Namespace) -> int:
         TrainRequest,
         options,
         source=stored_job.find_source(options.job, options.set, Path(copy) if copy else None),
-        place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
         shown=Path(shown_plan) if (shown_plan := os.environ.get(plan_table.SHOWN_PLAN)) else None,
     )
@@ -161,10 +159,10 @@ def run_in_container(options: argparse.Namespace) -> int:
         DeviceError: if training in the container does not support an option or the working folder.
         DrivetrainError: if the spec is invalid, or the container cannot be started.
     """
-    is_unsupported = any(getattr(options, name, None) for name in ("plan", "nodes", "json"))
+    is_unsupported = any(getattr(options, name, None) for name in ("plan", "json"))
     # The container mounts the project, and writes below its runs/.
     if is_unsupported or options.runs != Path("runs") or Path.cwd() != project.PROJECT:
-        limits = "no --plan, --runs, --nodes or --json" if options.command == "train" else "no --runs"
+        limits = "no --plan, --runs or --json" if options.command == "train" else "no --runs"
         raise DeviceError(
             f"torch is not installed here, and training in the container supports {limits}; it writes to runs/ in the "
             "project",

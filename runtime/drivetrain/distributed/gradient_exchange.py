@@ -56,6 +56,9 @@ class GradientExchange:
 
         Returns:
             Whether it was wrapped anew.
+
+        Raises:
+            PeerError: if another process is gone.
         """
         if self.ranks.count == 1:
             return False
@@ -68,7 +71,7 @@ class GradientExchange:
         # Dynamo would cut a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
         # The other name of `broadcast_buffers`, which a warning recommends, is not in older torch.
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        with warnings.catch_warnings(action="ignore", category=FutureWarning), self.ranks.raising_peer_errors():
             self._wrapped = DistributedDataParallel(
                 _LossModule(model),
                 broadcast_buffers=False,
@@ -98,7 +101,7 @@ class GradientExchange:
             yield
         if is_last:
             # The backward pass ends when all sums have arrived.
-            self.ranks.add_wait(time.monotonic() - self._sent_at)
+            self.ranks.waits.add(time.monotonic() - self._sent_at)
 
     def compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
         """Compute the loss of a micro-batch, with its arguments.

@@ -38,8 +38,6 @@ LAST_WAIT = 5.0
 """Seconds that other processes have to end after the leader has lost one of them."""
 EXIT_TIMEOUT = 15.0
 """Seconds that the leader has to end by itself after another process is lost."""
-MAX_PAUSE = 50.0
-"""Seconds for which a signal may pause a process while other machines wait for it; they give up a bit earlier."""
 Process = subprocess.Popen[bytes]
 
 
@@ -166,41 +164,21 @@ def _make_rank_folder(run: Path, rank: int) -> Path:
     return folder
 
 
-def _is_any_paused(processes: Sequence[Process]) -> bool:
-    """Whether a signal has paused one of the processes, as it pauses all when their terminal or container is paused."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                return True
-    return False
-
-
-def wait_for_end(leader: Process, followers: Sequence[Process], *, has_peers: bool = False) -> int:
+def wait_for_end(leader: Process, followers: Sequence[Process]) -> int:
     """Wait for the end of a run; returns the leader's return code, or a code for the loss of another process.
 
     Args:
         leader: the first process of this supervisor.
         followers: its other processes.
-        has_peers: whether there are other supervisors, whose processes give up if one here is paused for long.
     """
     lost_at: float | None = None
-    paused_since: float | None = None
     killed_leader = False
-    if not followers and not has_peers:
+    if not followers:
         return leader.wait()
     while leader.poll() is None:
         dead = [process for process in followers if process.poll() not in (None, 0)]
         if dead and lost_at is None:
             lost_at = time.monotonic()
-        is_paused = has_peers and _is_any_paused([leader, *followers])
-        paused_since = (paused_since or time.monotonic()) if is_paused else None
-        if paused_since is not None and time.monotonic() - paused_since > MAX_PAUSE:
-            leader.kill()
-            leader.wait()
-            return _report_lost(
-                f"a process of this machine has been stopped for {MAX_PAUSE:.0f} s, and the other machines have given up",
-                "find out who sent SIGSTOP; run the same command again; it resumes from the last checkpoint",
-            )
         if lost_at is not None and time.monotonic() - lost_at > EXIT_TIMEOUT:
             leader.kill()
             killed_leader = True
@@ -259,7 +237,7 @@ def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
         raise PeerError(
             f"the leader cannot listen on {host}:{port}: {error.strerror or error}",
             "a port that no other process uses, on an address of this machine",
-            "end the other run, or give another port: --meet HOST:PORT, or MASTER_PORT",
+            "end the other run, or set another MASTER_PORT for all",
         ) from None
 
 
@@ -288,7 +266,7 @@ def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], l
         raise SpecError(
             f"the meeting host {host} is {host_addresses[0]} on this node, which is the node itself",
             "an address of node 0 that this node can reach",
-            "give the address of node 0 in place of its name: --meet ADDRESS:PORT, or MASTER_ADDR",
+            "set MASTER_ADDR to the address of node 0 in place of its name",
         )
     return _find_source_address(reachable[0], port)
 
@@ -321,7 +299,7 @@ def _resolve_host(host: str, port: int) -> list[str]:
             raise PeerError(
                 f"the meeting host {host} is not known on this node: {error.strerror or error}",
                 "a name that all nodes can look up, or an address",
-                "give the address of node 0: --meet ADDRESS:PORT, or MASTER_ADDR",
+                "set MASTER_ADDR to the address of node 0",
             ) from None
         return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
@@ -336,7 +314,7 @@ def _find_source_address(target: str, port: int) -> str:
             raise PeerError(
                 f"no network leads from this node to {target}: {error.strerror or error}",
                 "an address of node 0 that this node can reach",
-                "check the network between the nodes, and the address in --meet or MASTER_ADDR",
+                "check the network between the nodes, and the address in MASTER_ADDR",
             ) from None
         return str(probe.getsockname()[0])
 
@@ -351,5 +329,5 @@ def _choose_only_address(host: str, resolved: list[str], interfaces: dict[str, s
     raise SpecError(
         f"the meeting host {host} is {', '.join(resolved)} here, which says not which network leads to the other nodes",
         f"one of this node's addresses: {', '.join(candidates) or 'there is none'}",
-        "give the one that all nodes can reach: --meet ADDRESS:PORT, or MASTER_ADDR",
+        "set MASTER_ADDR to the one that all nodes can reach",
     )

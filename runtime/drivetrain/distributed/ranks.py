@@ -10,22 +10,46 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from drivetrain.distributed import store
-from drivetrain.distributed.heartbeat import RESUME_ADVICE, Heartbeat
 from drivetrain.distributed.world import RANK, WORLD_SIZE
 from drivetrain.errors import PeerError
 
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for another, which may be saving or decoding."""
+"""How long a process waits for another, which may be evaluating, saving or decoding."""
+RESUME_ADVICE = "run the same command again; it resumes from the last checkpoint; the log of that process says more"
+REASON_KEY = "reason"
+"""Key of the store: why a process ends, which the others cannot know."""
+REASON_SECONDS = 2.0
+"""Seconds for which the others wait for such a reason after a connection has broken."""
 BROADCAST_BYTES = 64 * 2**20
 """Tensors are broadcast in groups of about this size."""
+
+
+@dataclass
+class Waits:
+    """The seconds in which this process waits for the others."""
+
+    phase: Callable[[], str] = lambda: ""
+    """Returns the present phase of the training."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase."""
+
+    def add(self, seconds: float) -> None:
+        """Add a time that ends now."""
+        phase = self.phase()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
 
 @dataclass(frozen=True)
@@ -37,7 +61,9 @@ class Ranks:
     count: int = 1
     """Number of processes."""
     device: str = "cpu"
-    heartbeat: Heartbeat | None = None
+    waits: Waits = field(default_factory=lambda: Waits())
+    store: Store | None = None
+    """The store of this group of processes; None if there is only one."""
 
     @property
     def is_rank0(self) -> bool:
@@ -84,9 +110,8 @@ class Ranks:
             PeerError: if another process is gone.
         """
         work: list[torch.distributed.Work] = []
-        size = flat.numel() * flat.element_size()
-        self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)), size)
-        return lambda: self._call(work[0].wait, -size)
+        self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)))
+        return lambda: self._call(work[0].wait)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
@@ -147,11 +172,11 @@ class Ranks:
         # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in non_empty])
         work: list[torch.distributed.Work] = []
-        self._call(lambda: work.append(torch.distributed.broadcast(sent, 0, async_op=True)), len(sent))
+        self._call(lambda: work.append(torch.distributed.broadcast(sent, 0, async_op=True)))
 
         @torch.no_grad()
         def fill() -> None:
-            self._call(work[0].wait, -len(sent))
+            self._call(work[0].wait)
             if self.is_rank0:
                 return
             sizes = [tensor.numel() * tensor.element_size() for tensor in non_empty]
@@ -175,11 +200,11 @@ class Ranks:
                 raise
             raise self._peer_error(error) from None
 
-    def add_wait(self, seconds: float) -> None:
-        """Add a time in which this process waited for the others in the present phase."""
-        if self.heartbeat:
-            phase = self.heartbeat.phase()
-            self.heartbeat.waited[phase] = self.heartbeat.waited.get(phase, 0.0) + seconds
+    def announce_end(self, reason: str) -> None:
+        """Tell the others why this process ends; their connections to it break then."""
+        if self.store:
+            with contextlib.suppress(RuntimeError):
+                self.store.set(REASON_KEY, reason)
 
     def barrier(self) -> None:
         """Wait until all processes arrive; raises PeerError if another process is gone."""
@@ -187,26 +212,37 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the process group when nothing more is exchanged; a process that exits inside a group may abort."""
-        if self.heartbeat:
-            self.heartbeat.end()
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _call(self, collective: Callable[[], object], started_bytes: int = 0) -> None:
-        """Begin a collective, or wait for it; `started_bytes` as in `Heartbeat.waiting`."""
+    def _call(self, collective: Callable[[], object]) -> None:
+        """Begin a collective, or wait for it."""
+        begin = time.monotonic()
         try:
-            with self.heartbeat.waiting(started_bytes) if self.heartbeat else contextlib.nullcontext():
-                collective()
+            collective()
         except RuntimeError as error:
             raise self._peer_error(error) from None
+        finally:
+            self.waits.add(time.monotonic() - begin)
 
     def _peer_error(self, error: RuntimeError) -> PeerError:
-        """The error that names the lost process, after an exchange has failed with `error`."""
-        who = self.heartbeat.find_lost() if self.heartbeat else ""
-        if who and self.heartbeat and self.is_rank0:
-            self.heartbeat.publish(who)
+        """The error that says which process is lost, as far as is known, after an exchange has failed with `error`."""
         broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
-        return PeerError(who or f"{broken}: {str(error)[:120]}", "all processes of the run", RESUME_ADVICE)
+        return PeerError(
+            self._read_reason() or f"{broken}: {str(error).splitlines()[0][:120]}",
+            "all processes of the run",
+            RESUME_ADVICE,
+        )
+
+    def _read_reason(self) -> str:
+        """What another process has announced; empty if it has not, or its store is gone with it."""
+        end = time.monotonic() + REASON_SECONDS
+        with contextlib.suppress(RuntimeError):
+            while self.store and time.monotonic() < end:
+                if self.store.check([REASON_KEY]):
+                    return bytes(self.store.get(REASON_KEY)).decode()
+                time.sleep(0.1)
+        return ""
 
 
 def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -256,8 +292,7 @@ def _join(number: int, count: int, device: torch.device, prefix: str) -> Ranks:
         # CUDA tensors without an explicit device go to this one; Python numbers are sent through gloo.
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    meeting, heartbeat = store.connect(), Heartbeat(number, count, prefix)
-    group = torch.distributed.PrefixStore(prefix, meeting)  # type: ignore[attr-defined]
+    group = torch.distributed.PrefixStore(prefix, store.connect())  # type: ignore[attr-defined]
     try:
         torch.distributed.init_process_group(
             backend, store=group, rank=number, world_size=count, timeout=COLLECTIVE_TIMEOUT
@@ -268,5 +303,4 @@ def _join(number: int, count: int, device: torch.device, prefix: str) -> Ranks:
             "a network between all nodes, on any port",
             "check the firewall between the nodes; GLOO_SOCKET_IFNAME names another network interface",
         ) from None
-    heartbeat.begin()
-    return Ranks(number, count, str(device), heartbeat)
+    return Ranks(number, count, str(device), store=group)

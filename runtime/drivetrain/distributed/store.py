@@ -42,9 +42,9 @@ def connect() -> Store:
     return _connect(START_TIMEOUT, int(descriptor) if descriptor and os.environ[RANK] == "0" else None)
 
 
-def connect_again(prefix: str = "") -> Store:
+def connect_again() -> Store:
     """Connect to the same store again, for a thread: one connection serves one request at a time."""
-    return torch.distributed.PrefixStore(prefix, _connect(ANSWER_TIMEOUT))  # type: ignore[attr-defined]
+    return _connect(ANSWER_TIMEOUT)
 
 
 def _connect(timeout: timedelta, listen_descriptor: int | None = None) -> Store:

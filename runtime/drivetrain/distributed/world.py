@@ -57,7 +57,7 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
 
 
 def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
-    """The GPUs of a supervisor: all requested ones, or only the one with its local number if several share the machine.
+    """The GPUs of a supervisor: all requested ones, or only the one with its local number if it is one of several.
 
     Args:
         requested: `limits.gpus`.
@@ -67,7 +67,7 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
     Raises:
         DeviceError: if there are fewer GPUs than supervisors.
     """
-    if placement is None or placement.local_supervisors == 1 or requested == "none" or not hardware.gpus:
+    if placement is None or requested == "none" or not hardware.gpus:
         return requested
     indices = [gpu.index for gpu in hardware.gpus]
     if len(indices) == 1 and isinstance(requested, str):

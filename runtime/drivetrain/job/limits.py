@@ -14,7 +14,7 @@ class NodeRange(Spec):
     """Machines that train together, as many as there are: each start of the run may have another number."""
 
     least: Count = Field(description="the run does not begin or go on with fewer machines")
-    most: Count | None = Field(None, description="the largest number; what `--nodes` or the starter says if absent")
+    most: Count | None = Field(None, description="the largest number; as many as were started if absent")
 
     @field_validator("most")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drivetrain.distributed import world
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, compile
 
 STAGE = Stage.COMPILE
@@ -26,10 +27,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: on a CPU; if compile is off or not possible, since it is a mode of compile;
-    with a fixed micro_batch.
+    with a fixed micro_batch; with several processes.
     """
     if hardware.gpu is None:
         return "CUDA graphs need a GPU; this job runs on a CPU"
+    if not world.seems_alone(job, hardware):
+        return "several processes sum gradients during the backward pass, which a replayed graph would leave out"
     if job.optimize.get("compile") is False:
         return "it needs compile, which the job turns off"
     if obstacle := compile.refuse(job, hardware, workload, True):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.distributed import local_processes, world
-from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, find_placement
+from drivetrain.distributed.placement import Placement, find_placement
 from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, SpecError, Stopped
 from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
@@ -72,10 +72,8 @@ class TrainRequest:
     """The finished run that this one continues."""
     trace: bool = False
     """Whether a few steps are profiled."""
-    place: Options = NO_OPTIONS
-    """The options about several machines."""
     placement: Placement | None = None
-    """Where this supervisor is among several, found from those options or the environment; None if it is the only one."""
+    """Where this supervisor is among several, by the environment; None if it is the only one."""
     report_run: Callable[[Path], None] = lambda run: None
     """Called with the run folder when it is open."""
     shown: Path | None = None
@@ -96,7 +94,7 @@ def train(request: TrainRequest) -> int:
     signals.stop_early()
     request = replace(request, source=request.source.read())
     job = request.source.load()
-    request = replace(request, placement=find_placement(request.place, os.environ, job))
+    request = replace(request, placement=find_placement(os.environ, job))
     if request.placement:
         say(f"placement: {request.placement.describe()}")
         if request.if_unfinished:
@@ -303,9 +301,7 @@ def run_trainers(
             forward,
             [run.lock, *processes.open_files()],
             followers,
-            functools.partial(
-                local_processes.wait_for_end, followers=followers, has_peers=request.placement is not None
-            ),
+            functools.partial(local_processes.wait_for_end, followers=followers),
         )
 
 

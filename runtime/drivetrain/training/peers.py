@@ -106,8 +106,7 @@ def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
     The others may be adding up its gradients already, so no process can try the step again.
     """
     description = f"memory ran out in process {ranks.number + 1} of {ranks.count} with {samples} samples at a time"
-    if ranks.heartbeat:
-        ranks.heartbeat.give_up(description)
+    ranks.announce_end(description)
     return RestartSmaller(
         description,
         "fewer samples at a time, at the same train.batch_size",

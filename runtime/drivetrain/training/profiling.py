@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from drivetrain.data.loader.batches import fetch_in_order
-from drivetrain.distributed.heartbeat import Heartbeat
+from drivetrain.distributed import store as stores
 from drivetrain.distributed.store import find_node_name
 from drivetrain.errors import DrivetrainError
 from drivetrain.models.flop_counter import count_flops
@@ -181,7 +181,7 @@ class StepPhases:
 class RankSampler:
     """The measurements of one process, from now on; rank 0 keeps those of all.
 
-    They travel once a second with the signs of life, so no step waits for them.
+    They travel through the store with each sample of the monitor, so no step waits for them.
 
     Args:
         run: of this process.
@@ -190,18 +190,15 @@ class RankSampler:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.memory_bytes = self.peak_bytes = 0
-        # Each thread has a number of its own, and signs of life come from another one than the training.
+        # Each thread has a number of its own, and samples are taken in another one than that of the training.
         self.threads = torch.get_num_threads()
-        self.heartbeat: Heartbeat | None = run.ranks.heartbeat
-        if self.heartbeat:
-            self.heartbeat.phase = lambda: run.clock.current_phase
-            self.heartbeat.record = lambda: rank_record.record_to_text(self.measure())
+        run.ranks.waits.phase = lambda: run.clock.current_phase
+        self.store = stores.connect_again() if run.ranks.count > 1 else None
 
     def measure(self) -> RankRecord:
         """The record of this process: its samples, seconds and memory so far."""
         run, phase_seconds = self.run, self.run.clock.phases
-        waited = self.heartbeat.waited if self.heartbeat else {}
-        waiting_for_others = sum(waited.get(name, 0.0) for name in STEP_PHASES)
+        waiting_for_others = sum(run.ranks.waits.seconds.get(name, 0.0) for name in STEP_PHASES)
         gpu = run.device.type == "cuda"
         return RankRecord(
             rank=run.ranks.number,
@@ -220,10 +217,18 @@ class RankSampler:
         )
 
     def take_sample(self, sample: Sample) -> None:
-        """Take the memory from a sample of the monitor; in rank 0, write the records of all processes."""
+        """Take the memory from a sample of the monitor, and send the record; in rank 0, write the records of all."""
         self.memory_bytes = int(sample["process_memory"] or 0)
         self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
-        if self.heartbeat and self.run.ranks.is_rank0:
-            other_records = map(rank_record.record_from_text, dict(self.heartbeat.records).values())
-            records = [self.measure(), *(record for record in other_records if record)]
+        ranks, store = self.run.ranks, self.store
+        if store is None:
+            return
+        # The process that keeps the store may have left.
+        with contextlib.suppress(RuntimeError):
+            if not ranks.is_rank0:
+                store.set(f"record/{ranks.number}", rank_record.record_to_text(self.measure()))
+                return
+            keys = [f"record/{rank}" for rank in range(1, ranks.count)]
+            texts = [store.get(key).decode() for key in keys if store.check([key])]
+            records = [self.measure(), *(record for record in map(rank_record.record_from_text, texts) if record)]
             rank_record.write_records(self.run.folder, sorted(records, key=lambda record: record.rank))

@@ -157,8 +157,6 @@ def _prepare_run(run: Run) -> Saver:
     )
     if run.ranks.is_rank0:
         show_overview(run)
-    if run.ranks.heartbeat:
-        run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.current_phase}"
     saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
