@@ -126,7 +126,10 @@ def read(path):
         parts = {}
         for member in tar:
             key, _, ending = member.name.partition(".")
-            parts[key, ending] = tar.extractfile(member).read()
+            content = tar.extractfile(member)
+            if content is None:  # a folder or a link
+                continue
+            parts[key, ending] = content.read()
             if (key, "png") in parts and (key, "cls") in parts:
                 yield parts.pop((key, "png")), CLASSES.index(parts.pop((key, "cls")).decode())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ INPUTS = (
 )
 
 
-def make_network(kind: str = "classes", **changes: Any) -> tabm.TabM:
+def make_network(kind: Literal["numbers", "labels", "classes"] = "classes", **changes: Any) -> tabm.TabM:
     """An ensemble in float64, whose parameters all differ."""
     torch.manual_seed(0)
     network = tabm.TabM(outputs=2, kind=kind, members=MEMBERS, **TABLE | changes).double()
