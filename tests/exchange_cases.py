@@ -171,11 +171,11 @@ def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
     parts, ema = BatchParts(ranks, BATCH), Ema(network, EMA)
     for number in range(STEPS):
         unfreeze(network, kind, number)
-        whole = make_batch(kind, number)
-        ids = parts.select_own_samples(whole.ids)
-        rank = network.rank = 0 if parts.is_whole(len(whole)) else ranks.number
-        batch = whole.between(int(ids[0]), int(ids[-1]) + 1)
-        result = step(batch, seed_of(number, rank), parts.share(len(whole)))
+        full_batch = make_batch(kind, number)
+        ids = parts.select_own_samples(full_batch.ids)
+        rank = network.rank = 0 if parts.is_whole(len(full_batch)) else ranks.number
+        batch = full_batch.between(int(ids[0]), int(ids[-1]) + 1)
+        result = step(batch, seed_of(number, rank), parts.share(len(full_batch)))
         ema.update(network, result.device_finite)
         assert result.finite == (kind != "scaled" or number != SKIPPED_STEP)
     return {**network.state_dict(), **{f"average of {name}": value for name, value in ema.average.items()}}
@@ -189,10 +189,10 @@ def train_by_hand(kind: str, count: int) -> dict[str, Tensor]:
     for number in range(STEPS):
         unfreeze(network, kind, number)
         optimizer.zero_grad()
-        whole = make_batch(kind, number)
-        over, buffers = objective.denominators(whole.targets), [b.clone() for b in network.buffers()]
+        full_batch = make_batch(kind, number)
+        over, buffers = objective.denominators(full_batch.targets), [b.clone() for b in network.buffers()]
         # Rank 0 comes last: its buffers stay.
-        for rank, share in reversed(list(share_batch(whole, count))):
+        for rank, share in reversed(list(share_batch(full_batch, count))):
             for buffer, before in zip(network.buffers(), buffers, strict=True):
                 buffer.copy_(before)
             network.rank = rank
@@ -212,13 +212,13 @@ def train_by_hand(kind: str, count: int) -> dict[str, Tensor]:
     return {**network.state_dict(), **{f"average of {name}": value for name, value in average.items()}}
 
 
-def share_batch(whole: Batch, count: int) -> Iterator[tuple[int, Batch]]:
+def share_batch(full_batch: Batch, count: int) -> Iterator[tuple[int, Batch]]:
     """The shares of a batch by rank; a small batch is a single share."""
-    if len(whole) < 2 * count:
-        yield 0, whole
+    if len(full_batch) < 2 * count:
+        yield 0, full_batch
         return
     for rank in range(count):
-        yield rank, whole.between(len(whole) * rank // count, len(whole) * (rank + 1) // count)
+        yield rank, full_batch.between(len(full_batch) * rank // count, len(full_batch) * (rank + 1) // count)
 
 
 def split_by_hand(share: Batch, kind: str) -> list[Batch]:

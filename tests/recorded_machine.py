@@ -20,7 +20,7 @@ from tests.paths import MACHINES
 MACHINE, ASKED = "DRIVETRAIN_TESTS_MACHINE", "DRIVETRAIN_TESTS_FACTS"
 DEFAULT = "codespace-2core-cgroup2"
 """A machine with AVX2 alone, as most have."""
-CASES = 2
+CASES = 1
 """Cases of a test function that are run once more: all of them would take minutes."""
 noted: dict[str, set[str]] = collections.defaultdict(set)
 

@@ -17,7 +17,9 @@ FAMILIES |= {"electra": reports.SIZES | {"embedding_size": 16}, "electra that wi
 RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
-def build_network(family: str = "bert", pooling: Literal["cls", "mean", "max"] = "mean", dropout: float = 0.0) -> text_encoder.TextNetwork:
+def build_network(
+    family: str = "bert", pooling: Literal["cls", "mean", "max"] = "mean", dropout: float = 0.0
+) -> text_encoder.TextNetwork:
     torch.manual_seed(0)
     config = {"model_type": family.split()[0], "vocab_size": 50, **FAMILIES[family], **dict.fromkeys(RATES, dropout)}
     text_network = text_encoder.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
