@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,7 +27,9 @@ def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
 @pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
-def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
+def test_outputs_and_gradients_are_those_of_padded_texts(
+    family: str, lengths: list[int], pooling: Literal["cls", "mean", "max"]
+) -> None:
     model, texts = build_network(family, pooling), make_batch(lengths)
     padded = forward_backward(model, model, texts)
     assert_close(forward_backward(model, model.packed, texts), padded)

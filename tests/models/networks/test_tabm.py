@@ -128,7 +128,9 @@ def test_members_begin_with_the_same_weights_and_random_signs() -> None:
 @pytest.mark.parametrize(
     ("kind", "probabilities"), [("classes", lambda x: x.softmax(-1)), ("labels", torch.sigmoid), ("numbers", None)]
 )
-def test_an_evaluation_gives_the_mean_of_probabilities_or_numbers(kind: str, probabilities: Any) -> None:
+def test_an_evaluation_gives_the_mean_of_probabilities_or_numbers(
+    kind: Literal["numbers", "labels", "classes"], probabilities: Any
+) -> None:
     network = make_network(kind).eval()
     average, members = network(INPUTS[0].double(), INPUTS[1]), torch.stack(run_members(network))
     if probabilities is None:
