@@ -90,6 +90,7 @@ def _check_finished(finished: Path, job: Job) -> None:
 
     Raises:
         CheckpointError: if the run has not finished, or was trained with another job.
+        SpecError: if its outputs were solved, so that more epochs change nothing.
     """
     status = RunState.read(finished).status
     checkpoints = run_files.list_checkpoints(finished / CHECKPOINTS)
@@ -98,6 +99,14 @@ def _check_finished(finished: Path, job: Job) -> None:
             f"{finished} is no finished run with a checkpoint (status: {status or 'not recorded'})",
             "a run that `drivetrain train` has finished: its folder holds state.json and checkpoints/",
             f"resume it without --extend; or start a new training from its model: model: {{from: {finished}}}",
+        )
+    newest = RunFiles(finished).read_object(f"{CHECKPOINTS}/{checkpoints[-1].name}/{run_files.STATE_FILE}")
+    if newest.get("counters", {}).get("solved") and not getattr(getattr(job, "model", None), "unfreeze", ()):
+        raise job.spec_error(
+            ("train", "epochs"),
+            f"more of them change nothing: the outputs of {finished} are solved, and nothing else is trained",
+            "a run that trains by steps",
+            f"start from its model, model: {{from: {finished}}}, with train.solve_heads: false or less frozen",
         )
     comparison = compare_stored_spec(finished, job, MAY_CHANGE_ON_EXTEND, finished.name)
     if comparison.lines or comparison.stored_job is None:
