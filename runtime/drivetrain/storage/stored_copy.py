@@ -63,11 +63,27 @@ class StoredCopy:
 
 
 def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
-    """Find the newest copy of an address, or the one that the parent of this process reads, without asking the store."""
+    """Find the newest copy of an address, or the one that the parent of this process reads, without asking the store.
+
+    A folder may also lie in the copy of the folder around it.
+    """
     folders = sorted(cache.glob(f"{_digest(str(address))}-*/{_RECORD}"), key=lambda record: -record.stat().st_mtime)
     told_folder = _read_told().get(str(address))
     candidates = [cache / told_folder] if told_folder else [record.parent for record in folders]
-    return next((copy for folder in candidates if (copy := _read_copy(address, folder))), None)
+    own_copy = next((copy for folder in candidates if (copy := _read_copy(address, folder))), None)
+    if own_copy or not address.path:
+        return own_copy
+    outer_copy = find_cached(address.parent, cache)
+    return _take_part(outer_copy, address) if outer_copy else None
+
+
+def _take_part(outer_copy: StoredCopy, address: RemoteAddress) -> StoredCopy | None:
+    """The folder of an address in the copy of the folder around it; None if that has none of this name."""
+    path = outer_copy.path / address.name
+    if not path.is_dir():
+        return None
+    sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+    return replace(outer_copy, address=address, path=path, bytes=sum(sizes), files=len(sizes))
 
 
 def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selects: Selector) -> StoredCopy:
@@ -86,6 +102,10 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
     """
     _tell_children(address, "")
     before = find_cached(address, cache)
+    if before and not any(cache.glob(f"{_digest(str(address))}-*/{_RECORD}")):
+        part = _take_part(fetch(address.parent, cache, say, selects), address)
+        if part:
+            return part
     try:
         files = list_files(ObjectStore(address.parent, HASTE if before else PATIENCE), address, selects)
     except RemoteError as error:
