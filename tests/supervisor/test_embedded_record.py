@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import signal
@@ -180,6 +181,14 @@ def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
     for _ in range(2):
         objects = {"model": block(2), "loss": weigh_loss(2.0), "train_data": ScaledData(1.0, lambda x: x + 1)}
         assert embedded_record.check(tmp_path, record(objects)) == []
+
+
+def test_a_class_that_was_copied_meanwhile_is_the_same() -> None:
+    """`copy` and `pickle` note the slots of a class in it."""
+    before = embedded_record._describe_value(ScaledData)
+    copy.copy(ScaledData(2.0))
+    assert "__slotnames__" in vars(ScaledData)
+    assert embedded_record._describe_value(ScaledData) == before
 
 
 def test_another_callback_is_said_and_a_metric_that_raised_may_be_mended(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ LIBRARIES.append(Path(__file__).parents[1])
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, PurePath)
 _OF_MODULES = set(vars(nn.Module())) | {"_is_full_backward_hook"}
 _OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
+# What `copy` and `pickle` note of a class that they have met, and `typing` of its bases.
+_OF_CLASSES |= {"__slotnames__", "__orig_bases__", "__parameters__"}
 
 
 def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
@@ -233,8 +235,10 @@ def _split(value: Any) -> tuple[str, Sequence[Any]]:
             state = object.__getstate__(value)
         except TypeError:
             state = None
-        # An object of C has no attributes, such as a number of NumPy.
-        name, inner = (name, (type(value), state)) if state else (repr(value).partition(" at 0x")[0], ())
+        if state or not _is_library(type(value).__module__):
+            inner = (type(value), state)
+        else:  # an object of C has no attributes, such as a number of NumPy
+            name = repr(value).partition(" at 0x")[0]
     return name, inner
 
 
