@@ -370,7 +370,7 @@ def test_a_configuration_that_would_load_from_elsewhere(tmp_path: Path, watcher:
     """Of a model folder and of a pretrained network: neither a file of the host nor the hub is opened for it."""
     folder = model_folder(tmp_path)
     config = read_json(folder / "config.json")
-    arguments = {"config": ELSEWHERE[case], "pooling": "mean", "dropout": 0.0}
+    arguments = {"config": ELSEWHERE[case], "pooling": "cls", "dropout": 0.0}
     for builder, outputs in (("vision", {"classes": 3, "width": 8}), ("texts", {"outputs": {"": 3}})):
         write_json(folder / "config.json", config | {"builder": builder, "arguments": arguments | outputs})
         with watcher(tmp_path), pytest.raises(CheckpointError, check=saying("load-something-elsewhere")):

@@ -69,9 +69,9 @@ def spoil_steps(tiny_run: run.Run, faults: dict[int, str]) -> None:
     tiny_run.model.register_forward_pre_hook(hook)
     step, skipped = tiny_run.step.__class__.compute_gradients, tiny_run.numerics.record_skipped
 
-    def compute_gradients(self: Any, batch: Any, seed: int) -> Any:
+    def compute_gradients(self: Any, batch: Any, seed: int, share: Any) -> Any:
         weights_before[:] = [{name: value.clone() for name, value in tiny_run.model.named_parameters()}]
-        return step(self, batch, seed)
+        return step(self, batch, seed, share)
 
     def unmoved(*arguments: Any) -> None:
         weights_now = dict(tiny_run.model.named_parameters())

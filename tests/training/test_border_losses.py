@@ -93,7 +93,11 @@ def test_what_cannot_be_put_together_is_trained_whole_or_refused(
         outcomes_of_two[kind],
         outcomes_of_two[f"{kind}/3"],
     ]
-    keys = ["optimize.micro_batch: is 3", "limits.processes: a batch has 2 parts", "optimize.micro_batch: is 3"]
+    keys = [
+        "optimize.micro_batch: is 3",
+        "limits.processes: a batch is divided among 2 processes",
+        "optimize.micro_batch: is 3",
+    ]
     for numbers, key in zip(refused, keys, strict=True):
         assert key in numbers["refused"]
         assert REFUSED[kind] in numbers["refused"]

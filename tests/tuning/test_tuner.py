@@ -106,7 +106,7 @@ def measure_job(folder: Path, optimize: str, messages: list[str], epochs: int = 
 
 def test_short_runs_are_not_measured(tmp_path: Path) -> None:
     messages: list[str] = []
-    assert measure_job(tmp_path, "compile: false", messages) == {}
+    assert measure_job(tmp_path, "compile: false, precision: fp32", messages) == {}
     assert "to measure optimizations" in messages[-1]
 
 
