@@ -185,10 +185,14 @@ def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
 
 def test_a_class_that_was_copied_meanwhile_is_the_same() -> None:
     """`copy` and `pickle` note the slots of a class in it."""
-    before = embedded_record._describe_value(ScaledData)
-    copy.copy(ScaledData(2.0))
-    assert "__slotnames__" in vars(ScaledData)
-    assert embedded_record._describe_value(ScaledData) == before
+
+    class NeverCopied(ScaledData):
+        pass
+
+    before = embedded_record._describe_value(NeverCopied)
+    copy.copy(NeverCopied(2.0))
+    assert "__slotnames__" in vars(NeverCopied)
+    assert embedded_record._describe_value(NeverCopied) == before
 
 
 def test_another_callback_is_said_and_a_metric_that_raised_may_be_mended(tmp_path: Path) -> None:
