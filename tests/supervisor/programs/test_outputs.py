@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,37 @@ LOOPS = {
 }
 
 
+class Nodes(nn.Module):
+    """Takes a graph with all of its nodes as one sample."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.network, self.change = mlp(), change
+
+    def forward(self, nodes: Tensor) -> Any:
+        return self.change(self.network(nodes))
+
+
+def first_three(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs[..., :3].reshape(-1, 3), targets.reshape(-1))
+
+
+def train_graph(folder: Path, change: Callable[[Tensor], Any]) -> None:
+    data = (X[None, :8], Y[None, :8])
+    train(folder, Nodes(change), data, loss=first_three, targets="other", batch_size=1)
+
+
 REFUSALS = {
+    "rows of one sample": Refusal(
+        lambda folder: train_graph(folder, lambda outputs: outputs[0]),
+        ("gives shape (8, 3) for 1 samples", "outputs[None] where all of them are one sample's", "prepare"),
+        lambda folder: train_graph(folder, lambda outputs: outputs),
+    ),
+    "several outputs for other targets": Refusal(
+        lambda folder: train_graph(folder, lambda outputs: (outputs, outputs)),
+        ("gives a tuple of 2", "with a loss that takes them apart; drivetrain.prepare"),
+        lambda folder: train_graph(folder, lambda outputs: torch.cat([outputs, outputs], 2)),
+    ),
     "several targets": Refusal(
         lambda folder: train(folder, Several("one"), [(x, (y, n)) for x, y, n in zip(X, Y, NUMBERS, strict=True)]),
         ("the target of sample 0 is a tuple of 2", "put its numbers into one tensor, which your loss takes apart"),
