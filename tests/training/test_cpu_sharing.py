@@ -96,6 +96,14 @@ def test_where_threads_cannot_share_a_cpu_the_slowdown_and_a_cure_are_said(monke
     assert len(texts) == 2
 
 
+def test_a_slowdown_that_sharing_does_not_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of oneDNN that compute gradients of convolutions in bf16 spin on one CPU, too: 25 times slower."""
+    states, texts = replay(monkeypatch, [ALONE, VERY_STARVED, VERY_STARVED, VERY_STARVED, SHARING])
+    assert states == [False, True, True, True, True]
+    assert says(texts[1], "other-programs-use-slower", "0.9", 2, "25.0")
+    assert len(texts) == 2
+
+
 class OpenMp:
     """An OpenMP runtime whose threads can sleep, on the first CPU."""
 

@@ -1,9 +1,9 @@
-"""Looks at other programs once an epoch: two threads of a run then share one of two CPUs, else a line names a cure.
+"""Look at other programs once an epoch: let two threads share one of two CPUs, and name a cure if training stays slow.
 
 At the end of each layer the threads that computed it wait for the last one. They spin meanwhile, which is fastest while both
 have a CPU. If another program computes, too, one of the threads loses its CPU for whole time slices, and the other one spins
 as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share a CPU
-sleep instead. As the work is divided among them as before, the results keep their bits.
+sleep instead, with the same bits. They do not where oneDNN computes gradients of convolutions in bf16, in a barrier of its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ BUSY_SHARE, QUIET_SHARE = 0.15, 0.075
 """Share of the CPUs that other programs use, at least and at most, for the threads to share one and to have one each."""
 IDLE_CPUS = 0.5
 """Idle CPUs from which on the threads have one each, whatever other programs use: two runs may have chosen the same."""
-SLOWER = 1.5
-"""How many times slower than in its best epoch a run is, from which on that is said where the threads cannot share a CPU."""
 
 
 class CpuSharing:
-    """Call `look_at_neighbors` after the steps of each epoch.
+    """Call `look_at_neighbors` after the steps of each epoch; a change it makes shows in the next one.
 
     Args:
         run: its plan has several threads.
@@ -44,7 +42,8 @@ class CpuSharing:
         self.cpus = os.sched_getaffinity(0)
         self.spin_milliseconds = library.kmp_get_blocktime() if library else 0
         self.is_sharing = False
-        self.best_rate, self.reported_factor = 0.0, SLOWER
+        # One thread is faster once several are slower by their number.
+        self.best_rate, self.reported_factor = 0.0, float(run.plan.value("cpu_threads"))
         self.begin, self.before = time.monotonic(), self.read_counts()
 
     def read_counts(self) -> tuple[float, float, float, int]:
@@ -61,25 +60,26 @@ class CpuSharing:
         now = self.read_counts()
         waited, used, busy, rate = ((b - a) / seconds for a, b in zip(self.before, now, strict=True))
         self.begin, self.before = self.begin + seconds, now
-        others, count = max(0.0, busy - used), len(self.cpus)
+        elsewhere, count = max(0.0, busy - used), len(self.cpus)
         threads = int(self.run.plan.value("cpu_threads"))
-        is_crowded = others >= BUSY_SHARE * count and waited >= MIN_WAITED_SHARE * threads
-        if self.is_sharing and (others <= QUIET_SHARE * count or busy <= count - IDLE_CPUS):
+        is_crowded = elsewhere >= BUSY_SHARE * count and waited >= MIN_WAITED_SHARE * threads
+        was_sharing = self.is_sharing
+        if was_sharing and (elsewhere <= QUIET_SHARE * count or busy <= count - IDLE_CPUS):
             self.share_cpu(False)
             self._report("a CPU is idle again: each thread has one")
-        elif self.is_sharing or (is_crowded and self.library):
-            if not self.is_sharing:
+        elif self.library and (was_sharing or is_crowded):
+            if not was_sharing:
                 self._report(
-                    f"other programs use {others:.1f} of {count} CPUs: the threads share one from now on, and sleep instead of "
-                    "spinning; their work is divided as before, so the results are the same"
+                    f"other programs use {elsewhere:.1f} of {count} CPUs: training is slower, with the same results"
                 )
             # Again after each epoch, since new threads and processes need all CPUs.
             self.share_cpu(True)
-        elif is_crowded and self.best_rate >= self.reported_factor * rate > 0:
+        is_slow = self.best_rate >= self.reported_factor * rate > 0
+        if is_slow and self.is_sharing == was_sharing and (was_sharing or is_crowded):
             self.reported_factor = 2 * self.best_rate / rate
             self._report(
-                f"other programs use {others:.1f} of {count} CPUs: training is {self.best_rate / rate:.1f} times slower "
-                "than before; `--new --set optimize.cpu_threads=1` trains with one thread, which waits for no other"
+                f"other programs use {elsewhere:.1f} of {count} CPUs: training is {self.best_rate / rate:.1f} times slower than "
+                "before; `--new --set optimize.cpu_threads=1` trains with one thread, which waits for no other"
             )
         self.best_rate = max(self.best_rate, rate)
 
