@@ -36,6 +36,13 @@ train-cpu: .venv/host ## train JOB on the CPU in a container; without a containe
 train-gpu: .venv/host ## train JOB on this machine's NVIDIA GPU in a container; picks the image by GPU and driver
 	@$(python) -m drivetrain launch "$$JOB" --device gpu $(ARGS)
 
+samples: .venv/host ## make the data of the example jobs in jobs/data, the only folder it may write; ARGS='patterns --size 300' for some
+	@if $(python) -c 'import numpy, pyarrow, PIL' 2>/dev/null; then $(python) -m jobs.samples.write $(ARGS); else \
+	    scripts/image cpu && docker run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges \
+	        --user "$$(id -u):$$(id -g)" --mount "type=bind,source=$$PWD,target=/workspace,readonly" \
+	        --mount "type=bind,source=$$PWD/jobs/data,target=/workspace/jobs/data" --workdir /workspace --env PYTHONSAFEPATH= \
+	        --entrypoint python "$$(scripts/image-name)" -m jobs.samples.write $(ARGS); fi
+
 setup: ## create .venv with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
 

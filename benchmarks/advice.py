@@ -111,9 +111,9 @@ def write_photos(folder: Path) -> None:
 
 def write_reports(folder: Path) -> None:
     """Write texts of very different lengths."""
-    from drivetrain.data.sample_data import text
+    from jobs.samples import reports
 
-    text.write(folder, 2000, 0)
+    reports.write(folder, 2000, 0)
 
 
 def make_custom_spec(

@@ -44,9 +44,9 @@ def main() -> int:
         return 0
     options.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(ROOT))
-    from drivetrain.data.sample_data import text
+    from jobs.samples import reports
 
-    text.write(options.folder, options.texts, 0)
+    reports.write(options.folder, options.texts, 0)
     rows = []
     for seed in range(options.seeds):
         path = options.folder / f"seed-{seed}.yaml"

@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jobs.samples.write import write  # noqa: E402
+
 SHORT_SETTINGS = {
     "digits": ["train.epochs=12"],
     "own-model": ["train.epochs=4"],
@@ -29,7 +33,7 @@ SHORT_SETTINGS = {
     "series": ["train.epochs=2"],
     "table": ["train.epochs=3"],
 }
-DATA = {"patterns": ("images", 600), "reports": ("texts", 3000), "series": ("series", 32000), "table": ("table", 20000)}
+DATA = {"patterns": 600, "reports": 3000, "series": 32000, "table": 20000}
 DATA_FILES = {"patterns": "", "reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}
 BEYOND_TORCH = 1.5
 """Seconds that the first step may come later than torch is imported."""
@@ -102,10 +106,9 @@ def prepare_data(name: str, folder: Path) -> list[str]:
     """Write the data of an example job if they are not there; returns the settings that name them."""
     if name not in DATA:
         return []
-    kind, size = DATA[name]
-    target = folder / kind
+    target = folder / name
     if not target.exists():
-        run_command([sys.executable, "-m", "drivetrain", "sample", kind, str(target), "--size", str(size)])
+        write(name, target, DATA[name])
     return [f"data.train={target / DATA_FILES[name]}"]
 
 

@@ -28,16 +28,17 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from drivetrain.data.sample_data.write import EXAMPLES
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jobs.samples.write import SIZES, write  # noqa: E402
+
 MIB = 2**20
 STEPS = {"digits": 150, "patterns": 60, "reports": 60, "series": 40, "table": 300, "own-model": 100}
 """Steps of the example jobs: some seconds on a machine of 2 CPUs."""
 DEFAULT_STEPS = 40
-SAMPLES = {kind: (path, size) for path, (kind, _, size) in EXAMPLES.items()}
-DATA = {"patterns": "images", "reports": "texts", "series": "series", "table": "table"}
-"""Kind of the sample data of an example job; the others bring their own."""
+DATA = {"patterns": "", "reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}
+"""Files of the data of example jobs, in the folder that is made for each; the others bring their own."""
 SMALL_VALIDATION = "data.validation=0.01"
 COMMON_SETTINGS = ["optimize.measure=off", "limits.memory=16g"]
 RunsByWay = dict[tuple[str, str, int], list["RunFigures"]]
@@ -121,20 +122,13 @@ def prepare_job(job: str, folder: Path) -> list[str]:
             SMALL_VALIDATION,
         ]
     if job == "texts":
-        _write_sample("texts", folder / "many", 50_000)
+        write("reports", folder / "many", 50_000)
         return [str(ROOT / "jobs/reports.yaml"), f"data.train={folder}/many/reports.csv", SMALL_VALIDATION]
     job_arguments = [str(ROOT / f"jobs/{job}.yaml"), f"train.epochs={DEFAULT_STEPS}"]
     if job not in DATA:
         return job_arguments
-    path, size = SAMPLES[DATA[job]]
-    target = folder / job
-    _write_sample(DATA[job], target, size)
-    return [*job_arguments, f"data.train={target if path == 'data/patterns' else target / Path(path).name}"]
-
-
-def _write_sample(kind: str, target: Path, size: int) -> None:
-    command = [sys.executable, "-m", "drivetrain", "sample", kind, str(target), "--size", str(size)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    write(job, folder / job, SIZES[job])
+    return [*job_arguments, f"data.train={folder / job / DATA[job]}"]
 
 
 def train_job(root: Path, job_arguments: list[str], count: int, runs: Path) -> RunFigures:

@@ -25,12 +25,12 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = ("digits", "own-model", "patterns", "reports", "series", "table")
 SAMPLES = {
-    "patterns": ("images", 300),
-    "reports": ("texts", 1000),
-    "series": ("series", 16000),
-    "table": ("table", 4000),
+    "patterns": 300,
+    "reports": 1000,
+    "series": 16000,
+    "table": 4000,
 }
-"""Generated data of a job: kind and size."""
+"""Images, texts or rows of the generated data of a job."""
 OPTIONS = ("train.epochs=1", "optimize.measure=off")
 
 
@@ -96,9 +96,7 @@ def write_data(folder: Path, jobs: Sequence[str]) -> None:
     subprocess.run(["cp", "-r", str(ROOT / "jobs"), str(folder)], check=True)
     for job in jobs:
         if job in SAMPLES and not (folder / "jobs" / "data" / job).exists():
-            kind, size = SAMPLES[job]
-            arguments = ["sample", kind, f"jobs/data/{job}", "--size", str(size)]
-            command = [sys.executable, "-m", "drivetrain", *arguments]
+            command = [sys.executable, "-m", "jobs.samples.write", job, "--size", str(SAMPLES[job])]
             subprocess.run(command, cwd=folder, env=make_environment(ROOT), check=True, stdout=subprocess.DEVNULL)
 
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
 JOB = """
 name: million
 task: tabular-classification
@@ -79,11 +80,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def write_job(options: argparse.Namespace) -> None:
     """The table, if it is not there, and the job."""
-    from drivetrain.data.sample_data import tables
+    from jobs.samples import table as samples
 
     table = options.folder / f"rows-{options.rows}"
     if not (table / "train.parquet").exists():
-        tables.write(table, options.rows, seed=0)
+        samples.write(table, options.rows, seed=0)
     text = JOB.format(train=(table / "train.parquet").resolve(), steps=options.steps)
     (options.folder / "job.yaml").write_text(text, encoding="utf-8")
 

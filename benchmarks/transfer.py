@@ -138,7 +138,7 @@ def make_patterns() -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     from drivetrain.data import stateless_random
-    from drivetrain.data.sample_data.images import PATTERNS, draw_texture
+    from jobs.samples.patterns import PATTERNS, draw_texture
 
     images, labels = [], []
     for label, name in enumerate(PATTERNS):
@@ -204,7 +204,7 @@ def run_job(path: Path) -> float:
 
 def measure_series(folder: Path) -> int:
     """Train a CNN-LSTM, fine-tune it with frozen convolutions, and time that with and without cached features."""
-    from drivetrain.data.sample_data import series
+    from jobs.samples import series
 
     (folder / "series").mkdir()
     series.write(folder / "series", 64_000, 0)

@@ -35,7 +35,7 @@ HOUR = 3600.0
 SWITCHED = ("channels_last", "precision", "compile")
 JOBS = {
     "C1b": (
-        "images",
+        "patterns",
         3000,
         """
 name: c1b
@@ -46,7 +46,7 @@ train: {{epochs: {epochs}, batch_size: 128, optimizer: {{name: adamw, lr: 1e-3}}
 """,
     ),
     "C3": (
-        "texts",
+        "reports",
         3000,
         """
 name: c3
@@ -98,13 +98,13 @@ def main() -> int:
 
 def prepare_data(name: str, folder: Path) -> Path:
     """Write the data of a job if they are not there; returns their folder."""
-    from drivetrain.data.sample_data import write as sample_data
+    from jobs.samples import write as samples
 
     kind, size, _ = JOBS[name]
     target = folder / kind
     if not target.exists():
         target.mkdir(parents=True)
-        sample_data.write(kind, target, size, 0)
+        samples.write(kind, target, size, 0)
     return target
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.sample_data import text
 from drivetrain.data.text import corpus, tokenizer
 from drivetrain.job.text import TextJob
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.pretrained.folder import quiet_transformers
+from jobs.samples import reports
 
 LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
 ENCODER = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400}"
@@ -49,7 +49,7 @@ def job(
 
 def write_reports(folder: Path, size: int = 120, seed: int = 0) -> Path:
     """Generated reports as reports.csv."""
-    return text.write(folder, size, seed)[0]
+    return reports.write(folder, size, seed)[0]
 
 
 def write_table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:

@@ -199,16 +199,18 @@ def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
     """The walk at the end of docs/your-data.md."""
     copy_project(tmp_path)
     page = ROOT / "docs" / "your-data.md"
+    samples = re.search(r"make samples ARGS='(.*)'", page.read_text(encoding="utf-8"))
+    assert samples
     walk = [line for line in blocks(page) if line.startswith("drivetrain ")]
-    assert [line.split()[1] for line in walk] == ["sample", "train", "predict", "evaluate"]
+    assert [line.split()[1] for line in walk] == ["train", "predict", "evaluate"]
     walk_text = page.read_text(encoding="utf-8").partition("## From nothing")[2]
     make_command = re.search(r"`(make train-cpu [^`]*)`", walk_text)
     assert make_command
-    assert make_command[1] == f"make train-cpu JOB={walk[1].split()[2]} ARGS='{walk[1].split(maxsplit=3)[3]}'"
+    assert make_command[1] == f"make train-cpu JOB={walk[0].split()[2]} ARGS='{walk[0].split(maxsplit=3)[3]}'"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}", "COLUMNS": "200"}
-    for line in walk:
+    for line in [f"jobs.samples.write {samples[1]}", *walk]:
         done = subprocess.run(
-            [sys.executable, "-m", "drivetrain", *shlex.split(line)[1:]],
+            [sys.executable, "-m", *shlex.split(line)],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -216,5 +218,5 @@ def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
-    answers = tmp_path / walk[2].split("--output ")[1].split()[0]
+    answers = tmp_path / walk[1].split("--output ")[1].split()[0]
     assert len(answers.read_text().splitlines()) == 301

@@ -16,7 +16,7 @@ from tests.paths import ROOT
 READERS = (
     "tests/job_spec/test_load_job.py",
     "tests/job_spec/test_fuzzed_specs.py",
-    "tests/data/sample_data/test_write.py",
+    "tests/test_samples.py",
 )
 ASKED = "examples_are_valid or every_example_job or hundred_fuzzed"
 

@@ -30,7 +30,6 @@ LIGHT = [
     "drivetrain.inference.evaluate",
     "drivetrain.inference.export",
     "drivetrain.tuning.measuring_request",
-    "drivetrain.data.sample_data.write",
     "drivetrain.cli.init",
     "drivetrain.pretrained.convert",
     "drivetrain.hardware.device_check",

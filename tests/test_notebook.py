@@ -105,7 +105,7 @@ def test_it_runs_from_the_top(host: Path, tmp_path: Path, one_cpu: None, monkeyp
     assert "<iframe srcdoc=" in outputs[4]
     assert len((work / "predictions.csv").read_text().splitlines()) == 1798
     assert (work / "runs" / "digits-001" / "model.onnx").is_file()
-    assert "photos.yaml" in outputs[7]
+    assert "mine.yaml" in outputs[7]
     assert (work / "runs" / "circle-001" / "report.html").is_file()
     package = next(host.glob("lib/python*/site-packages/drivetrain/__init__.py"))
     assert package.is_file()

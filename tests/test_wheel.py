@@ -45,7 +45,6 @@ def test_the_compose_files_travel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         for path in (ROOT / "compose").glob("*.yaml"):
             assert file.read(f"drivetrain/launch/compose/{path.name}") == path.read_bytes()
-        assert "drivetrain/data/sample_data/reports.yaml" in file.namelist()
         tops = {name.split("/")[0] for name in file.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"drivetrain"}
 

@@ -58,7 +58,7 @@ class Row:
     title: str
     spec: str
     kind: str
-    """What `drivetrain sample` calls the data."""
+    """What jobs/samples calls the data."""
     samples: int
     """Samples that are generated; in a smoke run `smoke_samples`."""
     smoke_samples: int
@@ -82,13 +82,13 @@ class Row:
 
     def write_data(self, root: Path, smoke: bool) -> None:
         """Generate the data if they are not there."""
-        from drivetrain.data.sample_data import write as sample_data
+        from jobs.samples import write as samples
 
         folder = self.get_data_folder(root, smoke)
         if not (folder / "made").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            target = folder / "images" if self.kind == "images" else folder
-            sample_data.write(self.kind, target, self.smoke_samples if smoke else self.samples, 0)
+            target = folder / "images" if self.kind == "patterns" else folder
+            samples.write(self.kind, target, self.smoke_samples if smoke else self.samples, 0)
             (folder / "made").touch()
 
     def write_job(self, root: Path, smoke: bool, *, long: bool) -> Path:
@@ -112,13 +112,23 @@ ROWS = {
     row.name: row
     for row in (
         Row(
-            "C1", "ResNet-18 at 64 from JPEG", IMAGES, "images", 800, 160, 64, 64, 2, 250, "name: resnet18, stem: large"
+            "C1",
+            "ResNet-18 at 64 from JPEG",
+            IMAGES,
+            "patterns",
+            800,
+            160,
+            64,
+            64,
+            2,
+            250,
+            "name: resnet18, stem: large",
         ),
         Row(
             "C1b",
             "small CNN at 64, same folder",
             IMAGES,
-            "images",
+            "patterns",
             800,
             160,
             64,
@@ -127,12 +137,12 @@ ROWS = {
             800,
             "name: small-cnn, width: 16",
         ),
-        Row("C2", "ResNet-18 at 224 from JPEG", IMAGES, "images", 200, 40, 224, 16, 1, 80, "name: resnet18"),
+        Row("C2", "ResNet-18 at 224 from JPEG", IMAGES, "patterns", 200, 40, 224, 16, 1, 80, "name: resnet18"),
         Row(
             "C2b",
             "ResNet-18 at 224, all but the classifier frozen, 5 epochs",
             IMAGES,
-            "images",
+            "patterns",
             800,
             160,
             224,
@@ -146,7 +156,7 @@ ROWS = {
             "C3",
             "encoder of 6 layers of 384, two heads",
             TEXTS,
-            "texts",
+            "reports",
             1500,
             80,
             128,
@@ -160,7 +170,7 @@ ROWS = {
             "C4",
             "encoder of 12 layers of 256, 10 frozen, 5 epochs of 1,000 texts",
             TEXTS,
-            "texts",
+            "reports",
             1000,
             60,
             256,

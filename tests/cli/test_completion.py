@@ -53,7 +53,6 @@ def list_completions(folder: Path, *arguments: str) -> list[str]:
         (["launch", "--dev"], ["--device"]),
         (["launch", "--device", ""], ["cpu", "gpu"]),
         (["predict", "digits-001", "job.yaml", "--format", "j"], ["jsonl"]),
-        (["sample", "t"], ["table", "texts"]),
         (["train", "j"], ["job.yaml"]),
         (["train", "job.yaml", "--set", ""], []),
         (["plan", "job.yaml", "--hardware", "j"], ["job.yaml"]),

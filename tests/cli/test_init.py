@@ -15,12 +15,12 @@ import pytest
 from pyarrow import parquet
 
 from drivetrain.cli import main
-from drivetrain.data.sample_data import write as sample_data
 from drivetrain.job.draft import make_run_name, quote, quote_all
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.system import installation
 from drivetrain.training.evaluation.validation import evaluate
+from jobs.samples import write as samples
 from tests import tiny
 from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_images, write_table
 from tests.messages import ends_with, says
@@ -36,7 +36,7 @@ def docker_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
-    sample_data.write("images", Path("data/patterns"), 30, 0)
+    samples.write("patterns", Path("data/patterns"), 30, 0)
     job = draft_job("data/patterns")
     assert (job.name, job.task) == ("patterns", "image-classification")
     assert read_data_settings(job)["train"] == "data/patterns"
@@ -81,7 +81,7 @@ def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: p
 
 
 def test_sample_texts() -> None:
-    sample_data.write("texts", Path("reports"), 120, 0)
+    samples.write("reports", Path("reports"), 120, 0)
     job = draft_job("reports")
     assert job.task == "text-classification"
     assert read_data_settings(job)["text"] == ("descripcion",)
@@ -92,7 +92,7 @@ def test_sample_texts() -> None:
 
 
 def test_sample_series() -> None:
-    sample_data.write("series", Path("series"), 4000, 0)
+    samples.write("series", Path("series"), 4000, 0)
     job = draft_job("series")
     assert job.task == "series-classification"
     data = read_data_settings(job)
@@ -109,7 +109,7 @@ def test_sample_series() -> None:
 
 
 def test_sample_table() -> None:
-    sample_data.write("table", Path("table"), 200, 0)
+    samples.write("table", Path("table"), 200, 0)
     job = draft_job("table")
     assert job.task == "tabular-classification"
     assert (read_data_settings(job)["target"], read_data_settings(job)["ignore"]) == (("fails",), ("id",))
@@ -300,15 +300,15 @@ TASKS = (
 @pytest.mark.parametrize(
     ("kind", "size", "smaller"),
     [
-        ("images", 24, "data.image_size=16"),
-        ("texts", 40, "model.vocabulary=400"),
+        ("patterns", 24, "data.image_size=16"),
+        ("reports", 40, "model.vocabulary=400"),
         ("series", 400, "train.batch_size=128"),
         ("table", 60, "model.hidden=[16]"),
     ],
 )
 def test_a_made_spec_trains(kind: str, size: int, smaller: str, working_folder: Path) -> None:
     """One epoch and an evaluation."""
-    sample_data.write(kind, Path("data"), size, 0)
+    samples.write(kind, Path("data"), size, 0)
     run = tiny.assemble_plain_run(draft_job("data", assignments=[smaller]), working_folder)
     run.train_mode()
     run.set_learning_rates()

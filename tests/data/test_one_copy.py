@@ -18,9 +18,9 @@ from drivetrain.data.custom import map_dataset
 from drivetrain.data.dataset import Dataset, Split
 from drivetrain.data.load_data import load
 from drivetrain.data.one_copy import ArrayHolder
-from drivetrain.data.sample_data.write import write
 from drivetrain.distributed.ranks import ALONE
 from drivetrain.job_spec import load_job as job_spec
+from jobs.samples.write import write
 from tests import ranks_start
 from tests.data.memory_arrays import MemoryArrays
 from tests.messages import get_message
@@ -86,7 +86,7 @@ def gather_all(split: Split) -> list[torch.Tensor]:
 
 EXAMPLES = {
     "digits": ("", ""),
-    "reports": ("texts", "reports.csv"),
+    "reports": ("reports", "reports.csv"),
     "series": ("series", "train.csv"),
     "table": ("table", "train.parquet"),
 }

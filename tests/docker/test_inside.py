@@ -17,23 +17,26 @@ from drivetrain.launch import container_limits, docker_engine, run_in_image
 from drivetrain.launch.project import PROJECT
 
 
-def test_sample_data_are_made_in_the_image(
-    cpu_image: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Files lie where they were asked for and belong to the caller; what the command prints comes through."""
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
-    monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
-    monkeypatch.chdir(PROJECT)
-    folder = Path("build") / f"inside-{os.getpid()}"
-    try:
-        assert main.main(["sample", "table", str(folder), "--size", "50"]) == 0
-        file = next(folder.glob("*.parquet"))
-        assert file.stat().st_uid == os.getuid()
-        assert capfd.readouterr().out.splitlines()[-1].startswith(f"{folder}: ")
-        assert main.main(["sample", "table", str(folder), "--size", "50"]) == 2
-        assert f"{folder} is not empty" in capfd.readouterr().err
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def test_samples_are_made_in_the_image(cpu_image: str, tmp_path: Path) -> None:
+    """With the command of the Makefile, in a checkout whose Python has no libraries: the files belong to the caller."""
+    recipe = subprocess.run(
+        ["make", "-n", "-s", "-o", ".venv/host", "samples", "ARGS=table --size 50"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    shutil.copytree(PROJECT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("__pycache__", "table"))
+    (tmp_path / "scripts").mkdir()
+    for name, text in (("image", "true"), ("image-name", f"echo {cpu_image}")):
+        (tmp_path / "scripts" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "scripts" / name).chmod(0o755)
+    command = recipe.replace(".venv/bin/python", "false").replace("$PWD", str(tmp_path))
+    made = subprocess.run(["sh", "-ec", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    file = tmp_path / "jobs" / "data" / "table" / "train.parquet"
+    assert file.stat().st_uid == os.getuid()
+    assert made.stdout.startswith("/workspace/jobs/data/table: 2 files, ")
 
 
 def test_the_plan_of_a_host_without_torch_is_that_of_its_container(

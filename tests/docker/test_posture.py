@@ -141,7 +141,6 @@ COMMANDS = {
     "memory": "memory jobs/digits.yaml",
     "predict": "predict runs jobs --output runtime/posture.csv",
     "report": "report runs",
-    "sample": "sample table posture",
 }
 ATTACK = """
 import os, sys

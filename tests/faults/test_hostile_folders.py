@@ -34,7 +34,6 @@ OURS = ("python", "python3", "git", "docker", "nvidia-smi", "nvidia-ctk", "sh", 
 NEVER = {
     "schema": "prints a constant",
     "completion": "prints a constant",
-    "sample": "reads neither a job nor a run",
     "launch": "tests/docker/test_hostile_job.py",
 }
 """Commands that no hostile folder reaches here, and why."""

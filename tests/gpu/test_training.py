@@ -23,6 +23,7 @@ import torch
 from drivetrain.job.train import Fp16
 from drivetrain.optimizations import compile
 from drivetrain.training.captured_step import CudaGraphs
+from jobs.samples.write import write
 from tests.gpu.conftest import environment
 from tests.messages import says
 from tests.paths import ROOT
@@ -38,9 +39,8 @@ OFTEN = "checkpoint.every=10 steps"
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small sample data of every kind."""
     folder = tmp_path_factory.mktemp("samples")
-    for kind, name, size in (("texts", "reports", 1500), ("series", "series", 16000), ("table", "table", 8000)):
-        drivetrain("sample", kind, str(folder / name), "--size", str(size))
-    drivetrain("sample", "images", str(folder / "patterns"), "--size", "240")
+    for name, size in (("patterns", 240), ("reports", 1500), ("series", 16000), ("table", 8000)):
+        write(name, folder / name, size)
     return folder
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.data.sample_data import write as sample_data
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.optimizations import compile, cuda_graphs, step_graph
 from drivetrain.training.captured_step import CudaGraphs
+from jobs.samples import write as samples
 from tests import examples, tiny
 from tests.messages import says_only
 from tests.training.replayed_steps import Replayer, assemble_run, bits, train_epochs
@@ -161,15 +161,14 @@ def test_graphs_share_memory_as_long_as_one_is_in_use(monkeypatch: pytest.Monkey
     assert cuda.uses == {0: 0, 1: 1}
 
 
-SAMPLES = {"patterns": ("images", 30), "reports": ("texts", 120), "series": ("series", 4000), "table": ("table", 200)}
+SAMPLES = {"patterns": 30, "reports": 120, "series": 4000, "table": 200}
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
 def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Path, name: str) -> None:
     overrides = ["train.batch_size=8"] + (["data.arguments.samples=60"] if name == "own-model" else [])
     if name in SAMPLES:
-        kind, size = SAMPLES[name]
-        sample_data.write(kind, tmp_path / "data", size, 0)
+        samples.write(name, tmp_path / "data", SAMPLES[name])
         file = {"reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}.get(name, "")
         overrides.append(f"data.train={tmp_path / 'data' / file}")
     job = job_spec.load(examples.FOLDER / f"{name}.yaml", overrides)

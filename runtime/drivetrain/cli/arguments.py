@@ -39,7 +39,7 @@ def make_parser() -> CommandParser:
     _add_measuring(add)
     _add_look(add)
     _add_use(add)
-    for add_command in (_add_sample, _add_init, _add_fetch, _add_convert):
+    for add_command in (_add_init, _add_fetch, _add_convert):
         add_command(add)
     add("schema", "print the JSON schema of the job file")
     command = add("completion", "print a script that completes commands, options and runs in a shell")
@@ -284,16 +284,6 @@ def parse_csv_options(text: str) -> dict[str, str]:
         if value != "auto":
             declared[key] = value
     return declared
-
-
-def _add_sample(add: Add) -> None:
-    command = add("sample", "write the generated data that the example jobs train on")
-    command.add_argument("kind", choices=("images", "texts", "series", "table"), help="kind of data")
-    command.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    command.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
-    command.add_argument(
-        "--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)"
-    )
 
 
 def _check_task(text: str) -> str:

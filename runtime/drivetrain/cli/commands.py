@@ -221,16 +221,6 @@ def predict(options: argparse.Namespace) -> int:
     return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
 
 
-def sample(options: argparse.Namespace) -> int:
-    """Write sample data."""
-    from drivetrain.data.sample_data import write as sample_data
-
-    paths = sample_data.write(options.kind, options.folder, options.size, options.seed)
-    megabytes = sum(path.stat().st_size for path in paths) / 1e6
-    say(f"{options.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
-    return 0
-
-
 def convert(options: argparse.Namespace) -> int:
     """Convert a pickle checkpoint."""
     from drivetrain.pretrained import convert as converting

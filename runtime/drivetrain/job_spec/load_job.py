@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from drivetrain import optimizations
-from drivetrain.data.sample_data.write import command
 from drivetrain.errors import DataError, Problem, SpecError
 from drivetrain.job import JOBS, Document, Job, dot_key, remote_data, suggest_task
 from drivetrain.job import custom as custom_job
@@ -277,7 +276,7 @@ def _check_paths(job: Job) -> None:
     paths = [*(named for named in job.data_paths() if named not in unfetched and not is_remote(named[1])), *weights]
     missing = [(key, path, wrong) for key, path in paths if (wrong := find_obstacle(job.resolve(path)))]
     if missing:
-        sample_command = next(filter(None, (command(path) for _, path, _ in missing)), None)
+        is_example = (job.folder / "samples" / f"{job.name}.py").exists()
         roots = (job.folder, Path.cwd())
         suggestion = " ".join(filter(None, (suggest_nearest_path(roots, path) for _, path, _ in missing)))
         nearby_hint = next(filter(None, (suggest_nearby_file(roots, path) for _, path, _ in missing)), "")
@@ -285,8 +284,8 @@ def _check_paths(job: Job) -> None:
         raise DataError(
             "\n".join(f"{job.locate_key(key)}: {format_value(path)} {wrong}" for key, path, wrong in missing),
             f"a path relative to {' or to '.join(folders)}",
-            f"make the data: {sample_command}"
-            if sample_command
+            f"make samples ARGS={job.name}"
+            if is_example
             else suggestion
             or nearby_hint
             or "check the spelling; a container can access only the project and mounted folders",

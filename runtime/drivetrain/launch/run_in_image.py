@@ -58,7 +58,6 @@ COMMANDS = (
     "evaluate",
     "predict",
     "export",
-    "sample",
     "convert",
     "init",
 )
@@ -120,7 +119,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     variables |= {"DRIVETRAIN_NETWORK": "bridge" if needs.network else "none", TAG: image_tag()}
     # What writes new files of the user's, and runs none of their code, runs as the user who called it.
     caller = {"DRIVETRAIN_UID": str(os.getuid()), "DRIVETRAIN_GID": str(os.getgid())}
-    variables |= engine.owner() or (caller if parsed.command in ("sample", "init") else container_limits.owner(PROJECT))
+    variables |= engine.owner() or (caller if parsed.command == "init" else container_limits.owner(PROJECT))
     uid = int(variables["DRIVETRAIN_UID"])
     project = compose_project.ComposeProject(client)
     with (
@@ -164,8 +163,6 @@ def _service(mounted: Sequence[Mount], engine: engine_traits.EngineTraits) -> di
 def _list_outputs(options: argparse.Namespace) -> list[Path]:
     """Return the files or the folder that a command writes outside of runs/."""
     output: Path | None = getattr(options, "output", None)
-    if options.command == "sample":
-        return [options.folder]
     if options.command == "convert":
         return [options.file.with_name(WEIGHTS_NAME)]
     if options.command == "init":

@@ -14,10 +14,10 @@ import pyarrow
 import pytest
 
 from drivetrain.data import stateless_random
-from drivetrain.data.sample_data import text
 from drivetrain.data.text import job_tokenizer, tokenizer
 from drivetrain.data.text.encoded import Ragged
 from drivetrain.errors import DataError
+from jobs.samples import reports
 from tests.messages import saying, says, says_only
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
@@ -49,7 +49,7 @@ WORDS = ["La bomba GOTEA aceite", "el motor está caliente", "se oyó un chirrid
 
 def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path) -> None:
     """The library's own trainer numbers letters in the order of a hash table, which differs from call to call."""
-    path = text.write(tmp_path, 200, 0)[0]
+    path = reports.write(tmp_path, 200, 0)[0]
     texts = column([line.split(".")[0] for line in path.read_text(encoding="utf-8").splitlines()])
     vocabularies = {tokenizer.learn([texts], 600).inner.to_str() for _ in range(4)}
     assert len(vocabularies) == 1
@@ -80,7 +80,7 @@ def test_a_vocabulary_is_not_larger_than_requested(tmp_path: Path, size: int) ->
 
 
 def _reports(folder: Path) -> list[list[str]]:
-    with text.write(folder, 200, 0)[0].open(encoding="utf-8") as file:
+    with reports.write(folder, 200, 0)[0].open(encoding="utf-8") as file:
         return list(csv.reader(file))[1:]
 
 
@@ -140,7 +140,7 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
 
 def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None:
     first, same_seed, other_seed = (
-        text.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
+        reports.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert first == same_seed != other_seed

@@ -263,7 +263,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
         *settings.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
-    # With several label columns the generated texts of `drivetrain sample` say the opposite: 0.78 beside 0.89.
+    # With several label columns the generated texts of jobs/samples say the opposite: 0.78 beside 0.89.
     is_linear = texts[0].words >= MIN_LINEAR_WORDS and len(guess.names) == 1
     network = "linear" if is_linear else "{name: encoder, layers: 1, width: 64}"
     draft.model = Entry("model", network, LINEAR_REASON if is_linear else NETWORK_REASON)

@@ -6,6 +6,7 @@ and no single pixel reveals it; large checks look like gradients, fine dots like
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-from drivetrain.data import stateless_random
 
 Plane = npt.NDArray[np.float32]
 """Shape (height, width)."""
@@ -41,7 +40,8 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
         name = list(PATTERNS)[number % len(PATTERNS)]
         path = folder / name / f"{name}-{number // len(PATTERNS):05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        image = draw_texture(name, stateless_random.make_generator(seed, "sample", name, number))
+        digest = hashlib.blake2b(f"{seed}/sample/{name}/{number}".encode(), digest_size=8).digest()
+        image = draw_texture(name, np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little") >> 1)))
         Image.fromarray(image).save(path, quality=JPEG_QUALITY)
         paths.append(path)
     return paths
