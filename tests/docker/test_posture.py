@@ -132,7 +132,6 @@ COMMANDS = {
     "baseline": "baseline jobs/digits.yaml",
     "bench": "bench jobs/digits.yaml --output posture",
     "compare": "compare runs runs",
-    "convert": "convert Makefile",
     "evaluate": "evaluate runs --output jobs/posture",
     "export": "export runs --output posture.onnx",
     "fetch": "fetch jobs/digits.yaml",

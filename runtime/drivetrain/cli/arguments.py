@@ -39,7 +39,7 @@ def make_parser() -> CommandParser:
     _add_measuring(add)
     _add_look(add)
     _add_use(add)
-    for add_command in (_add_init, _add_fetch, _add_convert):
+    for add_command in (_add_init, _add_fetch):
         add_command(add)
     add("schema", "print the JSON schema of the job file")
     command = add("completion", "print a script that completes commands, options and runs in a shell")
@@ -324,10 +324,3 @@ def _add_fetch(add: Add) -> None:
     )
     command.add_switch("--update", "ask the hub again which commit the branch or tag is; started runs keep theirs")
     command.add_switch("--container", "into the volume of the containers that `launch` starts")
-
-
-def _add_convert(add: Add) -> None:
-    command = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
-    command.add_argument(
-        "file", type=Path, metavar="FILE", help="checkpoint file: pytorch_model.bin, best_model.bin, *.pt"
-    )

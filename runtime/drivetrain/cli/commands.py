@@ -221,15 +221,6 @@ def predict(options: argparse.Namespace) -> int:
     return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
 
 
-def convert(options: argparse.Namespace) -> int:
-    """Convert a pickle checkpoint."""
-    from drivetrain.pretrained import convert as converting
-
-    for line in converting.convert(options.file).lines():
-        say(line)
-    return 0
-
-
 def schema(options: argparse.Namespace) -> int:
     """Print the JSON schema."""
     from drivetrain.job_spec import load_job as job_spec

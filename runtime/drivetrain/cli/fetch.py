@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from drivetrain.errors import DeviceError
 from drivetrain.job import Job
 from drivetrain.launch import run_in_image
-from drivetrain.pretrained import hub_name
+from drivetrain.pretrained import convert, hub_name
 from drivetrain.system.console import say
 from drivetrain.system.units import format_bytes
 
@@ -49,6 +49,8 @@ def fetch(options: argparse.Namespace) -> int:
         _print_files(data, f"commit {data.commit}")
     for copy in copies:
         _print_copy(copy)
+    for _, path in job.model_paths():
+        convert.convert_local(job.resolve(path))
     if (name := hub_name.find_hub_weights(job)) is not None:
         from drivetrain.pretrained import folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, make_run_name, name_job_file
+from drivetrain.pretrained import convert
 from drivetrain.system import installation
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
@@ -30,6 +31,8 @@ def init(options: argparse.Namespace) -> int:
     name = make_run_name(output.stem)
     if os.path.lexists(options.data):  # else the draft says what is wrong with it
         _check_is_free(output)
+    if options.pretrained:
+        convert.convert_local(Path(options.pretrained))
     draft = look(
         SurveyRequest(
             options.data,

@@ -42,7 +42,7 @@ from drivetrain.launch import (
 from drivetrain.launch.command_output import RUNS
 from drivetrain.launch.mounts import Mount
 from drivetrain.launch.project import PROJECT, TAG, image_name, image_tag
-from drivetrain.pretrained.convert import WEIGHTS_NAME
+from drivetrain.pretrained import convert
 from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system import signals
 from drivetrain.system.console import say
@@ -58,7 +58,6 @@ COMMANDS = (
     "evaluate",
     "predict",
     "export",
-    "convert",
     "init",
 )
 """Commands that compute, draw or decode, except training."""
@@ -163,8 +162,9 @@ def _service(mounted: Sequence[Mount], engine: engine_traits.EngineTraits) -> di
 def _list_outputs(options: argparse.Namespace) -> list[Path]:
     """Return the files or the folder that a command writes outside of runs/."""
     output: Path | None = getattr(options, "output", None)
-    if options.command == "convert":
-        return [options.file.with_name(WEIGHTS_NAME)]
+    if options.command == "fetch":
+        paths = [job.resolve(path) for _, job in _jobs(options) for _, path in job.model_paths()]
+        return [pair[1] for pair in map(convert.find_target, paths) if pair]
     if options.command == "init":
         return [output or name_job_file(options.data)]
     if options.command == "export" and output:

@@ -20,6 +20,7 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.described_network import build_described
 from drivetrain.models.networks import cnn, tabm
+from drivetrain.pretrained import convert
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 
 Refuse = Callable[[str, str, str], SpecError]
@@ -101,12 +102,9 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
         return job.spec_error(("model", "weights"), description, possible, action)
 
     file = job.resolve(name)
-    if file.suffix != ".safetensors":
-        if file.is_dir():
-            raise refuse(
-                f"{file} is a folder", "a .safetensors file", f"write model: {{from: {name}}} for an earlier run"
-            )
-        raise refuse(f"{file} is not a .safetensors file", "weights without pickle", f"run `drivetrain convert {file}`")
+    if file.is_dir():
+        raise refuse(f"{file} is a folder", "a .safetensors file", f"write model: {{from: {name}}} for an earlier run")
+    convert.check_suffix(job, file)
     weights, expected = safetensors_file.read_or_refuse(file, refuse), network.state_dict()
     fresh = {key for key in outputs if key not in weights or weights[key].shape != expected[key].shape}
     _load_weights(network, weights, fresh, file, refuse)

@@ -1,109 +1,82 @@
-"""Converts a pickle checkpoint to safetensors without executing its content.
-
-A child process (`unpickle_process`), which has no network and cannot start programs, reads the file.
-"""
+"""Makes safetensors of a pickle of tensors, which a process of its own reads (`unpickle_process`)."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drivetrain.errors import DataError
-from drivetrain.system.files import storage_error
+from drivetrain.job import Job
+from drivetrain.system.console import say
+from drivetrain.system.files import blame_storage
 
-WEIGHTS_NAME = "model.safetensors"
-"""The file name that libraries look for in a folder."""
+WEIGHTS_NAME, SUFFIX = "model.safetensors", ".safetensors"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 CHILD_TIMEOUT_SECONDS = 900
 """Time after which the child process is killed."""
 
 
-@dataclass(frozen=True)
-class Converted:
-    """The safetensors file that was written."""
-
-    path: Path
-    tensors: int
-    """Number of tensors."""
-    size: int
-    """Size in bytes."""
-    left_out: tuple[str, ...]
-    """Names of the other entries of the pickle, which are not part of the network."""
-    shut_off: str
-    """For the user: how the child process was isolated from the network."""
-
-    def lines(self) -> list[str]:
-        """Lines for the user."""
-        lines = [
-            f"{self.path}: {self.tensors:,} tensors, {self.size / 1e6:,.1f} MB",
-            f"read in a separate process: {self.shut_off}",
-        ]
-        if self.left_out:
-            lines.append(f"skipped, not part of the network: {', '.join(self.left_out)}")
-        if not (self.path.parent / "config.json").exists():
-            lines.append(f"to train from {self.path.parent}, put the network's config.json and tokenizer next to it")
-        return lines
+def find_target(path: Path) -> tuple[Path, Path] | None:
+    """Return the pickle that a folder or file of weights is, and what is made of it; None if nothing has to be."""
+    if path.is_dir() and not any(path.glob(f"*{SUFFIX}*")):
+        pickles = [file for file in sorted(path.iterdir()) if file.suffix in PICKLE_SUFFIXES]
+        weights = [file for file in pickles if file.name != "training_args.bin"]
+        return (weights[0], path / WEIGHTS_NAME) if weights else None
+    target = path.with_suffix(SUFFIX)
+    return (path, target) if path.is_file() and path.suffix in PICKLE_SUFFIXES and not target.exists() else None
 
 
-def convert(file: Path) -> Converted:
-    """Write model.safetensors beside a pickle checkpoint.
+def convert_local(path: Path) -> None:
+    """Make safetensors of the weights of a local network if they are only there as pickle, and say so."""
+    if paths := find_target(path):
+        convert(*paths)
+        say(f"{paths[1]}: made of the tensors of {paths[0].name}, which a process without a network read")
 
-    Args:
-        file: `pytorch_model.bin`, `best_model.bin`, a .pt, .pth or .ckpt file.
+
+def check_suffix(job: Job, file: Path) -> None:
+    """Refuse a file of weights that is no safetensors; raises SpecError."""
+    if file.suffix != SUFFIX:
+        action = f"`drivetrain fetch {job.document.name}` makes {file.with_suffix(SUFFIX)} of a pickle; name that file"
+        wrong = f"{file} is not a {SUFFIX} file"
+        raise job.spec_error(("model", "weights"), wrong, "weights without pickle", action)
+
+
+def convert(file: Path, target: Path) -> None:
+    """Write the tensors of a pickle of torch to a new file.
 
     Raises:
-        DataError: if the file cannot be read, contains more than tensors, or model.safetensors exists already.
-        StorageError: if the folder cannot be written.
+        DataError: if the file cannot be read, or holds more than tensors.
+        StorageError: if the target cannot be written.
     """
-    target = file.with_name(WEIGHTS_NAME)
-    if not file.is_file():
-        raise DataError(
-            f"{file} is not a file", "a checkpoint: pytorch_model.bin, best_model.bin, *.pt", "check the path"
-        )
-    if target.exists():
-        raise DataError(f"{target} already exists", "a folder without this file", "move it away, then convert again")
-    if not os.access(file.parent, os.W_OK):
-        raise storage_error(target, PermissionError(13, "permission denied"))
-    temporary = target.with_name(f".{WEIGHTS_NAME}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        report = _run_child(file, temporary)
-        size = temporary.stat().st_size
-        temporary.rename(target)
+        with blame_storage(target):
+            temporary.touch()
+        _run_child(file.resolve(), temporary.resolve())
+        with blame_storage(target):
+            os.link(temporary, target)  # never over a file that exists
     finally:
         temporary.unlink(missing_ok=True)
-    return Converted(target, report["tensors"], size, tuple(report["left_out"]), report["shut_off"])
 
 
-def _run_child(file: Path, out: Path) -> dict[str, Any]:
-    """Run the child process, whose environment contains no keys and tokens; returns its report."""
-    command = [
-        *(sys.executable, "-P", "-m", "drivetrain.pretrained.unpickle_process"),
-        *(str(file.resolve()), str(out.resolve())),
-    ]
+def _run_child(file: Path, out: Path) -> None:
+    """Run the child process, whose environment contains no keys and tokens."""
+    command = [sys.executable, "-P", "-m", "drivetrain.pretrained.unpickle_process", str(file), str(out)]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     try:
         child = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=CHILD_TIMEOUT_SECONDS, check=False
         )
+        reason = child.stdout.strip() or f"ended its reader with {child.returncode}: {child.stderr.strip()[-200:]}"
     except subprocess.TimeoutExpired:
-        raise _failure_error(file, f"took more than {CHILD_TIMEOUT_SECONDS} seconds") from None
-    lines = child.stdout.strip().splitlines()
-    if child.returncode or not lines:
-        end = f"signal {-child.returncode}" if child.returncode < 0 else f"exit code {child.returncode}"
-        raise _failure_error(file, f"ended with {end} under its limits: {child.stderr.strip()[-200:]}")
-    report: dict[str, Any] = json.loads(lines[-1])
-    if "error" in report:
-        raise DataError(*report["error"])
-    return report
-
-
-def _failure_error(file: Path, how: str) -> DataError:
-    return DataError(
-        f"{file}: the process that read it {how}",
-        "a checkpoint of tensors",
+        reason = f"was read for more than {CHILD_TIMEOUT_SECONDS} seconds"
+    else:
+        if child.returncode == 0:
+            return
+    raise DataError(
+        f"{file} {reason}",
+        "a checkpoint of torch about as large as its tensors, with tensors by name: a state_dict",
         "on the machine where the file was created, save only the weights: torch.save(model.state_dict(), FILE)",
     )

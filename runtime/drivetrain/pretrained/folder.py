@@ -20,6 +20,7 @@ from drivetrain.hardware.cgroup import read_memory_limit
 from drivetrain.job import Job
 from drivetrain.job.formatting import readable
 from drivetrain.pretrained import families, hub, hub_name
+from drivetrain.pretrained.convert import PICKLE_SUFFIXES
 from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import is_below, read_json
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 """Patterns of the files that are read."""
 ENCODERS = "encoders such as bert, distilbert, roberta"
@@ -109,12 +109,7 @@ def locate(job: Job, name: str) -> WeightsFolder:
     """
     path = job.resolve(name)
     if path.is_file():
-        action = (
-            f"run `drivetrain convert {path}`, then use its folder"
-            if path.suffix in PICKLE_SUFFIXES
-            else "name its folder"
-        )
-        _refuse(job, f"{path} is a file", _POSSIBLE, action)
+        _refuse(job, f"{path} is a file", _POSSIBLE, "name its folder")
     origin = ""
     if path.is_dir():
         folder = path
@@ -184,7 +179,7 @@ def _check_files(weights: WeightsFolder) -> None:
         weights.refuse(
             f"{folder} has its weights only as pickle, which can run code when it is loaded: {', '.join(pickles)}",
             "weights in model.safetensors",
-            f"run `drivetrain convert {folder / pickles[0]}`",
+            f"run `drivetrain fetch {weights.job.document.name}`, which makes it of the tensors in the pickle",
         )
     if other_names:
         weights.refuse(

@@ -220,10 +220,11 @@ def _convert(client: HubClient, repository: Repository, commit: str, pickle: Hub
     shutil.rmtree(folder, ignore_errors=True)
     try:
         repository.link([pickle], folder)
-        converted = converting.convert(folder / pickle.name)
-        weights = HubFile(WEIGHTS, converted.size, hash_file(converted.path))
-        sync_file(converted.path)
-        converted.path.replace(repository.blob(weights))
+        path = folder / WEIGHTS
+        converting.convert(folder / pickle.name, path)
+        weights = HubFile(WEIGHTS, path.stat().st_size, hash_file(path))
+        sync_file(path)
+        path.replace(repository.blob(weights))
     except DataError as error:
         raise HubError(
             f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"

@@ -104,7 +104,7 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
     (model_folder / "model.safetensors").unlink()
     with pytest.raises(SpecError, check=saying("has-its-weights-only-as-pickle-2")):
         load(job(folder))
-    convert.convert(model_folder / "pytorch_model.bin")
+    convert.convert_local(model_folder)
     assert backbone(tiny.assemble_plain_run(job(folder), folder))
 
 

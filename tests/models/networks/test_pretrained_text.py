@@ -186,11 +186,11 @@ def test_the_pickle_twin_is_refused(folder: Path, name: str) -> None:
         load(reports.job(folder, model="{source: transformers, name: twin}"))
     message = str(caught.value)
     assert says(message, "has-its-weights-only-as-pickle", "model.name", pickle_folder)
-    assert f"do:       run `drivetrain convert {pickle_folder / name}`" in message
+    assert f"do:       run `drivetrain fetch {folder / 'job.yaml'}`" in message
 
 
 def test_the_pickle_twin_converts(folder: Path) -> None:
-    convert.convert(pickle_weights(folder) / "pytorch_model.bin")
+    convert.convert_local(pickle_weights(folder))
     training_run = assemble_run(folder, "{source: transformers, name: twin}")
     assert have_same_weights(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
 
@@ -291,7 +291,7 @@ def test_a_missing_folder(tmp_path: Path, name: str) -> None:
 
 def test_a_pickle_file_as_the_networks_name(folder: Path) -> None:
     pickle_weights(folder, "best_model.bin")
-    with pytest.raises(SpecError, match=r"best_model.bin is a file(.|\n)*drivetrain convert"):
+    with pytest.raises(SpecError, match=r"best_model.bin is a file(.|\n)*name its folder"):
         load(reports.job(folder, model="{source: transformers, name: twin/best_model.bin}"))
 
 

@@ -20,6 +20,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.images import ImageJob
 from drivetrain.job.model import ImageTimm
 from drivetrain.models import safetensors_file
+from drivetrain.pretrained import convert
 from drivetrain.pretrained.folder import closed_hub
 from drivetrain.pretrained.image_input import TimmFolder
 
@@ -157,9 +158,7 @@ def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
 def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
     """Load all weights from the file of a job, except the classifier's, which was trained for other classes."""
     key, file = ("model", "weights"), job.resolve(name)
-    if file.suffix != ".safetensors":
-        description, action = f"{file} is not a .safetensors file", f"run `drivetrain convert {file}`"
-        raise job.spec_error(key, description, "weights without pickle", action)
+    convert.check_suffix(job, file)
     refuse = partial(job.spec_error, key)
     weights = safetensors_file.read_or_refuse(file, refuse, "download it again")
     if wrong := safetensors_file.load(network, weights, _list_classifier_tensors(network)):
