@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import optimizations
-from drivetrain.data import one_copy, stateless_random
+from drivetrain.data import stateless_random
 from drivetrain.data.custom.iterables import batches_of
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
@@ -306,8 +306,6 @@ def _synchronize_start(
     start_checks.check_identical(ranks, job, dataset, model, identity["data"])
     start_checks.check_plan(ranks, plan)
     dataset.notes += start_checks.note_same_samples(ranks, dataset)
-    if sharing_note := one_copy.share(dataset, ranks):
-        dataset.notes.append(sharing_note)
     # User code may initialize weights from random numbers that our seed does not control.
     ranks.broadcast([*model.parameters(), *model.buffers()])
     return identity

@@ -51,12 +51,6 @@ class ArraySplit:
         rows = index if self.rows is None else self.rows[index]
         return tuple(x.index_select(0, rows) for x in self.inputs)
 
-    def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Replace the arrays in memory."""
-        self.inputs = tuple(map(change, self.inputs))
-        self.raw_targets = None if self.raw_targets is None else change(self.raw_targets)
-        self.targets = {name: change(values) for name, values in self.targets.items()}
-
     def title(self, index: int) -> str:
         """The number of the sample."""
         return f"sample {index}"

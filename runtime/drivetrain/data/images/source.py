@@ -4,10 +4,10 @@ size, channels, and how an image becomes square."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -194,12 +194,6 @@ class ImageSplit:
     def contents(self) -> Contents:
         """A digest of each image; empty if the source cannot give them without reading the images again."""
         return self.images.contents[self.rows] if isinstance(self.images, Images) else np.zeros(0, np.int64)
-
-    def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
-        if isinstance(self.images, ImageArrays):
-            self.images = self.images.map_array(change)
-        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """The name of one image in lists and messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,6 @@ class SeriesSplit:
         """A digest of each window."""
         parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED_WINDOWS) or 1)
         return np.concatenate([copies.digest_rows(self.gather(ids)[0].numpy()) for ids in parts])
-
-    def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Replace the arrays in memory."""
-        self.values = change(self.values)
-        self.starts, self.numbers, self.file = change(self.starts), change(self.numbers), change(self.file)
-        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """File and number of one window."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -229,12 +229,6 @@ class TableSplit:
         parts = [*self.gather(np.arange(len(self))), *self.targets.values()]
         rows = [part.numpy().reshape(len(self), -1) for part in parts]
         return copies.digest_rows(np.concatenate([np.ascontiguousarray(row).view(np.uint8) for row in rows], axis=1))
-
-    def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Replace the arrays in memory."""
-        self.inputs = tuple(map(change, self.inputs))
-        self.rows = change(self.rows)
-        self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
         """The file, and the row in it; the first row below the header is row 1."""

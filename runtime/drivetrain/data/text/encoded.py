@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,6 @@ class Ragged:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Length of each row."""
         return np.diff(self.offsets)
-
-    def map_arrays(self, change: Callable[[Any], Any]) -> Ragged:
-        """The same rows with `change(array)` in place of each array, for instance an array in shared memory."""
-        return Ragged(change(self.flat), change(self.offsets))
 
     def pad(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Fill up some rows with `filler`; returns them and a mask: 1 for numbers of the row, 0 for padding.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -98,13 +98,6 @@ class TextSplit(TextPart):
     def gather(self, ids: Ids) -> Inputs:
         """Token ids, token types if the network has them, and attention mask, as from `encoded.pad_inputs`."""
         return pad_inputs(self.tokens, () if self.types is None else (self.types,), ids, self.pad)
-
-    def change_arrays(self, change: Callable[[Any], Any]) -> None:
-        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
-        self.tokens = self.tokens.map_arrays(change)
-        self.types = None if self.types is None else self.types.map_arrays(change)
-        self.source.texts = tuple(map(change, self.source.texts))
-        self.targets = {name: change(values) for name, values in self.targets.items()}
 
 
 def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
