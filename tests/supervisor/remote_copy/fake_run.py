@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.attempts import Attempt, list_whole
+from drivetrain.supervisor.remote_copy.attempts import Attempt, find_whole, list_names
 from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system.files import hash_file
@@ -83,13 +83,12 @@ def fetch_copy(prefix: str, folder: Path) -> list[str]:
 
 
 def list_checkpoints(store: ObjectStore) -> list[str]:
-    """The whole checkpoints of the copy, and the best ones to which they refer."""
-    rows = list_whole(store)
-    return sorted({row.name for row in rows} | {row.best.partition("/")[2] for row in rows if row.best})
+    """The whole checkpoints of the copy."""
+    names = list_names(store)
+    return sorted({folder.partition("/")[2] for kind in ("step", "best") for folder in find_whole(names, kind)})
 
 
 def object_of(prefix: str, checkpoint: str, part: str) -> str:
     """The name of a part of a checkpoint in the store, as the newest attempt has sent it."""
-    rows = list_whole(open_store(prefix))
-    folders = [folder for row in rows for folder in (row.folder, row.best) if folder]
+    folders = find_whole(list_names(open_store(prefix)), checkpoint.partition("-")[0])
     return f"checkpoints/{max(folder for folder in folders if folder.endswith(f'/{checkpoint}'))}/{part}"

@@ -12,9 +12,8 @@ import pytest
 
 from drivetrain.errors import CheckpointError
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy import run_copy
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
-from drivetrain.supervisor.remote_copy.run_copy import RunCopy, is_gone
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.training.checkpoints.manifest import verify
 from tests.messages import ends_with
 from tests.object_store import FaultyStore
@@ -144,34 +143,6 @@ def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path
     ours.fetch_last(done=False)
     ours.release()
     assert path.stat().st_ino == number
-
-
-def test_a_file_that_was_removed_here_is_removed_there_by_the_next_start(proxy: FaultyStore, run: Path) -> None:
-    (run / "batch_size.json").write_text("{}")
-    write_checkpoint(run, "step-100")
-    open_copy("gone", run, 1).send()
-    (run / "batch_size.json").unlink()
-    before = tags("gone")
-    open_copy("gone", run, 1).send()
-    assert {name for name, _ in before} - {name for name, _ in tags("gone")} == {"batch_size.json"}
-
-
-def test_a_folder_that_goes_away_in_between_removes_nothing(
-    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_copy("unmounted", run, 1).send()
-    before = tags("unmounted")
-    look = is_gone
-
-    def move_away(path: Path) -> bool:
-        if run.is_dir():
-            run.rename(run.with_name("away"))
-        return look(path)
-
-    monkeypatch.setattr(run_copy, "is_gone", move_away)
-    open_copy("unmounted", run, 1).send()
-    assert not run.is_dir()
-    assert tags("unmounted") == before
 
 
 def test_a_folder_that_is_gone_removes_nothing(proxy: FaultyStore, run: Path) -> None:

@@ -216,8 +216,8 @@ def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
     write_state(run, "done")
     open_copy("order", run, 2).send()
     uploads = [os.path.basename(path) for method, path in proxy.requests if method == "PUT"]
-    assert uploads[-3:] == ["MANIFEST.json", "step-10.json", "state.json"]
-    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:-3])
+    assert uploads[-3:] == ["model.safetensors", "MANIFEST.json", "state.json"]
+    assert {"state.json", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:-3])
 
 
 def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:

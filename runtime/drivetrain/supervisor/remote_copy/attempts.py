@@ -1,8 +1,7 @@
 """The attempts that write one copy of a run in a store, and the checkpoints that they have sent whole.
 
 attempts/000002.json            one object for each attempt, created only if it does not exist: the newest one writes
-checkpoints/000002/step-100/    files of a checkpoint, below the number of the attempt that sent it
-checkpoints/000002/step-100.json  written after them: the checkpoint is whole, and refers to this best one
+checkpoints/000002/step-100/    a checkpoint, or a best one, below the number of the attempt that sent it; its manifest is sent last
 
 So no attempt writes over a checkpoint of another. An attempt that is not the newest stops copying at its next object.
 """
@@ -13,7 +12,7 @@ import os
 import re
 import socket
 import uuid
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,34 +22,14 @@ from drivetrain.storage.object_store import ObjectStore
 from drivetrain.system.console import say
 from drivetrain.system.files import parse_row, to_json
 from drivetrain.system.run_files import CHECKPOINTS, COPY_FILE, RunFiles, parse_suffix
+from drivetrain.training.checkpoints.manifest import MANIFEST
 
 ATTEMPTS = "attempts"
-_WHOLE = re.compile(rf"{CHECKPOINTS}/(?P<folder>\d{{6}}/step-\d+)\.json")
-_BEST = re.compile(r"\d{6}/best-\d+")
+_WHOLE = re.compile(rf"{CHECKPOINTS}/(\d{{6}}/(?:step|best)-\d+)/{re.escape(MANIFEST)}")
 
 
 class NewerAttempt(Exception):
     """Another process writes the copy now."""
-
-
-@dataclass(frozen=True)
-class StoredCheckpoint:
-    """A whole checkpoint of the copy."""
-
-    folder: str
-    """Below checkpoints/ in the store."""
-    best: str | None
-    """The folder of the best checkpoint to which it refers."""
-
-    @property
-    def name(self) -> str:
-        """The name in a run folder, such as step-100."""
-        return self.folder.partition("/")[2]
-
-    @property
-    def step(self) -> int:
-        """The step after which it was saved."""
-        return parse_suffix(self.name)
 
 
 class Attempt:
@@ -113,11 +92,12 @@ def list_attempts(store: ObjectStore) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{ATTEMPTS}/(\d{{6}})\.json", name)))
 
 
-def list_whole(store: ObjectStore) -> list[StoredCheckpoint]:
-    """List the whole checkpoints, the newest last: those of the newest attempt, by their steps."""
-    checkpoints = []
-    for entry in store.objects(CHECKPOINTS):
-        if match := _WHOLE.fullmatch(entry.name):
-            best = str((parse_row(store.find(entry.name) or b"") or {}).get("best"))
-            checkpoints.append(StoredCheckpoint(match["folder"], best if _BEST.fullmatch(best) else None))
-    return sorted(checkpoints, key=lambda row: (row.folder.partition("/")[0], row.step))
+def list_names(store: ObjectStore) -> list[str]:
+    """List the objects of all checkpoints."""
+    return [entry.name for entry in store.objects(CHECKPOINTS)]
+
+
+def find_whole(names: Iterable[str], kind: str) -> list[str]:
+    """Find the whole checkpoints of a kind, step or best, as folders: of the newest attempt last, and by their steps."""
+    folders = [match[1] for match in filter(None, map(_WHOLE.fullmatch, names)) if f"/{kind}-" in match[1]]
+    return sorted(folders, key=lambda folder: (folder.partition("/")[0], parse_suffix(folder)))

@@ -14,11 +14,11 @@ from drivetrain.storage.object_store import ObjectStore, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy.attempts import Attempt, list_attempts, list_whole
+from drivetrain.supervisor.remote_copy.attempts import Attempt, find_whole, list_attempts, list_names
 from drivetrain.supervisor.remote_copy.run_copy import PATIENCE, CopyThread, RunCopy, is_small
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
-from drivetrain.system.run_files import CHECKPOINTS, STATE_FILE, list_checkpoints, parse_suffix
+from drivetrain.system.run_files import CHECKPOINTS, STATE_FILE, RunFiles, list_checkpoints, parse_suffix
 from drivetrain.system.run_records import RunState
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
@@ -27,6 +27,7 @@ from drivetrain.training.checkpoints.manifest import (
     MAX_MANIFEST_BYTES,
     all_damaged_error,
     describe_damaged,
+    find_best_step,
     parse_files,
     verify,
 )
@@ -74,7 +75,7 @@ class RemoteRuns:
             attempt = self._begin(folder)
             paths = [] if is_done else reversed(list_checkpoints(folder / CHECKPOINTS))
             local_step = next((parse_suffix(path) for path in paths if verify(path) is None), -1)
-            copied_step = max((checkpoint.step for checkpoint in list_whole(store)), default=-1)
+            copied_step = max(map(parse_suffix, find_whole(list_names(store), "step")), default=-1)
             if is_done or not is_local or copied_step > local_step:
                 say(f"copy: {store.address} is {'done' if is_done else 'unfinished'}; downloading it")
                 for line in fetch_run(store, folder, local_step):
@@ -203,17 +204,19 @@ def _download_newest(
 ) -> str | None:
     """Download the newest checkpoint that verifies, and the best one that it names; returns its name."""
     damaged = list[str]()
-    for checkpoint in reversed(list_whole(store)):
-        if checkpoint.step <= local_step:
+    for stored in reversed(find_whole(sizes, "step")):
+        if parse_suffix(stored) <= local_step:
             return None
-        if mismatch := _download_folder(store, sizes, checkpoint.folder, folder / checkpoint.name):
-            damaged.append(describe_damaged(checkpoint.name, mismatch))
+        name = stored.partition("/")[2]
+        if mismatch := _download_folder(store, sizes, stored, folder / name):
+            damaged.append(describe_damaged(name, mismatch))
             report(f"{store.address}: {damaged[-1]}")
             continue
-        best = checkpoint.best
-        if best and (mismatch := _download_folder(store, sizes, best, folder / best.partition("/")[2])):
+        best = f"best-{find_best_step(RunFiles(folder / name).read_object(STATE_FILE))}"
+        folders = [path for path in find_whole(sizes, "best") if path.endswith(f"/{best}")]
+        if folders and (mismatch := _download_folder(store, sizes, folders[-1], folder / best)):
             report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
-        return checkpoint.name
+        return name
     if damaged and local_step < 0:
         raise all_damaged_error(store.address, damaged)
     return None

@@ -1,6 +1,6 @@
 """The copy of a run folder in a store: finished checkpoints, all small files, the model; and the thread that sends them.
 
-The object that makes a checkpoint whole is sent last, so a copy that was killed anywhere holds the checkpoints before.
+The manifest of a checkpoint is sent last, so a copy that was killed anywhere holds the checkpoints before.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import BinaryIO
 from drivetrain.data.fingerprint import stamp
 from drivetrain.errors import Busy, Failure, Stopped, StorageError
 from drivetrain.storage.object_store import Patience
-from drivetrain.supervisor.remote_copy.attempts import ATTEMPTS, Attempt, NewerAttempt, StoredCheckpoint, list_whole
+from drivetrain.supervisor.remote_copy.attempts import ATTEMPTS, Attempt, NewerAttempt, find_whole, list_names
 from drivetrain.system import signals
 from drivetrain.system.console import say
-from drivetrain.system.files import parse_row, to_json
+from drivetrain.system.files import parse_row
 from drivetrain.system.run_files import (
     CHECKPOINTS,
     COPY_FILE,
-    JOB_FILE,
     RANKS,
     STATE_FILE,
     RunFiles,
@@ -117,79 +116,59 @@ class RunCopy:
         return [checkpoint.name, *names] if checkpoint else names
 
     def _send_checkpoint(self, path: Path) -> bool:
-        """Copy a checkpoint, and with it the best one that it names; returns whether it was still there."""
+        """Copy a checkpoint after the best one that it names; returns whether it was still there."""
         with contextlib.ExitStack() as stack:
             files = _open_files(path, stack)
             if not files:
                 return False
-            step = find_best_step(parse_row(files[STATE_FILE].read()) or {})
-            best = None if step is None else f"best-{step}"
-            checkpoints = list_whole(self.store)
-            # A resumed run begins with a checkpoint that the store has.
-            if not any(
-                checkpoint.name == path.name and self._has(files, checkpoint.folder) for checkpoint in checkpoints
-            ):
-                best_folder = best and self._send_best(best, checkpoints, stack)
-                # Rows of metrics that a checkpoint relies on are there before it is.
-                self._send_files()
-                stored = StoredCheckpoint(self._send_folder(path.name, files), best_folder)
-                self.attempt.check()
-                self.store.put(f"{CHECKPOINTS}/{stored.folder}.json", to_json({"best": best_folder}).encode())
-                checkpoints = [
-                    *(checkpoint for checkpoint in checkpoints if checkpoint.folder != stored.folder),
-                    stored,
-                ]
-        self._remove_older(checkpoints, parse_suffix(path))
-        self.sent |= {path.name, best or path.name}
+            best = self.run / CHECKPOINTS / f"best-{find_best_step(parse_row(files[STATE_FILE].read()) or {})}"
+            best_files = _open_files(best, stack)
+            if best_files and verify(best) is None:
+                self._send_folder(best.name, best_files)
+            # Rows of metrics that a checkpoint relies on are there before it is.
+            self._send_files()
+            self._send_folder(path.name, files)
+        self._remove_older(parse_suffix(path))
+        self.sent |= {path.name, best.name}
         return True
 
-    def _send_best(self, name: str, checkpoints: list[StoredCheckpoint], stack: contextlib.ExitStack) -> str | None:
-        """Copy a best checkpoint, unless the store has it; returns its folder there, None if it is gone or damaged."""
-        path = self.run / CHECKPOINTS / name
-        files = _open_files(path, stack)
-        if not files or verify(path) is not None:
-            return None
-        stored = {
-            checkpoint.best for checkpoint in checkpoints if checkpoint.best and checkpoint.best.endswith(f"/{name}")
-        }
-        return next((folder for folder in stored if self._has(files, folder)), None) or self._send_folder(name, files)
-
-    def _send_folder(self, name: str, files: Mapping[str, BinaryIO]) -> str:
-        folder = f"{self.attempt.number:06}/{name}"
-        for part, file in files.items():
-            self._send_file(f"{CHECKPOINTS}/{folder}/{part}", file)
-        return folder
+    def _send_folder(self, name: str, files: Mapping[str, BinaryIO]) -> None:
+        """Copy a folder, unless the store has it: a resumed run begins with a checkpoint from there."""
+        whole = find_whole(list_names(self.store), name.partition("-")[0])
+        stored = [folder for folder in whole if folder.endswith(f"/{name}")]
+        if not any(self._has(files, folder) for folder in stored):
+            for part, file in files.items():
+                self._send_file(f"{CHECKPOINTS}/{self.attempt.number:06}/{name}/{part}", file)
 
     def _has(self, files: Mapping[str, BinaryIO], folder: str) -> bool:
         """Whether a folder of the store has these files, by their sizes and their manifest."""
         prefix = f"{CHECKPOINTS}/{folder}"
         stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
         sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}
-        manifest = files[MANIFEST]
-        manifest.seek(0)
-        return sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == manifest.read()
+        files[MANIFEST].seek(0)
+        return (
+            sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == files[MANIFEST].read()
+        )
 
-    def _remove_older(self, checkpoints: list[StoredCheckpoint], step: int) -> None:
-        """Remove what earlier checkpoints have left: the last ones up to this one stay, and the best ones that they name."""
-        last_ones = [checkpoint for checkpoint in checkpoints if checkpoint.step <= step][-self.keep :]
-        folders = {folder for checkpoint in last_ones for folder in (checkpoint.folder, checkpoint.best) if folder}
-        names = [entry.name for entry in self.store.objects(CHECKPOINTS)]
+    def _remove_older(self, step: int) -> None:
+        """Remove all but the last checkpoints up to a step, and as many best ones, to which they refer."""
+        names, remaining = list_names(self.store), set[str]()
+        for kind in ("step", "best"):
+            folders = [folder for folder in find_whole(names, kind) if parse_suffix(folder) <= step]
+            remaining |= set(folders[-self.keep :])
         removed = [
             name
             for name in names
             # A newer attempt may have begun in this moment: its objects stay.
-            if name.split("/")[1] <= f"{self.attempt.number:06}"
-            and "/".join(name.split("/")[1:3]).removesuffix(".json") not in folders
+            if name.split("/")[1] <= f"{self.attempt.number:06}" and "/".join(name.split("/")[1:3]) not in remaining
         ]
         if removed:
             self.attempt.check()
-            # First the objects that make checkpoints whole.
-            self.store.delete(sorted(removed, key=lambda name: name.count("/")))
+            # First the manifests, which make checkpoints whole.
+            self.store.delete(sorted(removed, key=lambda name: not name.endswith(f"/{MANIFEST}")))
 
     def _send_files(self) -> None:
-        """Copy the files that have changed, but for the state; the first time, remove those that are gone."""
-        if not self._stamps:
-            self._remove_gone()
+        """Copy the files that have changed, but for the state."""
         for name, path in self._list_unsent_files():
             present = stamp(path)
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # replaced in this moment
@@ -213,28 +192,11 @@ class RunCopy:
         self.store.put_file(name, file, self.note_progress)
         self.note_progress()
 
-    def _remove_gone(self) -> None:
-        for entry in self.store.objects():
-            is_ours = is_small(entry.name) and entry.name != STATE_FILE
-            # The folder last: one that goes away meanwhile, with its disk, has removed none of its files.
-            if is_ours and is_gone(self.run / entry.name) and (self.run / JOB_FILE).is_file():
-                self.attempt.check()
-                self.store.delete([entry.name])
-
 
 def is_small(name: str) -> bool:
     """Whether a name is that of a file that is copied as it is; never one that is hidden, or leads out of the folder."""
     parts = name.split("/")
     return parts[0] not in LEFT_OUT and all(map(_PART.fullmatch, parts))
-
-
-def is_gone(path: Path) -> bool:
-    """Whether a file is missing for sure; one that cannot be looked at is not."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    return False
 
 
 def _open_files(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
@@ -319,7 +281,8 @@ class CopyThread:
             self._small_files_at = time.monotonic()
         except (Failure, OSError) as problem:
             error = problem
-        self.outages.note_attempt(error)
+        if not self._abandoned.is_set():
+            self.outages.note_attempt(error)
         return error is None
 
     def _note_progress(self) -> None:
