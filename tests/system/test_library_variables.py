@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,3 +67,16 @@ def test_settings_overridden_by_the_user_are_shown(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
     assert allocator_segments.effective(on_gpu) is False
     assert "PYTORCH_ALLOC_CONF" in effective_settings.LIKELY_CAUSES["allocator_segments"]
+
+
+def test_a_child_tells_the_hub_nothing_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    script = (
+        "from huggingface_hub import constants as c; print(c.HF_HUB_DISABLE_TELEMETRY, c.HF_HUB_DISABLE_IMPLICIT_TOKEN)"
+    )
+    child = [sys.executable, "-c", script]
+    environment = child_process.build_environment({})
+    assert subprocess.check_output(child, env=environment, text=True) == "True True\n"
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "0")
+    assert subprocess.check_output(child, env=child_process.build_environment({}), text=True) == "True False\n"

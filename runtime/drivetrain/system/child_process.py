@@ -184,5 +184,5 @@ def build_environment(environment: dict[str, str]) -> dict[str, str]:
     """
     variables = library_variables.merge_variables(os.environ, environment)
     path = os.pathsep.join(filter(None, sys.path))
-    quiet_libraries = {"HF_HUB_DISABLE_TELEMETRY": "1"}
+    quiet_libraries = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
     return {**quiet_libraries, **os.environ, **variables, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
