@@ -9,7 +9,6 @@ import pytest
 from drivetrain.cli import runs_option
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import SpecError
-from tests.messages import saying
 
 
 def test_an_address_means_a_copy() -> None:
@@ -26,9 +25,16 @@ def test_a_folder_stays_one() -> None:
     assert arguments.set == []
 
 
-def test_a_run_in_a_store_is_not_extended() -> None:
-    with pytest.raises(SpecError, check=saying("extend-run-object-store", "s3://b/runs/parts-001")):
-        runs_option.fetch(parse(["train", "job.yaml", "--extend", "s3://b/runs/parts-001"]))
+@pytest.mark.parametrize("command", [["report"], ["predict", "x.csv"], ["train", "job.yaml", "--extend"]])
+def test_a_run_in_a_store_is_not_read_there(command: list[str]) -> None:
+    words = (
+        [*command, "s3://me:hidden@b/runs/parts-001"]
+        if "--extend" in command
+        else [command[0], "s3://me:hidden@b/runs/parts-001", *command[1:]]
+    )
+    with pytest.raises(SpecError, match="b/runs/parts-001: a run in a store") as error:
+        parse(words)
+    assert "hidden" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from drivetrain.system.version import VERSION
 TASKS = tuple(task for task in JOBS if task != "custom")
 """Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
 Add = Callable[[str, str], CommandParser]
-RUN = "run folder, its name in runs/, or its address in an object store"
+RUN = "run folder, or its name in runs/"
 
 
 def make_parser() -> CommandParser:
@@ -208,9 +208,7 @@ def _add_look(add: Add) -> None:
     command = add("report", "regenerate the report of a run")
     command.add_argument("run", type=named_run.parse, help=RUN)
     command = add("compare", "compare runs side by side: job files, plans, results and curves")
-    command.add_argument(
-        "runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders, or their addresses"
-    )
+    command.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders")
     command.add_path("--output", "DIR", "output folder (default: compare-... next to the first run)")
     command.add_switch("--json", "print JSON instead of tables")
     command = add("doctor", "check this machine for problems and show the command that fixes each")
@@ -219,7 +217,7 @@ def _add_look(add: Add) -> None:
 
 def _add_use(add: Add) -> None:
     """Commands that use a trained model."""
-    run = "run folder, its name in runs/, its address in an object store, or a copied model folder"
+    run = "run folder, its name in runs/, or a copied model folder"
     code = "allow a copied model folder to run the Python code inside it; read that code first"
     command = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
     command.add_argument("run", type=named_run.parse, help=run)

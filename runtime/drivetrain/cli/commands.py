@@ -189,11 +189,8 @@ def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
 
 def watch(options: argparse.Namespace) -> int:
     """Show a run live."""
-    from drivetrain.supervisor import named_run
     from drivetrain.tracking.live import live_view as watching
 
-    if named_run.is_cached(options.run):
-        return watching.show_copied(options.run)
     return watching.watch(options.run)
 
 

@@ -77,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Check the runs and options that the parser cannot check; `watch` without a run means the newest."""
     runs_option.apply(options)
-    runs_option.fetch(options)
     if options.command == "watch" and options.run is None:
         options.run = named_run.find_newest()
     named = [options.run] if hasattr(options, "run") else options.runs if options.command == "compare" else []

@@ -8,7 +8,6 @@ from pathlib import Path
 from drivetrain.errors import SpecError
 from drivetrain.storage.remote_address import BadAddress, RemoteAddress, is_remote
 from drivetrain.storage.remote_address import parse as parse_address
-from drivetrain.supervisor import named_run
 
 LOCAL = Path("runs")
 COPIED = ("train", "repeat", "validate")
@@ -26,24 +25,6 @@ def parse(text: str) -> Path | RemoteAddress:
     if not address.writable:
         raise SpecError(f"--runs: {address} cannot be written", "s3://, gs://, az://, or a folder", "use one of these")
     return address
-
-
-def fetch(options: argparse.Namespace) -> None:
-    """Bring here the runs that a command names by their addresses.
-
-    Raises:
-        DrivetrainError: as `named_run.fetch_local`; SpecError also for a run that is to be extended.
-    """
-    if isinstance(getattr(options, "extend", None), RemoteAddress):
-        raise SpecError(
-            f"--extend {options.extend}: a run in an object store",
-            "a run folder of this machine, with its checkpoints",
-            "copy the run's folder with your provider's tool, and name it",
-        )
-    if hasattr(options, "run") and options.run is not None:
-        options.run = named_run.fetch_local(options.run)
-    if options.command == "compare":
-        options.runs = [named_run.fetch_local(run) for run in options.runs]
 
 
 def apply(options: argparse.Namespace) -> None:

@@ -13,8 +13,6 @@ from drivetrain.system.files import is_private
 
 DECODED_FOLDER = "decoded"
 """Folder of decoded images in the cache."""
-RUNS_FOLDER = "runs"
-"""Folder of runs of object stores that are looked at here, in the cache."""
 FETCHED_FOLDER = "fetched"
 """Folder of data and weights of object stores and web servers that are read whole, in the cache."""
 Mount = Callable[[Path], os.statvfs_result]

@@ -1,96 +1,32 @@
-"""Finds the run folder that a command line names by path, by its name below runs/, or by its address in a store.
-
-A run in a store is brought to the user's cache, without its checkpoints.
-"""
+"""Finds the run folder that a command line names by path or by its name below runs/."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from drivetrain.errors import Busy, CheckpointError, SpecError, nearest
-from drivetrain.hardware import disk_space
-from drivetrain.storage.object_store import ObjectStore
-from drivetrain.storage.remote_address import RemoteAddress, is_remote
-from drivetrain.storage.remote_address import parse as parse_address
-from drivetrain.supervisor.remote_copy.run_copy import is_small
-from drivetrain.system import file_lock
-from drivetrain.system.console import say_aside
-from drivetrain.system.files import blame_storage, make_folder, write_json
+from drivetrain.errors import CheckpointError, SpecError, nearest
+from drivetrain.storage.remote_address import is_remote
 from drivetrain.system.installation import TRAIN_ON_CPU
-from drivetrain.system.run_files import JOB_FILE, SWEEP_FILE, RunFiles, refuse_links
-from drivetrain.system.units import format_bytes
+from drivetrain.system.run_files import JOB_FILE, SWEEP_FILE, refuse_links
 
 RUNS = Path("runs")
-CACHE_INDEX = ".copied.json"
-"""The tags of what was downloaded, so that only what has changed is downloaded again."""
-LOCK = ".lock-copied"
-LONGEST_DOWNLOAD = 60.0
-"""Seconds to wait for another command that downloads the same run."""
 
 
-def parse(text: str) -> Path | RemoteAddress:
-    """The path as written, or the run of that name below runs/ if only that exists; or an address in a store.
+def parse(text: str) -> Path:
+    """Return the path as written, or the run of that name below runs/ if only that exists.
 
     Raises:
-        SpecError: for an address that is none of a store.
+        SpecError: for an address in a store.
     """
     if is_remote(text):
-        return parse_address(text)
+        raise SpecError(
+            f"{text.rpartition('@')[2]}: a run in a store is not read there",
+            "a run folder of this machine",
+            "copy it here with the tool of the provider, as docs/storage.md shows; or train the same job, which fetches it",
+        )
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
-
-
-def fetch_local(run: Path | RemoteAddress) -> Path:
-    """The folder of a run on this machine; of one in a store, what has changed is downloaded.
-
-    Raises:
-        SpecError: if it is no address of a store that can be listed.
-        RemoteError: if the store gives no answer.
-        CheckpointError: if there is no run at this address.
-        StorageError: if the cache cannot be written.
-        Busy: if another command downloads it, and takes long.
-    """
-    if isinstance(run, Path):
-        return run
-    if not run.writable:
-        raise SpecError(
-            f"{run} is no folder of an object store", "s3://BUCKET/PATH/RUN, gs://, az://", "name a run there"
-        )
-    store = ObjectStore(run)
-    present_tags = {entry.name: entry.tag for entry in store.objects() if is_small(entry.name)}
-    if JOB_FILE not in present_tags:
-        runs = [name for name in store.folders() if store.find_head(f"{name}/{JOB_FILE}")]
-        raise CheckpointError(
-            f"{run}: there is no run",
-            f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",
-            f"name one: {run / runs[-1]}" if runs else "correct the address",
-        )
-    folder = disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / run.scheme / run.host / run.path
-    make_folder(folder)
-    with blame_storage(folder):
-        handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
-    if handle is None:
-        raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
-    with blame_storage(folder), os.fdopen(handle, "rb"):
-        tags = RunFiles(folder).read_object(CACHE_INDEX)
-        size = 0
-        for name, tag in present_tags.items():
-            if not tag or tags.get(name) != tag or not (folder / name).is_file():
-                store.get_file(name, folder / name)
-                size += (folder / name).stat().st_size
-        for name in tags.keys() - present_tags.keys():
-            (folder / name).unlink(missing_ok=True)
-        write_json(folder / CACHE_INDEX, present_tags)
-    if size:
-        say_aside(f"{run}: {format_bytes(size)} downloaded to {folder}")
-    return folder
-
-
-def is_cached(folder: Path) -> bool:
-    """Whether a folder is the copy of a run in a store; it has no checkpoints."""
-    return (folder / CACHE_INDEX).is_file()
 
 
 def find_newest_trial(path: Path) -> Path:

@@ -180,14 +180,6 @@ def watch(folder: Path) -> int:
     return 0
 
 
-def show_copied(folder: Path) -> int:
-    """Show once the copy of a run elsewhere. Returns 0."""
-    view = RunReader(folder).read()
-    say(format_line(view))
-    say(f"{view.status} at step {view.step} when it was copied last")
-    return 0
-
-
 def read_view(reader: RunReader) -> RunView:
     """Read the state; a run whose supervisor was killed could not record its end."""
     view = reader.read()
