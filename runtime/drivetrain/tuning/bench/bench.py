@@ -1,6 +1,6 @@
 """`drivetrain bench`: what each optimization of a job's plan gains here, on the job's network and batches.
 
-    final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json, bench.svg
+    final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json
 
 Plain first, then each optimization added to the ones before, then all without each. Every variant is a process of its
 own under its own plan, so that threads, OpenMP runtime and allocator are measured, too. The parent does not load torch.
@@ -105,21 +105,13 @@ def describe_noise(ablation: Ablation) -> list[str]:
 def write_results(
     ablation: Ablation, plan: Plan, job: Job, machine: Hardware, request: BenchRequest, folder: Path
 ) -> None:
-    """Write bench.json and bench.svg
+    """Write bench.json.
 
     Raises:
         StorageError: if they cannot be written.
     """
-    from drivetrain.report.render import picture_file
-
     with blame_storage(folder):
         write_json(folder / "bench.json", _list_results(ablation, plan, job, machine, request))
-        bars = [
-            picture_file.Bar(_name(step), step.pair.median, *step.pair.interquartile_range(), step.kind)
-            for step in ablation.steps
-            if step.pair
-        ]
-        picture_file.draw_ablation(bars, f"{job.name}: {describe_machine(machine)}", folder / "bench.svg")
 
 
 def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
@@ -136,7 +128,7 @@ def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, f
         screen.print(text, style="dim")
     for text in (explain_ratios(ablation), describe_left_out(plan), *describe_noise(ablation)):
         screen.print(text)
-    screen.print(f"plot and numbers are in {folder}")
+    screen.print(f"the numbers are in {folder}/bench.json")
 
 
 def ablation_table(ablation: Ablation) -> Table:

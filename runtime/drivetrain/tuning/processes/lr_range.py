@@ -122,13 +122,11 @@ def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
 
 
 def report(run: Run, sweep: LrSweep, folder: Path) -> None:
-    """Print a table and the line for the spec; write find-lr.json and find-lr.svg
+    """Print a table and the line for the spec; write find-lr.json.
 
     Raises:
         StorageError: if they cannot be written.
     """
-    from drivetrain.report.render import picture_file
-
     name = run.job.train.optimizer.name
     for line in _render_table(sweep):
         say(line)
@@ -148,10 +146,7 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
     ]
     with blame_storage(folder):
         write_json(folder / "find-lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
-        picture_file.draw_lr_range(
-            sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), sweep.suggested, folder / "find-lr.svg"
-        )
-    say(f"plot and numbers are in {folder}")
+    say(f"the numbers are in {folder}/find-lr.json")
 
 
 def _render_table(sweep: LrSweep, rows: int = 12) -> Sequence[str]:

@@ -69,29 +69,17 @@ def _predict_larger_sizes(sizes: SizeSearchResult, batch: int) -> Iterator[Memor
 
 
 def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
-    """Print a table; write memory.json and memory.svg
+    """Print a table; write memory.json.
 
     Raises:
         StorageError: if they cannot be written.
     """
-    from drivetrain.report.render import picture_file
-
     for line in _render_table(rows):
         say(line)
     say(f"{format_bytes(ceiling)} available")
     with blame_storage(folder):
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
-        picture_file.draw_memory_profile(
-            {
-                _name(is_recomputed): [
-                    (row.micro_batch, row.predicted, row.measured) for row in rows if row.recomputed is is_recomputed
-                ]
-                for is_recomputed in sorted({row.recomputed for row in rows})
-            },
-            ceiling,
-            folder / "memory.svg",
-        )
-    say(f"plot and numbers are in {folder}")
+    say(f"the numbers are in {folder}/memory.json")
 
 
 def _name(recomputed: bool) -> str:
