@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import torch
 
 from drivetrain.cli import main
 from drivetrain.data.load_data import load
@@ -32,6 +33,17 @@ def test_texts_with_a_folder() -> None:
     write_table("t.csv", ["text", "kind"], LABELLED)
     job = draft_job("t.csv", "--text", "text", "--target", "kind", "--pretrained", folder)
     assert job.model.name == "networks/saved"  # type: ignore[attr-defined]
+    assert trained_layers(job) == {"heads"}
+
+
+def test_a_folder_whose_weights_are_a_pickle(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = reports.save_encoder(Path("networks"))
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    write_table("t.csv", ["text", "kind"], LABELLED)
+    job = draft_job("t.csv", "--text", "text", "--target", "kind", "--pretrained", folder)
+    assert "pytorch_model.bin" in capsys.readouterr().out
     assert trained_layers(job) == {"heads"}
 
 

@@ -39,6 +39,14 @@ def test_a_training_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == ""
 
 
+def test_a_folder_with_weights_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert convert.find_target(Path()) is None
+    torch.save({"a": A}, tmp_path / "old.bin")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    assert convert.find_target(Path()) is None
+
+
 def test_a_file_that_a_job_names(tmp_path: Path) -> None:
     """As older releases of torch wrote it, which cannot be mapped into memory; it lies beside other weights."""
     torch.save({"a": A}, tmp_path / "best.pt", _use_new_zipfile_serialization=False)

@@ -20,12 +20,12 @@ CHILD_TIMEOUT_SECONDS = 900
 
 def find_target(path: Path) -> tuple[Path, Path] | None:
     """Return the pickle that a folder or file of weights is, and what is made of it; None if nothing has to be."""
-    if path.is_dir() and not any(path.glob(f"*{SUFFIX}*")):
+    if path.is_dir():
         pickles = [file for file in sorted(path.iterdir()) if file.suffix in PICKLE_SUFFIXES]
         weights = [file for file in pickles if file.name != "training_args.bin"]
-        return (weights[0], path / WEIGHTS_NAME) if weights else None
-    target = path.with_suffix(SUFFIX)
-    return (path, target) if path.is_file() and path.suffix in PICKLE_SUFFIXES and not target.exists() else None
+        return (weights[0], path / WEIGHTS_NAME) if weights and not any(path.glob(f"*{SUFFIX}*")) else None
+    is_pickle = path.suffix in PICKLE_SUFFIXES and path.is_file()
+    return (path, path.with_suffix(SUFFIX)) if is_pickle and not path.with_suffix(SUFFIX).exists() else None
 
 
 def convert_local(path: Path) -> None:

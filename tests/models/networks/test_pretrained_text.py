@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from drivetrain.cli.main import main
 from drivetrain.data import load_data
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.load_data import load
@@ -20,8 +21,8 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.models import build, saved_model
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks.text_encoder import TextNetwork
-from drivetrain.pretrained import convert, hub_client
 from drivetrain.pretrained import folder as pretrained
+from drivetrain.pretrained import hub_client
 from drivetrain.training import run
 from tests import reports, tiny
 from tests.messages import omits, saying, says, says_only
@@ -190,7 +191,10 @@ def test_the_pickle_twin_is_refused(folder: Path, name: str) -> None:
 
 
 def test_the_pickle_twin_converts(folder: Path) -> None:
-    convert.convert_local(pickle_weights(folder))
+    """By the command that its refusal names."""
+    pickle_weights(folder)
+    reports.job(folder, model="{source: transformers, name: twin}")
+    assert main(["fetch", str(folder / "job.yaml")]) == 0
     training_run = assemble_run(folder, "{source: transformers, name: twin}")
     assert have_same_weights(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
 
