@@ -77,6 +77,16 @@ def test_a_link_and_an_untouched_name_are_not_moved(project: Path) -> None:
     assert not list(project.glob(".drivetrain-*"))
 
 
+def test_what_lies_beside_the_output_in_a_mounted_folder_stays_visible(project: Path) -> None:
+    """`fetch` writes safetensors beside a pickle, which it reads."""
+    elsewhere = project.parent / "elsewhere"
+    mounts = [Mount(project, project), Mount(elsewhere, elsewhere)]
+    with command_output.open_output([elsewhere / "model.safetensors"], os.getuid(), mounts) as opened:
+        assert Mount(elsewhere / "data", elsewhere / "data") in opened
+        write_inside(elsewhere / "model.safetensors", opened)
+    assert (elsewhere / "model.safetensors").read_text() == "written"
+
+
 @pytest.mark.parametrize(
     ("path", "folder"), [(".", "."), ("..", ".."), ("~/answers.csv", "~"), ("/etc/answers.csv", "/etc")]
 )

@@ -60,7 +60,7 @@ def open_output(paths: Sequence[Path], uid: int, mounts: Sequence[Mount]) -> Ite
             if (folder / name).exists():  # for commands that never overwrite a file
                 (stand_in / name).touch(mode=0o666)
         other_mounts = [mount for mount in mounts if mount.target != folder]
-        if folder.is_relative_to(PROJECT):
+        if any(folder.is_relative_to(mount.target) for mount in mounts):  # what was visible there stays so
             other_mounts += _list_neighbors(folder, stand_in, names, other_mounts)
         for mount in other_mounts:
             _make_place(mount, folder, stand_in)
@@ -100,7 +100,7 @@ def _check_writable(folder: Path, uid: int) -> None:
 
 
 def _list_neighbors(folder: Path, stand_in: Path, skipped: Sequence[str], mounts: Sequence[Mount]) -> Iterator[Mount]:
-    """Yield read-only mounts of what lies in a folder of the project, and would be missing in its stand-in; copy its links."""
+    """Yield read-only mounts of what lies in a visible folder, and would be missing in its stand-in; copy its links."""
     entries = [entry for entry in os.scandir(folder) if entry.name not in (*skipped, stand_in.name)]
     if len(entries) > MAX_ENTRIES:
         raise SpecError(

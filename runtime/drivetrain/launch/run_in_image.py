@@ -164,7 +164,7 @@ def _list_outputs(options: argparse.Namespace) -> list[Path]:
     output: Path | None = getattr(options, "output", None)
     if options.command == "fetch":
         paths = [job.resolve(path) for _, job in _jobs(options) for _, path in job.model_paths()]
-        return [pair[1] for pair in map(convert.find_target, paths) if pair]
+        return [pair[1] for pair in map(convert.find_target, paths) if pair][:1]
     if options.command == "init":
         return [output or name_job_file(options.data)]
     if options.command == "export" and output:
