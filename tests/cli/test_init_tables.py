@@ -236,11 +236,21 @@ def test_readings_with_times_that_begin_with_the_day() -> None:
     assert (read_data_settings(job)["time"], read_data_settings(job)["date_format"]) == ("when", "%d/%m/%Y %H:%M")
 
 
-def test_windows_with_the_channels_first() -> None:
-    x = np.random.default_rng(0).normal(size=(60, 3, 64)).cumsum(axis=2)
-    np.savez("nct.npz", x=x, y=np.arange(60) % 2)
-    draft_job("nct.npz")
-    assert "60 windows of 64 rows and 3 channels" in Path("nct.yaml").read_text()
+@pytest.mark.parametrize(
+    ("shape", "axes", "windows"),
+    [
+        ((60, 3, 64), "channels-time", "64 rows and 3 channels"),
+        ((60, 64, 3), None, "64 rows and 3 channels"),
+        ((60, 8, 8), "time-channels", "8 rows and 8 channels"),
+        ((60, 1, 64), None, "64 rows and 1 channels"),
+    ],
+)
+def test_the_longer_axis_of_windows_is_drafted_as_the_time(
+    shape: tuple[int, ...], axes: str | None, windows: str
+) -> None:
+    np.savez("a.npz", x=np.random.default_rng(0).normal(size=shape), y=np.arange(60) % 2)
+    assert read_data_settings(draft_job("a.npz")).get("axes", "auto") == (axes or "auto")
+    assert f"60 windows of {windows}" in Path("a.yaml").read_text()
 
 
 def test_a_file_without_a_header_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,8 +111,8 @@ class SeriesData(TableFileData):
     )
     axes: Literal["auto", "time-channels", "channels-time"] = Field(
         "auto",
-        description="order of the axes of `x` behind the first; auto: time-channels, or if windows have fewer rows than "
-        "channels, the one in which neighbors along the time are more alike",
+        description="order of the axes of `x` behind the first; auto: time-channels if windows have more rows than channels; "
+        "else it must be named",
     )
     augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")
 

@@ -309,12 +309,12 @@ def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path,
 def _order_axes(
     x: npt.NDArray[np.generic], axes: str, path: Path, key: str
 ) -> tuple[npt.NDArray[np.generic], str, list[str]]:
-    """Convert windows to (N, T, channels); also returns the order of their axes, and notes if it is, or may be, another."""
+    """Convert windows to (N, T, channels); also returns the order of their axes, and notes if it is another."""
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
-    order, notes = npz_file.find_axis_order(x, path, key) if axes == "auto" else (axes, [])
+    order, notes = npz_file.find_axis_order(x.shape, path, key) if axes == "auto" else axes, []
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
         notes = [

@@ -105,9 +105,10 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     are_numbers = have_fractions or (y.dtype.kind in "iuf" and len(np.unique(y)) > MAX_INTEGER_CLASSES)
     task = request.task or tasks[has_several_targets or are_numbers]
     draft = Draft(task, f"`y` has shape {target_shape}, {y.dtype}" if not request.task else "as --task says")
-    rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
-    if len(shape) == 3 and npz_file.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
-        rows, channels = channels, rows
+    # The longer axis is taken for the time.
+    channels, rows = sorted((*shape[1:], 1)[:2])
+    axes = "channels-time" if shape[1] < rows else "time-channels"
+    is_unclear = len(shape) == 3 and 1 < shape[1] <= shape[2]
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
     if task == "series-classification":
         counts = _count_classes(path, _read_label_column(path, "y", shapes, "iufbUS"), shape[0])
@@ -116,6 +117,7 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
         raise _refuse_arrays(path, shapes)
     draft.data = [
         request.path_entry("train", path, f"`x` {shape} and `y` {target_shape}"),
+        *([Entry("axes", axes, "the longer axis is taken for the time")] if is_unclear else []),
         settings.validation(shape[0], "windows"),
     ]
     draft.model = Entry("model", network(rows), "convolutions for short patterns, then an LSTM for their order")
