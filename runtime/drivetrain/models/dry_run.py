@@ -157,26 +157,20 @@ def _pair_with_heads(outputs: object, heads: Mapping[str, Head], name: str, refu
     if list(heads) == [""]:
         return [(outputs, heads[""])]
     if not isinstance(outputs, Mapping) or set(outputs) != set(heads):
-        description = (
-            f"a mapping of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else describe(outputs)
-        )
+        kind = f"a mapping of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else describe(outputs)
         raise refuse(
-            f"{name} gives {description}", f"a mapping of {', '.join(heads)} to (N, outputs)", "return such a mapping"
+            f"{name} gives {kind}", f"a mapping of {', '.join(heads)} to (N, outputs)", "return such a mapping"
         )
     return [(outputs[head], heads[head]) for head in heads]
 
 
 OTHER_TARGETS = 'targets: other (in Python targets="other") and a loss of your own that takes them apart'
-ROW_PER_SAMPLE = (
-    "give the outputs a first axis with a row for each sample, such as outputs[None] where all of them are one sample's; "
-    "drivetrain.prepare takes outputs of any shape"
-)
 
 
 def _suggest_shape(output: Tensor, head: Head, size: int) -> str:
     """Suggest how to get outputs of the shape that fits, for a network that gives another one."""
     if not head.outputs:
-        return ROW_PER_SAMPLE
+        return "give the first axis a row for each sample, such as outputs[None]; drivetrain.prepare takes any outputs"
     if head.outputs == 1 and output.shape == (size,):
         return "leave out squeeze(-1) in the network; its loss gets targets in the shape that fits, (N,) or (N, 1)"
     if head.kind == "classes" and len(head.classes) == 2 and output.numel() == size:
@@ -188,17 +182,14 @@ def _suggest_shape(output: Tensor, head: Head, size: int) -> str:
 
 def _check_output(output: object, head: Head, size: int, name: str, refuse: Refuse) -> None:
     for_head = f" for {head.name}" if head.name else ""
-    possible = (
-        f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"one row for each of {size} samples"
-    )
+    count = head.outputs
+    possible = f"(N, {count}), here ({size}, {count})" if count else f"one row for each of {size} samples"
     if not isinstance(output, Tensor):
-        taken_by = (
-            OTHER_TARGETS if head.outputs else "a loss that takes them apart; drivetrain.prepare takes any outputs"
-        )
+        own_loss = OTHER_TARGETS if head.outputs else "a loss that takes them apart; drivetrain.prepare takes any"
         raise refuse(
             f"{name} gives {describe(output)}{for_head}",
             f"a tensor of shape {possible}",
-            f"return one tensor; several of them as torch.cat([a, b], dim=1), with {taken_by}",
+            f"return one tensor; several of them as torch.cat([a, b], dim=1), with {own_loss}",
         )
     if tuple(output.shape) != (size, head.outputs) if head.outputs else output.shape[:1] != (size,):
         raise refuse(

@@ -146,12 +146,12 @@ def train_graph(folder: Path, change: Callable[[Tensor], Any]) -> None:
 REFUSALS = {
     "rows of one sample": Refusal(
         lambda folder: train_graph(folder, lambda outputs: outputs[0]),
-        ("gives shape (8, 3) for 1 samples", "outputs[None] where all of them are one sample's", "prepare"),
+        ("gives shape (8, 3) for 1 samples", "such as outputs[None]", "prepare"),
         lambda folder: train_graph(folder, lambda outputs: outputs),
     ),
     "several outputs for other targets": Refusal(
         lambda folder: train_graph(folder, lambda outputs: (outputs, outputs)),
-        ("gives a tuple of 2", "with a loss that takes them apart; drivetrain.prepare"),
+        ("gives a tuple of 2", "with a loss that takes them apart; drivetrain.prepare takes any"),
         lambda folder: train_graph(folder, lambda outputs: torch.cat([outputs, outputs], 2)),
     ),
     "several targets": Refusal(
