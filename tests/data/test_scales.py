@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
-from pyarrow import parquet
 
 from drivetrain.data import load_data
 from drivetrain.data.custom import custom_data
@@ -20,9 +17,9 @@ from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.scales import fit_scale, format_number
 from drivetrain.job import JOBS
 from drivetrain.job.custom import CustomJob
+from tests.data.coded_rows import TASKS, Numbers, make_rows, write
 from tests.messages import omits, says
 
-Numbers = Any
 Draw = Callable[[np.random.Generator, int], Numbers]
 HONEST: dict[str, Draw] = {
     "normal": lambda draw, n: draw.normal(size=n),
@@ -81,35 +78,8 @@ def test_one_code_in_a_thousand_is_named_and_changes_no_other_number(name: str, 
     assert f"{format_number(code)} in row 77" in note
 
 
-def make_rows(count: int = 1000) -> dict[str, Numbers]:
-    draw = np.random.default_rng(0)
-    a = draw.normal(20, 3, count)
-    number = 1000 + 30 * a + draw.normal(0, 5, count)
-    return {"t": np.arange(count), "a": a, "b": draw.random(count), "n": number, "y": np.where(a > 20, "on", "off")}
-
-
-def write(path: Path, rows: dict[str, Numbers]) -> str:
-    if path.suffix == ".npz":
-        x = np.stack([rows["a"], rows["b"]], axis=1).reshape(-1, 10, 2)
-        np.savez(path, x=x, y=rows["n"][9::10] if path.stem == "numbers" else (rows["y"][9::10] == "on").astype(int))
-    elif path.suffix == ".parquet":
-        parquet.write_table(pyarrow.table(rows), path)
-    else:
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([list(rows), *zip(*rows.values(), strict=True)])
-    return str(path)
-
-
-LONG = {"time": "t", "window": 10}
-TASKS: dict[str, tuple[str, str, dict[str, object]]] = {
-    "table, classes": ("tabular-classification", "a.csv", {"target": "y", "features": ["a", "b"]}),
-    "table, numbers": ("tabular-regression", "a.parquet", {"target": "n", "features": ["a", "b"]}),
-    "series, classes": ("series-classification", "a.csv", {**LONG, "label": "y", "features": ["a", "b"]}),
-    "series, numbers": ("series-regression", "a.parquet", {**LONG, "label": "n", "features": ["a", "b"]}),
-    "arrays, classes": ("series-classification", "classes.npz", {}),
-    "arrays, numbers": ("series-regression", "numbers.npz", {}),
-}
-CASES = [(task, column) for task in TASKS for column in ("a", "n") if column == "a" or "numbers" in task]
+COLUMNS = {"classes": ("a",), "numbers": ("a", "n"), "pictures, numbers": ("n",)}
+CASES = [(task, column) for task in TASKS for column in COLUMNS.get(task, COLUMNS[task.rpartition(" ")[2]])]
 
 
 @pytest.mark.parametrize(("task", "column"), CASES)
@@ -133,10 +103,12 @@ def test_a_code_in_any_task_is_named_with_its_row_and_the_cure_works(
     assert omits(expected.notes, "code-stand-for-no-value", format_number(code))
     assert says(data.notes, "code-stand-for-no-value", format_number(code))
     (note,) = [note for note in data.notes if "if they stand for no value" in note]
-    where = {"a": "x[50]", "n": "y[50]"}[column] if file.endswith("npz") else f"row {row + 1}"
-    assert where in note
+    array_name = {"a": "x", "n": "y"}[column]
+    expected_name = f"{array_name}[50]" if file.endswith("npz") else f"row {row + 1}"
+    assert ("-50.png" if file == "pictures.csv" else expected_name) in note
     for split in (data.train, data.validation):
-        assert split.gather(np.arange(len(split)))[0].abs().max() <= 10.01
+        inputs = split.gather(np.arange(len(split)))[0]
+        assert inputs.dtype == torch.uint8 or inputs.abs().max() <= 10.01
     if not expected.heads[""].classes:
         assert data.heads[""].std == pytest.approx(expected.heads[""].std, rel=0.05)
     cured = load(rows, missing=[format_number(code)])
@@ -166,7 +138,7 @@ def test_a_code_in_a_validation_target_counts_in_no_score(tmp_path: Path, task: 
     rows = make_rows()
     expected = load(rows)
     number = int(re.findall(r"\d+", expected.validation.title(3))[-1])
-    rows["n"][10 * number + 9 if file.endswith("npz") else number - 1] = 1e9
+    rows["n"][10 * number + 9 if file in ("numbers.npz", "pictures.csv") else number - 1] = 1e9
     data = load(rows)
     assert len(data.validation) == len(expected.validation) - 1
     assert len(data.train) == len(expected.train)
