@@ -48,28 +48,3 @@ def test_variables_that_override_the_precision_are_events(
     assert [event["text"] for event in events] == [
         f"{name}={value} {warning}; unset it if you did not mean that"
     ] * bool(warning)
-
-
-def test_a_checkpoint_fits_whether_the_length_of_the_run_has_changed_or_not(tmp_path: Path) -> None:
-    """A run with `train.within` could neither be resumed nor rolled back once its length had changed."""
-    (tmp_path / "first").mkdir()
-    first_run = tiny.assemble_run(tmp_path / "first", tiny.job(epochs=1))
-    first_run.counters.length_changes = [(2, 4)]
-    train.train(first_run)
-    changed, _ = load_latest(tmp_path / "first/checkpoints")
-    (tmp_path / "second").mkdir()
-    train.train(tiny.assemble_run(tmp_path / "second", tiny.job(epochs=1)))
-    unchanged, _ = load_latest(tmp_path / "second/checkpoints")
-    assert changed is not None
-    assert unchanged is not None
-    for changes_before, loaded, changes_after in (
-        ([], changed, [(2, 4)]),
-        ([(3, 9)], unchanged, []),
-        ([(3, 9)], changed, [(2, 4)]),
-    ):
-        folder = tmp_path / f"again-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        restored_run = tiny.assemble_run(folder, tiny.job(epochs=1))
-        restored_run.counters.length_changes = changes_before
-        run_state.restore(restored_run, loaded)
-        assert restored_run.counters.length_changes == changes_after

@@ -1,100 +1,142 @@
-"""The length of a run follows the clock, and its schedule follows the length."""
+"""The share of `train.within` that is used: by the clock of all commands, or by the number of epochs."""
 
 from __future__ import annotations
 
-import itertools
+import time
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
+import torch
 
-from drivetrain.training.time_target import MAX_EPOCHS, Counters, TimeTarget, find_scheduled_step
-
-TOTAL = 1000
-
-
-def test_without_changes_the_schedule_is_that_of_the_step() -> None:
-    assert [find_scheduled_step(step, TOTAL, []) for step in (0, 1, 999)] == [0, 1, 999]
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_the_schedule_rises_and_ends_with_the_run(seed: int) -> None:
-    """Whatever the changes: from step to step it moves on, and never jumps."""
-    generator = np.random.default_rng(seed)
-    changes: list[tuple[int, int]] = []
-    step_of_change = 0
-    for _ in range(int(generator.integers(0, 6))):
-        steps, steps_left = int(generator.integers(1, 300)), int(generator.integers(1, 2000))
-        if changes and step_of_change + steps >= changes[-1][1]:
-            break
-        if not changes and step_of_change + steps >= TOTAL:
-            break
-        step_of_change += steps
-        changes.append((step_of_change, step_of_change + steps_left))
-    end = changes[-1][1] if changes else TOTAL
-    positions = [find_scheduled_step(step, TOTAL, changes) for step in range(end + 1)]
-    assert positions[0] == 0
-    assert positions[-1] == pytest.approx(TOTAL)
-    assert all(later > earlier for earlier, later in itertools.pairwise(positions))
-    for step, total in changes:
-        position = positions[step]
-        assert find_scheduled_step(step, TOTAL, [c for c in changes if c[0] < step]) == pytest.approx(position), total
+from drivetrain.errors import SpecError
+from drivetrain.job import Job
+from drivetrain.job.train import Train
+from drivetrain.training.optimizer import build, build_rates
+from drivetrain.training.peers import Peers
+from drivetrain.training.time_target import COMMAND_BEGAN, ENDING_SECONDS, Counters, TimeTarget
+from drivetrain.training.user_parts import UserParts
+from tests import tiny
+from tests.messages import says
 
 
-def simulate(seconds_per_step: float, seconds: float, planned: int, per_epoch: int = 50) -> tuple[float, Counters]:
-    """The seconds of a run whose steps take so long, and its counters at the end."""
-    counters, now, target = Counters(), 4.0, TimeTarget(seconds)
-    while True:
-        changes = counters.length_changes
-        total_steps = changes[-1][1] if changes else planned
-        if counters.step >= total_steps:
-            return now, counters
-        counters.step += (steps := min(per_epoch, total_steps - counters.step))
-        now += steps * seconds_per_step
-        target.change_length(counters, now, total_steps, per_epoch)
+@dataclass
+class Clock:
+    """A clock that tests set."""
+
+    now: float = 1000.0
 
 
-@pytest.mark.parametrize("factor", [0.2, 0.7, 1.0, 1.3, 3.0])
-def test_a_run_ends_in_its_time_however_long_its_steps_take(factor: float) -> None:
-    planned = int(0.95 * (300 - 4) / 0.1)
-    ended, counters = simulate(0.1 * factor, 300, planned)
-    if factor > 0.5:
-        assert 0.88 * 300 <= ended <= 300
-    else:
-        assert counters.step == MAX_EPOCHS * 50
-    assert len(counters.length_changes) <= 5
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.delenv(COMMAND_BEGAN, raising=False)
+    return clock
 
 
-@pytest.mark.parametrize("factor", [0.1, 0.6, 1.0, 2.5])
-def test_an_epoch_longer_than_the_time_ends_in_it(factor: float) -> None:
-    """A probe beside other work took ten times as long: 38 of 60 s were used, and nothing changed before the epoch's end."""
-    seconds, per_epoch, planned, now = 60.0, 5000, 560, 4.0
-    counters, target = Counters(), TimeTarget(seconds, evaluation_seconds=2.0)
-    while counters.step < (counters.length_changes[-1][1] if counters.length_changes else planned):
-        counters.step += 1
-        now += 0.1 * factor
-        total_steps = counters.length_changes[-1][1] if counters.length_changes else planned
-        target.change_within_epoch(counters, now, total_steps, per_epoch)
-    assert 0.85 * seconds <= now <= seconds
-    assert len(counters.length_changes) <= 5
+def job(within: str = "100s", sections: str = "baselines: off", train: str = "") -> Job:
+    return tiny.job(f"within: {within}{train}", epochs=Train.model_fields["epochs"].default, sections=sections)
 
 
-def test_a_checkpoint_has_the_changes() -> None:
-    counters = Counters()
-    counters.restore({"step": 7, "length_changes": [[5, 90]]})
-    assert counters.length_changes == [(5, 90)]
-    counters.restore({"step": 7})
-    assert counters.length_changes == []
+def test_the_share_is_that_of_the_time_between_the_first_step_and_the_end(clock: Clock) -> None:
+    target = TimeTarget(job(), 1000.0, 4, 2)
+    clock.now += 13
+    target.begin()
+    assert target.measure_share(0, 0.0) == 0
+    # Of 100 s, 13 have passed and 7 are for the end: 80 s to train.
+    clock.now += 40
+    assert target.measure_share(0, 0.4) == pytest.approx(0.5)
+    # An evaluation of 10 s, and a test of half as many samples, leave 65 s.
+    target.add_evaluation(10.0)
+    target.add_evaluation(2.0)
+    assert target.measure_share(0, 0.4) == pytest.approx(40 / 65)
+    clock.now += 26
+    assert target.measure_share(0, 0.4) == 1
 
 
-def test_after_a_rollback_the_speed_is_measured_anew() -> None:
-    """Steps that ran before it gave a negative time of a step, and ended the run."""
-    counters, target = Counters(), TimeTarget(300.0)
-    for epoch in range(1, 9):
-        counters.step = 50 * epoch
-        target.change_length(counters, 4.0 + 5 * epoch, 2800, 50)
-    changes = list(counters.length_changes)
-    target.restart()
-    for epoch in range(1, 5):
-        counters.step = 50 * epoch
-        assert target.change_length(counters, 44.0 + 5 * epoch, 2400, 50) is None
-    assert counters.length_changes == changes
+def test_an_evaluation_that_was_not_timed_is_assumed_by_the_fastest_step(clock: Clock) -> None:
+    target = TimeTarget(job(), 1000.0, 30, 0)
+    target.begin()
+    clock.now += 9
+    target.measure_share(1, 0.1)
+    assert target.seconds_left() == pytest.approx(100 - 7 - 9 - 25)  # at most a quarter of the time
+    clock.now += 0.5
+    target.measure_share(2, 0.2)
+    assert target.seconds_left() == pytest.approx(100 - 7 - 9.5 - 30 / 3 * 0.5)
+
+
+def test_a_hundred_epochs_end_a_training_of_few_samples(clock: Clock) -> None:
+    target = TimeTarget(job("24h"), 1000.0, 1, 0)
+    target.begin()
+    clock.now += 1
+    assert target.measure_share(500, 50.0) == 0.5
+    assert target.measure_share(1000, 100.0) == 1
+
+
+@pytest.mark.parametrize(("within", "reserved"), [("20s", 2), ("60s", 6), ("200s", 10), ("10m", 30), ("10h", 60)])
+def test_simple_models_have_a_part_of_the_time(clock: Clock, within: str, reserved: int) -> None:
+    without, beside = (TimeTarget(job(within, f"baselines: {value}"), 1000.0, 1, 0) for value in ("off", "auto"))
+    assert without.seconds - without.seconds_left() == ENDING_SECONDS
+    assert without.seconds_left() - beside.seconds_left() == pytest.approx(reserved)
+
+
+def test_a_time_without_room_for_a_training_is_refused(clock: Clock) -> None:
+    target = TimeTarget(job("20s"), 1000.0, 1, 0)
+    clock.now += 12
+    with pytest.raises(SpecError) as error:
+        target.begin()
+    (problem,) = error.value.problems
+    assert problem.key == "train.within"
+    assert says(problem.given, "first-step-begins-after", 12, 7)
+    enough = TimeTarget(job(problem.possible.split()[0]), 1000.0, 1, 0)
+    enough.begin()
+
+
+def test_the_time_between_two_commands_does_not_count(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_BEGAN, "990.0")
+    first = TimeTarget(job(), 1000.0, 1, 0)
+    clock.now += 5
+    first.begin()
+    clock.now += 20
+    state = first.state(0.25)
+    assert first.read_clock() == 35
+    # A second trainer of the same command, or a rollback.
+    clock.now += 5
+    again = TimeTarget(job(), clock.now, 1, 0)
+    assert again.load(state) == 0.25
+    again.begin()
+    assert again.read_clock() == 40
+    assert again.measure_share(0, 0.0) == pytest.approx(20 / (20 + 100 - 40 - 10))
+    # Another command, an hour later.
+    clock.now += 3600
+    monkeypatch.setenv(COMMAND_BEGAN, str(clock.now - 3))
+    resumed = TimeTarget(job(), clock.now, 1, 0)
+    resumed.load(state)
+    resumed.begin()
+    assert resumed.read_clock() == 38
+    assert resumed.measure_share(0, 0.0) == pytest.approx(20 / (20 + 100 - 38 - 9))
+    # A run that extends this one has more time, so its share is another one.
+    assert TimeTarget(job("200s"), clock.now, 1, 0).load(state) == 0
+
+
+@pytest.mark.parametrize("schedule", ["one-cycle", "cosine", "linear"])
+def test_the_schedule_follows_the_share_and_ends_near_zero(schedule: str) -> None:
+    spec = job(train=f", schedule: {schedule}")
+    optimizer = build(spec.train.optimizer, torch.nn.Linear(2, 2))
+    rates = build_rates(spec.train, optimizer, UserParts(), 50, lambda kind, text: None)
+    counters = Counters(step=7)
+    values = [rates.set(counters, 1.0, share / 200) for share in range(201)]
+    peak = max(values)
+    assert peak == pytest.approx(spec.train.optimizer.lr, rel=0.01)
+    assert values[-1] < 0.001 * peak
+    top = values.index(peak)
+    assert values[top:] == sorted(values[top:], reverse=True)
+    assert rates.set(counters, 1.0, 1.2) == values[-1]
+
+
+def test_all_processes_take_the_share_of_the_first_one() -> None:
+    peers = Peers()
+    peers.measure_time_share = lambda: 0.4
+    assert peers.notes() == [0, 0.4]
+    assert peers.choose_gravest([[0, 0.3], [0, 0.4]]) is None
+    assert peers.time_share == 0.3

@@ -18,8 +18,6 @@ class Document:
     places: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """What could not be read; all other values are valid."""
-    measured: frozenset[str] = frozenset()
-    """Keys of `train:` whose numbers were measured, and are not the user's."""
     replaced: list[str] = field(default_factory=list)
     """What the command line has taken the place of, in lines for the user."""
     unread: list[Path] = field(default_factory=list)

@@ -204,8 +204,8 @@ class Train(Spec):
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
     within: Duration | None = Field(
         None,
-        description="choose `epochs` and `steps`, and with them the schedule, so that the command ends within this time: "
-        "30m; measured before the first step, for one process; at most 100 epochs",
+        description="train for as long as the command ends within this time, in place of `epochs` and `steps`: 30m; the schedule "
+        "follows the time; at most 100 epochs",
     )
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,

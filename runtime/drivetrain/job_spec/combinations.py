@@ -57,19 +57,26 @@ def _track_problems(job: Job) -> Iterator[Problem]:
 
 
 def _within_problems(job: Job) -> Iterator[Problem]:
-    """A length beside the time that chooses it."""
+    """A length, or a schedule with one, beside the time that chooses it."""
     within = job.train.within
     if not within:
         return
     for key, value in (("epochs", job.train.epochs), ("steps", job.train.steps)):
         # The spec that a run stores has every key with its default.
-        if value not in (None, Train.model_fields[key].default) and key not in job.document.measured:
+        if value not in (None, Train.model_fields[key].default):
             yield job.problem(
                 ("train", key),
                 f"is {value}, and train.within is {within}, which chooses it",
                 "one of both",
                 f"remove train.within or train.{key}; one that only --set has takes the place of the other",
             )
+    if job.train.schedule.name in ("step", "own"):
+        yield job.problem(
+            ("train", "schedule"),
+            f"is {job.train.schedule.name}, which counts epochs or steps, and train.within is {within}",
+            "one-cycle, cosine, linear, plateau, constant",
+            "choose one of these, or remove train.within",
+        )
     if job.sweep:
         yield job.problem(
             ("train", "within"),
@@ -82,10 +89,8 @@ def _within_problems(job: Job) -> Iterator[Problem]:
 def _unfreeze_problems(job: Job) -> Iterator[Problem]:
     """Layers that would be unfrozen after the end of the run."""
     epochs = job.train.epochs
-    # The number of epochs is not known before `train.within` has chosen it.
-    is_known = not job.train.within or "epochs" in job.document.measured
     for number, entry in enumerate(getattr(getattr(job, "model", None), "unfreeze", ())):
-        if is_known and entry.epoch > epochs:
+        if not job.train.within and entry.epoch > epochs:
             yield job.problem(
                 ("model", "unfreeze", number, "epoch"),
                 f"is {entry.epoch}, and the run has {epochs} epochs (train.epochs)",

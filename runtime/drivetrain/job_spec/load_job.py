@@ -43,7 +43,7 @@ def load(
         path: the YAML file.
         assignments: `key.path=value` texts, applied over the file.
         folder: where relative paths start; the file's own folder if None.
-        measured: measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`.
+        measured: measured numbers by key of `train:`, in place of `batch_size: auto`.
         locate: finds what a job names on the Hugging Face hub, in stores and on the web; None to look in the caches
             only, and not to check what is missing there.
         content: the bytes of the file, if they were read before; None to read them now.
@@ -59,7 +59,6 @@ def load(
     if measured and isinstance(train := document.data.get("train"), dict):
         # The position of the key stays, since the user wrote the `auto` there.
         document.data["train"] = {**train, **measured}
-        document.measured = frozenset(measured)
     job = _build_checked(document, folder or path.parent, locate, is_copied=is_copied)
     if job.sweep:
         job._parameters = sweep_space.check_space(

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 from drivetrain.job import Job
+from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.report import baseline_results
 from drivetrain.system import child_process, signals
@@ -15,7 +16,7 @@ from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import BASELINES_FILE, RunFiles
 from drivetrain.system.run_records import RunResult
-from drivetrain.tuning.run_length import MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE
+from drivetrain.training.time_target import MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE
 
 SWITCH = "DRIVETRAIN_BASELINES"
 """Environment variable; `off` does for every job what `baselines: off` does for one."""
@@ -28,20 +29,22 @@ PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Makes OpenMP threads sleep while they wait: in a busy loop the trees take ten times as long beside another process."""
 
 
-def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) -> None:
+def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0) -> None:
     """Fit the simple models; print their metric beside the network's, best first, and a verdict.
 
     Args:
         source: the spec, for the child process.
         run: folder of the finished run.
-        seconds_left: of `train.within`.
+        report_seconds: of `train.within` for the report that follows.
     """
     fault_point("baselines")
     result = RunResult.read(run)
     best = result.best
     if "off" in (job.baselines, os.environ.get(SWITCH)) or best is None:
         return
-    seconds = inf
+    seconds, seconds_left = inf, inf
+    if job.train.within and result.within_seconds is not None:
+        seconds_left = parse_duration(job.train.within) - result.within_seconds - report_seconds
     if job.baselines != "full":  # which is asked for, however long it takes
         seconds = min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * (result.seconds or 0.0)), seconds_left)
     if seconds < LEAST_SECONDS and seconds == seconds_left:

@@ -18,7 +18,7 @@ from drivetrain.job.document import Document
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor.embedded_parts import Refusal
-from drivetrain.tuning import batch_size, run_length
+from drivetrain.tuning import batch_size
 
 FOREIGN_NAMES = {
     "scheduler": "schedule=, which takes a scheduler of torch, too",
@@ -64,7 +64,6 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
     try:
         job = job_spec.check(document, EmbeddedJob)
         batch_size.refuse_auto(job, "drivetrain.train")
-        run_length.refuse_within(job, "drivetrain.train")
     except SpecError as error:
         # The user wrote `epochs=3`, not `train: {epochs: 3}`.
         raise as_call_error(error) from None

@@ -24,7 +24,7 @@ from drivetrain.supervisor.child_runs import ChildRuns
 from drivetrain.system.console import say
 from drivetrain.system.files import make_folder
 from drivetrain.system.run_files import PLAN_FILE
-from drivetrain.tuning import run_length
+from drivetrain.tuning import batch_size
 
 MAX_RUNS = 100
 """Largest number of seeds or folds."""
@@ -95,7 +95,7 @@ def _train_variant(
     """Train a run unless it is done, and add its folder to `run_of`; returns the exit code."""
     earlier_runs = list(run_of.values())
     # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
-    assignments = (*request.assignments, *changes, *run_length.pin_measured(job, earlier_runs))
+    assignments = (*request.assignments, *changes, *batch_size.pin_measured(job, earlier_runs))
     variant_job = replace(children.source, assignments=assignments).load()
     if done := run_folder.find_finished(request.runs, variant_job):
         processes = same_conditions.count_processes(job, request.runs)

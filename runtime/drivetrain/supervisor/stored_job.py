@@ -13,7 +13,7 @@ from drivetrain.models import code_consent
 from drivetrain.system import run_files
 from drivetrain.system.console import say
 from drivetrain.system.run_records import RunState
-from drivetrain.tuning import run_length
+from drivetrain.tuning import batch_size
 
 
 def find_source(spec: Path, assignments: Sequence[str], copy: Path | None = None) -> SpecSource:
@@ -35,7 +35,7 @@ def find_source(spec: Path, assignments: Sequence[str], copy: Path | None = None
     say(f"{spec}: the job of a run; relative paths start at {job.folder}, as they did there")
     # The folder that the run names may be anybody's.
     code = _read_code_digests(run) if any(list_user_functions(job)) else None
-    return SpecSource(spec, tuple(assignments), run_length.read_measured(run, job), job.folder, code)
+    return SpecSource(spec, tuple(assignments), batch_size.read_measured(run, job), job.folder, code)
 
 
 def _read_code_digests(run: Path) -> dict[str, str]:

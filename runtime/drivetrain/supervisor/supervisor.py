@@ -10,9 +10,9 @@ import functools
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.hardware.neighbors import add_neighbors
 from drivetrain.job import Job
-from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, plan_table
 from drivetrain.plan import plan as plans
@@ -42,7 +41,8 @@ from drivetrain.system.run_records import RunState
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning import batch_size, process_death, run_length
+from drivetrain.training.time_target import COMMAND_BEGAN
+from drivetrain.tuning import batch_size, process_death
 from drivetrain.tuning.measuring_child import MeasurementEnded
 from drivetrain.tuning.process_death import find_avoidable
 
@@ -145,13 +145,10 @@ class _Supervisor:
         self.request = replace(self.request, source=self.request.source.copy_to(run.path, self.job))
         if request.placement:
             batch_size.refuse_auto(self.job, SEVERAL_PROCESSES)
-            run_length.refuse_within(self.job, SEVERAL_PROCESSES)
-        # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
+        # The batch size comes first, since the plan depends on it.
         source = self.request.source
         self._add_measured(batch_size.measure_once(source, self.job, machine, run.path, plain=request.plain))
         plan, stored = self._choose_plan(machine, run)
-        source = self.request.source
-        self._add_measured(run_length.choose_once(source, self.job, machine, plan, run.path, process_seconds()))
         plan_table.show(plan, self.job, machine, run.path / PLAN_FILE, stored, request.shown)
         return self._run(machine, plan, run)
 
@@ -221,8 +218,7 @@ class _Supervisor:
             say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
         elif is_kept and request.leads:
             if code == 0:
-                within = parse_duration(job.train.within) if job.train.within else inf
-                baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
+                baseline_run.compare(source, job, run.path, REPORT_SECONDS)
             lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
             lifecycle.finish_tracking()
             if code == 0:
@@ -239,11 +235,12 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
     fault_point("first attempt")
     arguments: list[str] = []
     count, folder = world.count_trainers(job, machine), NamedFolder(run.path)
+    command_began = {COMMAND_BEGAN: repr(time.monotonic() - process_seconds())}
     with signals.forward_signals() as forward:
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
             kills_before = cgroup.read_oom_kills(Path("/"))
-            code = run_trainers(request, count, plan.environment(machine), forward, run, arguments)
+            code = run_trainers(request, count, plan.environment(machine) | command_began, forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.

@@ -37,7 +37,7 @@ from drivetrain.system.console import say
 from drivetrain.system.files import write_text
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
 from drivetrain.system.run_records import parse_number, read_integer, read_mapping, read_number
-from drivetrain.tuning import run_length
+from drivetrain.tuning import batch_size
 
 BEST = "best.yaml"
 TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
@@ -99,7 +99,7 @@ class SweepTrials:
     def _load(self, assignments: Sequence[str], runs: Sequence[Path]) -> tuple[Job, Sequence[str]]:
         """Load the job of a trial; returns it, and its assignments with what the first of the runs has measured."""
         job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
-        if size := run_length.pin_measured(job, runs):
+        if size := batch_size.pin_measured(job, runs):
             assignments = [*assignments, *size]
             job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
         return job, assignments

@@ -25,8 +25,8 @@ TELEMETRY_FILE, EVENTS_FILE, PROGRESS_FILE = "telemetry.jsonl", "events.jsonl", 
 DATA_FILE, PREPROCESSING_FILE = "data.json", "preprocessing.json"
 CODE_FILE, OBJECTS_FILE = "code.json", "objects.json"
 """Digests of the user's files, and of the objects that a Python program passed in."""
-BATCH_SIZE_FILE, RUN_LENGTH_FILE = "batch_size.json", "run_length.json"
-"""What was measured for `batch_size: auto`; for `train.within`, with the epochs, steps and seconds that follow."""
+BATCH_SIZE_FILE = "batch_size.json"
+"""What was measured for `batch_size: auto`."""
 EXTENSION_FILE, PROVENANCE_FILE, BASELINES_FILE = "extension.json", "provenance.json", "baselines.json"
 RANKS_FILE, MISTAKES_FILE, OPERATORS_FILE = "ranks.json", "mistakes.json", "operators.json"
 LEADER_FILE, COPY_FILE, LOCK_FILE = "leader.json", "copy.json", ".lock"
@@ -40,7 +40,7 @@ SWEEP_FILE = "sweep.yaml"
 CHECKPOINTS, MODEL, RANKS = "checkpoints", "model", "ranks"
 """Folders: checkpoints, the trained model, and the run folders of the processes that do not lead."""
 RECORDS = (
-    *(PLAN_FILE, BATCH_SIZE_FILE, RUN_LENGTH_FILE, CODE_FILE, OBJECTS_FILE, DATA_FILE, PREPROCESSING_FILE),
+    *(PLAN_FILE, BATCH_SIZE_FILE, CODE_FILE, OBJECTS_FILE, DATA_FILE, PREPROCESSING_FILE),
     *(METRICS_FILE, EVENTS_FILE, TELEMETRY_FILE, PROGRESS_FILE, "tensorboard"),
 )
 """Files that determine the bits of a run, and its curves so far: a run that extends it gets copies."""

@@ -70,8 +70,8 @@ class RunResult:
         self.test = read_numbers(read_mapping(record, "test"), "metrics")
         """Metrics of the final test; empty if there was none."""
         self.epochs, self.seconds = read_number(record, "epochs"), read_number(record, "seconds")
-        self.length_changed = bool(record.get("length_changes"))
-        """Whether `train.within` changed the number of steps while the run trained."""
+        self.within_seconds = read_number(record, "within_seconds")
+        """Of `train.within`, when the result was written; None without it."""
 
     @classmethod
     def read(cls, run: Path) -> RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Generator, Iterator
 
 from drivetrain.data.dataset import Batch
@@ -12,7 +13,6 @@ from drivetrain.tracking import tensorboard
 from drivetrain.training.checkpoints import rank_checkpoints, run_state
 from drivetrain.training.evaluation.validation import check_precision, evaluate
 from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
-from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.step_records import StepRecords
 
@@ -25,12 +25,14 @@ def find_reason_to_end(run: Run) -> str | None:
         if run.counters.solved and run.ends_solved:
             return "the heads are solved"
         if run.reached_step_limit():
-            return f"{run.counters.step} steps trained"
+            limit = f"of train.within: {run.job.train.within}, " if run.time_target else ""
+            return f"{limit}{run.counters.step} steps trained"
         if reason := run.best_metric.reason_to_stop():
             return reason
-    if run.counters.epoch < run.total_epochs:
+    epochs = run.job.train.epochs
+    if run.time_target or run.counters.epoch < epochs:
         return None
-    return "1 epoch trained" if run.total_epochs == 1 else f"all {run.total_epochs} epochs trained"
+    return "1 epoch trained" if epochs == 1 else f"all {epochs} epochs trained"
 
 
 @contextlib.contextmanager
@@ -65,9 +67,12 @@ def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
 
 def evaluate_epoch(run: Run, records: StepRecords) -> None:
     """Evaluate the weights, and end the epoch; raises what all processes raise."""
+    begin = time.monotonic()
     with run.clock.phase("evaluate"):
         run.last_metrics, confusion = evaluate(run)
         check_precision(run)
+    if run.time_target:
+        run.time_target.add_evaluation(time.monotonic() - begin)
     with run.peers.same_outcome():
         record_evaluation(run, records, confusion)
 
@@ -84,7 +89,6 @@ def record_evaluation(run: Run, records: StepRecords, confusion: dict[str, objec
         is_best = _record_metrics(run, records, confusion)
         # Before the save, so that a checkpoint at the end of this epoch resumes with the next one.
         counters.epoch, counters.batch = counters.epoch + 1, 0
-        keep_in_time(run, records.progress, epoch_ended=True)
     if records.saver.is_due(epoch_ended=True):
         records.saver.save_periodically()
     info = run.collect_info(counters.epoch, metrics=dict(run.last_metrics), best=is_best)
@@ -105,22 +109,6 @@ def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]
     is_tie = run.best_metric.best.best == best_before
     records.progress.report_evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
     return is_best
-
-
-def keep_in_time(run: Run, progress: Progress, *, epoch_ended: bool = False) -> None:
-    """Make a run with `train.within` shorter or longer, if its steps take another time than expected."""
-    if run.time_target is None:
-        return
-    change_length = run.time_target.change_length if epoch_ended else run.time_target.change_within_epoch
-    # Length, event and progress change together.
-    with run.signals.protect_section():
-        change = change_length(run.counters, run.clock.seconds, run.total_steps, run.batches.per_epoch)
-        if change is None:
-            return
-        unreached = [epoch + 1 for epoch in run.network.unfreezing.epochs if epoch >= run.total_epochs]
-        missed = f"; model.unfreeze in epoch {unreached[0]} is no longer reached" if unreached else ""
-        run.events.add("within", change + missed, run.counters.step)
-        progress.change_length(run)
 
 
 def roll_back(run: Run, records: StepRecords, problem: RollBack) -> None:
@@ -163,8 +151,6 @@ def _restore_checkpoint(run: Run, records: StepRecords) -> str:
     earlier_seconds = run.counters.seconds
     run_state.restore(run, loaded)
     run.counters.seconds = earlier_seconds
-    if run.time_target:
-        run.time_target.restart()
     assert run.metrics is not None
     run.metrics.remove_rows_after(run.counters.step, run_state.count_evaluated_epochs(run))
     return loaded.path.name

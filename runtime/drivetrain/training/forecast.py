@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.system.run_files import PROGRESS_FILE, RUN_LENGTH_FILE, RunFiles
+from drivetrain.system.run_files import PROGRESS_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping, read_number
 from drivetrain.tracking.live.time_left import TimeLeft, format_clock_time
 
@@ -24,11 +24,8 @@ within the run, 0 if before it; `peak_memory` in bytes if it was measured."""
 
 
 def read_forecast(folder: Path, steps: int) -> Forecast:
-    """The forecast of an earlier attempt of so many steps in all, or that of `train.within`; empty if there is none."""
-    files = RunFiles(folder)
-    if within := read_mapping(files.read_object(RUN_LENGTH_FILE), "forecast"):
-        return dict(within)
-    earlier = files.read_object(PROGRESS_FILE)
+    """The forecast of an earlier attempt of so many steps in all; empty if there is none."""
+    earlier = RunFiles(folder).read_object(PROGRESS_FILE)
     # An extended run has copied the file of a shorter one.
     return dict(read_mapping(earlier, "forecast")) if read_number(earlier, "steps") == steps else {}
 

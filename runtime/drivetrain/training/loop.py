@@ -74,7 +74,6 @@ def train_epoch(run: Run, records: StepRecords) -> None:
                 batch = epoch.fetch_batch(run, batches)
                 result = train_step(run, records, batch)
                 records.end_step(result)
-                epoch.keep_in_time(run, records.progress)
         with run.peers.same_outcome():
             records.check_last_step()
 
@@ -99,6 +98,8 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
             inputs = None if batch is None else run.mix(run.preprocess(batch, counters.epoch))
             learning_rate = run.set_learning_rates()
             replayed = run.step.try_replay(inputs, seed)
+            if replayed:
+                run.peers.time_share = run.peers.measure_time_share()
             loss = replayed or run.step.compute_gradients(inputs, seed, share)
             # The others have summed these gradients too: they learn of a problem from here on in the next step.
             with run.peers.catching():

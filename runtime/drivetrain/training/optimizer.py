@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.job.train import Adam, Constant, Cosine, Linear, OneCycle, Plateau, Sgd, StepDown, Train
-from drivetrain.training.time_target import Counters, find_scheduled_step
+from drivetrain.training.time_target import MAX_EPOCHS, Counters
 from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
 
 FACTOR_KEY = "lr_factor"
@@ -158,20 +158,17 @@ class ScheduledRates:
         report: Callable[[str], None],
     ) -> None:
         self.optimizer, self.rate, self.report = optimizer, train.optimizer.lr, report
-        self.total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
+        steps = steps_per_epoch * (MAX_EPOCHS if train.within else train.epochs)
+        self.total_steps = min(steps, train.steps or steps)
         self.schedule = build_schedule(train.schedule, self.total_steps, steps_per_epoch)
-        # These schedules end with the run, whose length can change; others count steps.
-        self.is_stretched = isinstance(train.schedule, OneCycle | Cosine | Linear)
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
         self.last_rates: list[float] | None = None
         """The rates of the last step by group, if `keeps_rates`."""
         self.has_warned = False
 
-    def set(self, counters: Counters, factor: float) -> float:
-        """Set rate * schedule * factor."""
-        scheduled_step: float = counters.step
-        if counters.length_changes and self.is_stretched:
-            scheduled_step = find_scheduled_step(counters.step, self.total_steps, counters.length_changes)
+    def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
+        """Set rate * schedule * factor; with `train.within` the share of its time says where the schedule is."""
+        scheduled_step = counters.step if time_share is None else min(time_share, 1.0) * (self.total_steps - 1)
         scheduled_factor = self.schedule(scheduled_step) * factor
         rate = float(self.rate * scheduled_factor)
         if self.base_rates is None:
@@ -199,7 +196,7 @@ class ProgramRates:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
-    def set(self, counters: Counters, factor: float) -> float:
+    def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
         """Set nothing."""
         return float(self.optimizer.param_groups[0]["lr"])
 
@@ -223,7 +220,7 @@ class SchedulerRates:
         self.initial_groups = [{key: group[key] for key in SCHEDULED_KEYS if key in group} for group in settings]
         self.scheduler_steps = 0
 
-    def set(self, counters: Counters, factor: float) -> float:
+    def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
         """Step the scheduler up to the present step or epoch."""
         due_steps = counters.step if self.every == "step" else counters.epoch
         with warnings.catch_warnings():

@@ -8,7 +8,7 @@ between two steps is reported in the next step, which all compute and drop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from drivetrain.distributed.ranks import ALONE, Ranks
 from drivetrain.errors import RestartSmaller, Stopped
@@ -48,6 +48,10 @@ class Peers:
         """The problem of this process that the others do not know yet."""
         self.reported: BaseException | None = None
         """What it was in the last exchange."""
+        self.measure_time_share: Callable[[], float] = lambda: 0.0
+        """Returns the share of `train.within` that is used; that of rank 0 counts for all."""
+        self.time_share = 0.0
+        """What it was in the last exchange, in all processes."""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
@@ -70,16 +74,21 @@ class Peers:
 
     def raise_gravest(self) -> None:
         """Exchange problems, and raise the most serious one in all processes; return if none has a problem."""
-        gravest = self.choose_gravest([int(row[0]) for row in self.ranks.all_gather([self.gravity])])
+        gravest = self.choose_gravest(self.ranks.all_gather(self.notes()))
         if gravest is not None:
             raise gravest
 
-    def choose_gravest(self, gravities: Sequence[int]) -> BaseException | None:
+    def notes(self) -> list[float]:
+        """Return what this process tells the others in an exchange."""
+        return [self.gravity, self.measure_time_share()]
+
+    def choose_gravest(self, rows: Sequence[Sequence[float]]) -> BaseException | None:
         """The most serious problem after an exchange: this process's own if none is more serious; None if there is none.
 
         Args:
-            gravities: `gravity` of each process, by rank.
+            rows: the notes of each process, by rank.
         """
+        gravities, self.time_share = [int(row[0]) for row in rows], rows[0][1]
         gravest, is_own = max(gravities), max(gravities) == self.gravity
         self.reported, self.problem = self.problem, None
         if is_own:

@@ -20,13 +20,12 @@ from drivetrain.tracking.live.live_view import LINE_SECONDS, LiveView
 from drivetrain.tracking.live.time_left import TimeLeft
 from drivetrain.training.forecast import Forecast, describe_forecast, make_forecast
 from drivetrain.training.run import Run
+from drivetrain.training.time_target import EVALUATION_SHARE
 
 MAX_COLUMNS_SHOWN = 4
 """Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
 MAX_EPOCHS_LOGGED = 20
 """Number of epochs up to which each has a line in a log, however short they are."""
-EVALUATION_SHARE = 1 / 3
-"""Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
 
 
 class Progress:
@@ -61,10 +60,14 @@ class Progress:
             self.is_decoding, self.is_correction_due = False, bool(self.forecast.get("steps"))
             self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
         self.estimate.add(now, step)
+        if run.time_target:
+            self.total_steps = self.estimate.total = run.total_steps
         self._report_forecast(run, self.estimate, now)
         if self.live_view or now - self.line_printed_at < LINE_SECONDS:
             return
         self.line_printed_at = now
+        if run.time_target:
+            self._write_length(run)
         seconds = self.estimate.step_seconds()
         epoch_text = f"epoch {run.counters.epoch + 1}/{run.total_epochs}"
         speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
@@ -81,13 +84,6 @@ class Progress:
         self.forecast, self.is_correction_due = forecast, False
         say(describe_forecast(forecast, source))
         self._write_length(run)
-
-    def change_length(self, run: Run) -> None:
-        """Show the new number of steps from now on."""
-        self.total_steps = run.total_steps
-        if self.estimate:
-            self.estimate.total = run.total_steps
-            self._write_length(run)
 
     def _write_length(self, run: Run) -> float:
         """Write what `watch` needs to the run folder; returns the assumed cost of an evaluation in steps."""

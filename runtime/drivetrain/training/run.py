@@ -37,7 +37,7 @@ from drivetrain.system.run_files import CHECKPOINTS
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import losses, optimizer, start_checks, time_target, torch_setup
+from drivetrain.training import losses, optimizer, start_checks, torch_setup
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.checkpoints import resume
@@ -49,7 +49,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import HeadTraining, SolvableHead
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import build_options
-from drivetrain.training.time_target import Counters, TimeTarget
+from drivetrain.training.time_target import MAX_EPOCHS, Counters, TimeTarget
 from drivetrain.training.user_parts import TrainingInfo, UserParts
 from drivetrain.training.weight_update import Ema
 
@@ -104,7 +104,11 @@ class Run(AssembledRun):
         self.ema = Ema(self.model, train.ema) if train.ema else None
         self.best_metric = BestMetric(choose_metric(self.job, self.dataset), train.early_stopping, train.schedule)
         self.numerics = NonfiniteGuard(train.loss_spike, train.fp16)
-        self.time_target = time_target.read_target(self.folder) if train.within else None
+        batches = [
+            len(split or ()) / train.batch
+            for split in (self.dataset.validation, self.dataset.test and self.dataset.test.split)
+        ]
+        self.time_target = TimeTarget(self.job, self.clock.started, *batches) if train.within else None
 
     @property
     def peers(self) -> Peers:
@@ -118,20 +122,19 @@ class Run(AssembledRun):
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run, if nothing ends it early."""
+        """Optimizer steps of the whole run, if nothing ends it early; with `train.within` by the speed so far."""
         if self.ends_solved:
             return 1
-        if self.counters.length_changes:
-            return self.counters.length_changes[-1][1]
+        if self.time_target:
+            max_steps, share = self.batches.per_epoch * MAX_EPOCHS, self.peers.time_share
+            return min(max_steps, round(self.counters.step / share)) if share and self.counters.step else max_steps
         steps = self.batches.per_epoch * self.job.train.epochs
         return min(steps, self.job.train.steps or steps)
 
     @property
     def total_epochs(self) -> int:
         """Epochs of the whole run, the last one perhaps in part, if nothing ends it early."""
-        if self.counters.length_changes:
-            return -(-self.total_steps // self.batches.per_epoch)
-        return self.job.train.epochs
+        return -(-self.total_steps // self.batches.per_epoch) if self.time_target else self.job.train.epochs
 
     @property
     def ends_solved(self) -> bool:
@@ -144,9 +147,22 @@ class Run(AssembledRun):
         return bool(self.solvable_heads) and not self.counters.step
 
     def reached_step_limit(self) -> bool:
-        """Whether the run has made the optimizer steps of `train.steps` or `train.within`."""
-        limit = self.total_steps if self.counters.length_changes else self.job.train.steps
+        """Whether the run has made the optimizer steps of `train.steps`, or used the time of `train.within`."""
+        if self.time_target:
+            return self.peers.time_share >= 1
+        limit = self.job.train.steps
         return limit is not None and self.counters.step >= limit
+
+    def begin_time(self) -> None:
+        """Start to measure the share of `train.within` that is used, before the first step."""
+        target, counters = self.time_target, self.counters
+        if target is None or self.ends_solved:
+            return
+        target.begin()
+        self.peers.measure_time_share = lambda: target.measure_share(
+            counters.step, counters.epoch + counters.batch / self.batches.per_epoch
+        )
+        self.peers.raise_gravest()
 
     @property
     def checkpoints(self) -> Path:
@@ -193,7 +209,9 @@ class Run(AssembledRun):
 
     def set_learning_rates(self) -> float:
         """Set the learning rates of the next step; returns that of the first parameter group."""
-        return self.rates.set(self.counters, self.best_metric.factor())
+        return self.rates.set(
+            self.counters, self.best_metric.factor(), self.peers.time_share if self.time_target else None
+        )
 
     def step_seed(self, samples: int | None = None) -> int:
         """The seed of this step's dropout: a function of (seed, step, rank), so there is no generator state to save.

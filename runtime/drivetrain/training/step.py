@@ -143,12 +143,14 @@ class Step(StepUpdate):
             loss = None if batch is None else self._try_batch(batch, denominators, seed)
             sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
             missing = torch.zeros((), dtype=torch.float64)
-            total, notes = self.options.exchange.finish(missing if loss is None else loss, [peers.gravity, sample_hash])
-            problem = peers.choose_gravest([int(note[0]) for note in notes])
+            total, notes = self.options.exchange.finish(
+                missing if loss is None else loss, [*peers.notes(), sample_hash]
+            )
+            problem = peers.choose_gravest(notes)
             if problem is None:
                 # All processes continue with rank 0's buffers.
                 peers.ranks.broadcast(self.buffers.list_current())
-                self.state.sample_hashes = [note[1] for note in notes]
+                self.state.sample_hashes = [note[-1] for note in notes]
                 return total
             self._discard_step()
             if torch_errors.is_out_of_memory(problem):

@@ -1,20 +1,19 @@
-"""The position of a run, and its time: keeps a run with `train.within` in its time, whose length follows from the speed so far,
-after an epoch or within a long one.
+"""The position of a run, and how much of the time of `train.within` it has used.
 
-The schedule is stretched or shortened with it, so that it ends with the run. The changes are part of a checkpoint.
+The schedule of such a run is a function of this share, and the training ends where it is 1.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.system.run_files import RUN_LENGTH_FILE, RunFiles
-from drivetrain.system.run_records import read_mapping, read_number
-from drivetrain.tracking.live.time_left import format_clock_time
+from drivetrain.job import Job
+from drivetrain.job.values import parse_duration
 
 
 @dataclass
@@ -33,121 +32,121 @@ class Counters:
     """Whether the heads were solved in place of the first epochs."""
     seconds: float = 0.0
     """Training time of earlier attempts."""
-    length_changes: list[tuple[int, int]] = field(default_factory=list)
-    """Of `train.within`: steps, and the total number of steps from there on."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
-        restored = Counters(**saved)
-        restored.length_changes = [(step, total) for step, total in restored.length_changes]
-        vars(self).update(vars(restored))
+        vars(self).update(vars(Counters(**saved)))
 
 
-EARLY, LATE = 0.91, 0.99
-"""The length changes if the run would end before or after these shares of its time."""
+COMMAND_BEGAN = "DRIVETRAIN_COMMAND_BEGAN"
+"""Environment variable of a trainer: when its command began, on the monotonic clock that all processes share."""
 MAX_EPOCHS = 100
 """A small data set would be repeated thousands of times within an hour, and learned by heart."""
-MIN_WINDOW_SHARE = 0.1
-"""Share of the time over which the speed is measured, at least."""
-MIN_FAST_SHARE = 0.02
-"""The same for steps that are a tenth of all."""
-MIN_CHANGED_SHARE = 0.03
-"""Smallest change, as a share of all steps."""
+MIN_TRAINING_SHARE = 0.1
+"""Less of the time is no training: a schedule has no time to rise and fall."""
+ENDING_SECONDS = 7.0
+"""For what follows the last evaluation: model, report, and the start of the process of the simple models. Where other programs
+have slowed down the start as well, up to twice as long."""
+SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
+"""Time for the simple models, which say what the network's result is worth: a share of the training, at most this."""
+RESERVED_SHARE, RESERVED_SECONDS = 0.05, 6.0
+"""Share of `train.within` that stays free for them, since they seldom need all of theirs; of short times these seconds, at most a tenth."""
+EVALUATION_SHARE = 1 / 3
+"""Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
+MAX_EVALUATION_SHARE = 0.25
+"""The longest evaluation that is assumed, as a share of the time, until one was timed."""
 
 
 class TimeTarget:
-    """The seconds that a run may train, and when its last epochs ended.
+    """The time of a run with `train.within`, which passes only while one of its commands runs.
 
     Args:
-        seconds: of training, of all attempts together.
-        evaluation_seconds: of an evaluation, as measured before the run.
+        job: has the time.
+        began: when the command began, on the monotonic clock, if no supervisor says so.
+        evaluation_batches: of an evaluation.
+        test_batches: of the final test.
     """
 
-    def __init__(self, seconds: float, evaluation_seconds: float = 0.0) -> None:
-        self.seconds, self.evaluation_seconds = seconds, evaluation_seconds
-        self.window_start: tuple[float, int] | None = None
-        """Seconds of this attempt, and step, at which the present window within an epoch began."""
-        self.epoch_ends: deque[tuple[float, int]] = deque()
-        """Seconds of this attempt, and steps, at the end of recent epochs."""
+    def __init__(self, job: Job, began: float, evaluation_batches: float, test_batches: float) -> None:
+        self.job, self.seconds = job, parse_duration(job.train.within or "")
+        self.command = self.origin = float(os.environ.get(COMMAND_BEGAN, began))
+        """When this command began, and when the first one would have begun if no time had passed between them."""
+        self.start_seconds = self.trained_seconds = 0.0
+        """What was used before the first step of each command, and by training before this command."""
+        self.evaluation_batches, self.test_share = evaluation_batches, test_batches / max(evaluation_batches, 1e-9)
+        self.evaluation_seconds: float | None = None
+        """Of the longest evaluation so far."""
+        self.step_seconds, self.last_step = math.inf, (time.monotonic(), 0)
+        """Of the fastest step so far, since the first ones allocate memory; and when the last one ended, with its number."""
 
-    def restart(self) -> None:
-        """Measure the speed anew after a rollback: the steps of the epochs so far are ahead of the run again."""
-        self.epoch_ends.clear()
-        self.window_start = None
+    def begin(self) -> None:
+        """Count the time until the first step, in which no schedule can rise or fall.
 
-    def change_within_epoch(self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int) -> str | None:
-        """As `change_length`, after a step: an epoch may take most of the time, and a first measurement may have been slow."""
-        step = counters.step
-        if self.window_start is None:
-            self.window_start = (now, step)
-        begin, first_step = self.window_start
-        time_share, step_share = (now - begin) / self.seconds, (step - first_step) / total_steps
-        # Steps that are much faster than expected would all be trained before a tenth of the time is over.
-        is_long = time_share >= MIN_WINDOW_SHARE or min(time_share / MIN_FAST_SHARE, step_share / MIN_WINDOW_SHARE) >= 1
-        if not is_long or step == first_step or step >= total_steps:
-            return None
-        self.window_start = (now, step)
-        seconds_per_step = (now - begin) / (step - first_step) + self.evaluation_seconds / steps_per_epoch
-        return self._fit_length(counters, now, total_steps, steps_per_epoch, seconds_per_step)
-
-    def change_length(self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int) -> str | None:
-        """Change the number of steps after an epoch, if the run would end too early or too late; returns a line on it.
-
-        Args:
-            counters: the position of the run; a change is added to them.
-            now: seconds of this attempt.
-            total_steps: of the run, until now.
-            steps_per_epoch: of the run.
+        Raises:
+            SpecError: if hardly any time is left.
         """
-        step, self.window_start = counters.step, None
-        self.epoch_ends.append((now, step))
-        while len(self.epoch_ends) > 2 and now - self.epoch_ends[1][0] >= MIN_WINDOW_SHARE * self.seconds:
-            self.epoch_ends.popleft()
-        begin, first_step = self.epoch_ends[0]
-        if now - begin < MIN_WINDOW_SHARE * self.seconds or step >= total_steps:
-            return None
-        # With the evaluations in it.
-        return self._fit_length(counters, now, total_steps, steps_per_epoch, (now - begin) / (step - first_step))
-
-    def _fit_length(
-        self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int, seconds_per_step: float
-    ) -> str | None:
-        step = counters.step
-        seconds_left = self.seconds - now - counters.seconds
-        predicted_end = self.seconds - seconds_left + (total_steps - step) * seconds_per_step
-        if EARLY * self.seconds <= predicted_end <= LATE * self.seconds:
-            return None
-        seconds_to_use = seconds_left - (1 - (EARLY + LATE) / 2) * self.seconds
-        new_total = min(step + max(1, int(seconds_to_use / seconds_per_step)), MAX_EPOCHS * steps_per_epoch)
-        if abs(new_total - total_steps) < MIN_CHANGED_SHARE * total_steps:
-            return None
-        counters.length_changes.append((step, new_total))
-        return (
-            f"{new_total:,} steps instead of {total_steps:,}, with the schedule: a step takes {seconds_per_step * 1000:.3g} ms "
-            f"with its share of the evaluations, and {format_clock_time(max(0.0, seconds_left))} are left"
+        self.start_seconds = self.read_clock() - self.trained_seconds
+        if self.trained_seconds or self.seconds_left() >= MIN_TRAINING_SHARE * self.seconds:
+            return
+        needed = math.ceil(
+            (self.start_seconds + 2 * ENDING_SECONDS) / (1 - SIMPLE_MODELS_SHARE - 2 * MIN_TRAINING_SHARE)
+        )
+        raise self.job.spec_error(
+            ("train", "within"),
+            f"is {self.job.train.within}; the first step begins after {self.start_seconds:.0f} s, and "
+            f"{self._reserve_seconds():.0f} s are for what follows the training",
+            f"{needed}s or more",
+            "raise it, or make the start shorter: fewer samples, a smaller network",
         )
 
+    def read_clock(self) -> float:
+        """Return the seconds that are used."""
+        return time.monotonic() - self.origin
 
-def read_target(folder: Path) -> TimeTarget | None:
-    """The time of a run, which its supervisor has stored; None without `train.within`."""
-    stored = RunFiles(folder).read_object(RUN_LENGTH_FILE)
-    seconds = read_number(stored, "train_seconds")
-    evaluation_seconds = read_number(read_mapping(stored, "times"), "evaluation") or 0.0
-    return None if seconds is None else TimeTarget(seconds, evaluation_seconds)
+    def seconds_left(self) -> float:
+        """Return the seconds that the training may still take."""
+        return self.seconds - self._reserve_seconds() - self.read_clock()
 
+    def measure_share(self, step: int, epochs: float) -> float:
+        """Return the share of the training that is done, by the clock or by the epochs so far."""
+        now, (before, earlier_step) = time.monotonic(), self.last_step
+        if step > earlier_step:
+            self.step_seconds = min(self.step_seconds, (now - before) / (step - earlier_step))
+        self.last_step = now, step
+        trained_seconds, seconds_left = self.read_clock() - self.start_seconds, max(0.0, self.seconds_left())
+        time_share = trained_seconds / (trained_seconds + seconds_left) if seconds_left else 1.0
+        return max(time_share, epochs / MAX_EPOCHS)
 
-def find_scheduled_step(step: int, total_steps: int, changes: Sequence[tuple[int, int]]) -> float:
-    """The step of the schedule that belongs to a step of a run whose length has changed.
+    def add_evaluation(self, seconds: float) -> None:
+        """Reserve as much for the last evaluation as the longest one took."""
+        self.evaluation_seconds = max(seconds, self.evaluation_seconds or 0.0)
 
-    Args:
-        step: of the run.
-        total_steps: of the schedule.
-        changes: of the length, as in `Counters`; from each step on, what is left of the schedule is divided among the steps that are left.
-    """
-    scheduled, since, total = 0.0, 0, total_steps
-    for changed_at, new_total in changes:
-        if changed_at > step:
-            break
-        scheduled += (changed_at - since) * (total_steps - scheduled) / (total - since)
-        since, total = changed_at, new_total
-    return scheduled + (step - since) * (total_steps - scheduled) / (total - since)
+    def _reserve_seconds(self) -> float:
+        """Return the seconds for what follows the last step, simple models included."""
+        evaluation = self.evaluation_seconds
+        if evaluation is None:
+            step_seconds = 0.0 if math.isinf(self.step_seconds) else self.step_seconds
+            assumed_seconds = self.evaluation_batches * EVALUATION_SHARE * step_seconds
+            evaluation = min(assumed_seconds, MAX_EVALUATION_SHARE * self.seconds)
+        simple_models = max(RESERVED_SHARE * self.seconds, min(RESERVED_SECONDS, SIMPLE_MODELS_SHARE * self.seconds))
+        is_alone = self.job.baselines == "off"
+        return (
+            evaluation * (1 + self.test_share)
+            + min(max(ENDING_SECONDS, self.start_seconds / 2), 2 * ENDING_SECONDS)
+            + (0 if is_alone else min(MAX_SIMPLE_MODELS_SECONDS, simple_models))
+        )
+
+    def state(self, share: float) -> dict[str, float]:
+        """Return the state for a checkpoint; `share` is what all processes know."""
+        clock = {"used": self.read_clock(), "command": self.command, "origin": self.origin}
+        return {**clock, "trained": self.read_clock() - self.start_seconds, "limit": self.seconds, "share": share}
+
+    def load(self, state: Mapping[str, float]) -> float:
+        """Restore `state`, of this command or of an earlier one, whose time counts without the pause.
+
+        Returns:
+            The share that was used; 0 if a run that extends another has more time.
+        """
+        self.origin = state["origin"] if state["command"] == self.command else self.command - state["used"]
+        self.trained_seconds = state["trained"]
+        return state["share"] if state["limit"] == self.seconds else 0.0

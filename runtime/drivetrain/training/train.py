@@ -158,6 +158,7 @@ def _prepare_run(run: Run) -> Saver:
     if run.ranks.is_rank0:
         show_overview(run)
     saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
+    run.begin_time()
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         try:
@@ -227,7 +228,7 @@ def _build_result(
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
         "solved": run.counters.solved,
-        **({"length_changes": run.counters.length_changes} if run.counters.length_changes else {}),
+        **({"within_seconds": run.time_target.read_clock()} if run.time_target else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
         "efficiency": profiling.measure_flops(run),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.system.console import say
 from drivetrain.system.files import read_json, write_json
-from drivetrain.system.run_files import BATCH_SIZE_FILE
+from drivetrain.system.run_files import BATCH_SIZE_FILE, RunFiles
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import measuring_child
 
@@ -71,6 +71,18 @@ def measure_once(
             "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
         )
     return {"batch_size": int(measurement["batch_size"])}
+
+
+def read_measured(run: Path, job: Job) -> dict[str, int]:
+    """Read what a run has measured by key of `train:`, as far as its job asks for it; empty before."""
+    size = RunFiles(run).read_object(BATCH_SIZE_FILE).get("batch_size") if job.train.batch_size == "auto" else None
+    return {"batch_size": size} if isinstance(size, int) else {}
+
+
+def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
+    """Return the assignments that give a run the first size that one of the other runs of its command has measured."""
+    measured = next(filter(None, (read_measured(run, job) for run in runs)), {})
+    return tuple(f"train.{key}={value}" for key, value in measured.items())
 
 
 def find_largest_size(samples: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -67,6 +68,12 @@ class Tuner(VariantBuilder):
         self.start_seconds = process_seconds() if source else 0.0
         """Seconds that a child needs until it can train, as measured on this process."""
 
+    @property
+    def _limit_seconds(self) -> float:
+        """Seconds of `train.within` that are left; infinite without it."""
+        target = self.run.time_target
+        return target.seconds_left() if target else math.inf
+
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
         """Measure every candidate, and report what that took.
 
@@ -74,7 +81,9 @@ class Tuner(VariantBuilder):
             seconds: time limit; None to derive it from the predicted length of the run.
         """
         run = self.run
-        planned = tuner_state.plan_budget(lambda: self.build(run.plan), run.total_steps, seconds, self.say)
+        planned = tuner_state.plan_budget(
+            lambda: self.build(run.plan), run.total_steps, seconds, self.say, self._limit_seconds
+        )
         if planned is None:
             return self._measure_quick_ones(numerics_check.check_short_run(self))
         budget, baseline = planned
@@ -99,7 +108,9 @@ class Tuner(VariantBuilder):
         if not candidates or tuner_state.MEASURING_SHARE * self.run.total_steps < tuner_state.MIN_STEPS:
             return checked
         state = TunerState(plan, self.build(plan), dict(checked))
-        step_seconds, run_seconds = tuner_state.predict_seconds(state.incumbent, self.run.total_steps)
+        step_seconds, run_seconds = tuner_state.predict_seconds(
+            state.incumbent, self.run.total_steps, self._limit_seconds
+        )
         if run_seconds >= tuner_state.MIN_QUICK_RUN_SECONDS:
             for optimization, value in candidates:
                 self._measure_value(state, optimization, value, step_seconds, tuner_state.QUICK_SECONDS, set())
@@ -219,7 +230,7 @@ class Tuner(VariantBuilder):
                 pair = compare(incumbent.time_steps, challenger.time_steps, step_seconds, seconds_left / 3)
         except timeout.TimedOut as error:
             return Verdict(False, str(error))
-        return variants.judge(pair, compile_seconds, self.run.total_steps * step_seconds)
+        return variants.judge(pair, compile_seconds, min(self._limit_seconds, self.run.total_steps * step_seconds))
 
 
 def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) -> dict[str, Measurement]:

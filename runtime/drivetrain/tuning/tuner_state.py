@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from drivetrain.optimizations import Value
 from drivetrain.plan import evidence
@@ -95,15 +96,19 @@ class TimeBudget:
         return share * self.seconds - self.elapsed_seconds()
 
 
-def predict_seconds(variant: Variant, count: int) -> tuple[float, float]:
-    """Seconds of one step and of `count` steps, from a few warm ones."""
+def predict_seconds(variant: Variant, count: int, limit_seconds: float = inf) -> tuple[float, float]:
+    """Seconds of one step and, up to a limit, of `count` steps, from a few warm ones."""
     variant.time_steps(2)
     step_seconds = variant.time_steps(3) / 3
-    return step_seconds, step_seconds * count
+    return step_seconds, min(limit_seconds, step_seconds * count)
 
 
 def plan_budget(
-    start_baseline: Callable[[], Variant], total_steps: int, seconds: float | None, say: Callable[[str], None]
+    start_baseline: Callable[[], Variant],
+    total_steps: int,
+    seconds: float | None,
+    say: Callable[[str], None],
+    limit_seconds: float = inf,
 ) -> tuple[TimeBudget, Variant] | None:
     """The time limit of a run, and its baseline; None, reported after as few steps as possible, if the run is too short.
 
@@ -112,6 +117,7 @@ def plan_budget(
         total_steps: optimizer steps of the whole run.
         seconds: time limit, whatever the length; None for a share of the run.
         say: reports the decision.
+        limit_seconds: of the whole run.
     """
     start_time = time.monotonic()
     too_short = "of training is too short to measure optimizations"
@@ -122,11 +128,11 @@ def plan_budget(
     variant = start_baseline()
     if seconds is None:
         # The first step is the slowest, so this is an upper bound; a short run should not pay for five more.
-        upper_bound = variant.time_steps(1) * total_steps
+        upper_bound = min(limit_seconds, variant.time_steps(1) * total_steps)
         if upper_bound < MIN_RUN_SECONDS:
             say(f"tune: skipped, at most {upper_bound:.0f} s {too_short}")
             return None
-    step_seconds, run_seconds = predict_seconds(variant, total_steps)
+    step_seconds, run_seconds = predict_seconds(variant, total_steps, limit_seconds)
     if seconds is None and run_seconds < MIN_RUN_SECONDS:
         say(f"tune: skipped, about {run_seconds:.0f} s {too_short}")
         return None

@@ -242,6 +242,7 @@ def fake(folder: Path, epoch: int = 0, *, decodes: bool = False) -> Run:
         counters=SimpleNamespace(epoch=epoch, seconds=100.0),
         clock=SimpleNamespace(seconds=5.0),
         time_left=lambda: 100.0,
+        time_target=None,
         total_epochs=4,
         last_metrics={"validation/loss": 0.5},
         job=SimpleNamespace(train=SimpleNamespace(early_stopping=None), best=lambda: "validation/accuracy"),
@@ -309,14 +310,6 @@ def test_an_epoch_that_decodes_images_does_not_stand_for_the_others(
     assert ("3:25 in all" in first, "2:14 in all" in corrected) == (True, True)
     assert ("decode" in first, "decode" in corrected, "corrected" in corrected) == (True, False, True)
     assert json.loads((tmp_path / "progress.json").read_text())["forecast"] == progress.forecast
-
-
-def test_decoding_leaves_the_forecast_of_a_time_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress, run = Progress(40, measured := {"seconds": 60.0, "steps": 0}), fake(tmp_path, decodes=True)
-    for step in (1, 11, 12):
-        run.counters.epoch = (step - 1) // 10
-        progress.report_step(run, step, 1 / step)
-    assert progress.forecast == measured
 
 
 @pytest.mark.parametrize(("seconds", "logged"), [(0.1, 21), (6.0, 100)])

@@ -96,7 +96,7 @@ class RunReader:
         view.status = RunState.read(view.folder).status or "starting"
         if not view.plan:
             self._read_plan()
-        # Read each time, since `train.within` changes the number of steps.
+        # Read each time, since the speed changes the number of steps that `train.within` allows.
         ahead = files.read_object(run_files.PROGRESS_FILE)
         view.metric = str(ahead.get("best") or view.metric)
         view.total = read_integer(ahead, "steps") or view.total
@@ -105,6 +105,8 @@ class RunReader:
             self.time_left = TimeLeft(view.total, epoch_steps, evaluation_steps)
         if view.total and self.time_left:
             self.time_left.total = view.total
+        if self.is_timed and view.total and epoch_steps:
+            view.epochs = -(-view.total // epoch_steps)
         self._read_metrics()
         for row in self.telemetry.read()[0]:
             self._add_sample(row)
@@ -129,7 +131,8 @@ class RunReader:
         view, spec = self.view, read_stored_spec(self.view.folder).data
         train = read_mapping(spec, "train")
         view.job, view.task = str(spec.get("name") or view.folder.name), str(spec.get("task") or "")
-        view.epochs = read_integer(train, "epochs")
+        self.is_timed = bool(train.get("within"))
+        view.epochs = None if self.is_timed else read_integer(train, "epochs")
         view.at_most = bool(train.get("early_stopping") or train.get("max_time"))
         view.metric = str(read_mapping(spec, "checkpoint").get("best") or "")
 

@@ -19,8 +19,6 @@ from drivetrain.training.user_parts import load_group_settings, read_group_setti
 def collect_state(run: Run) -> dict[str, object]:
     """Everything that a run needs to resume except its tensors, as plain values."""
     counters = {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds}
-    if not run.counters.length_changes:
-        del counters["length_changes"]
     frozen = [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
     return {
         "counters": counters,
@@ -33,6 +31,7 @@ def collect_state(run: Run) -> dict[str, object]:
         "identity": run.identity,
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         **_read_stream(run),
+        **({"within": run.time_target.state(run.peers.time_share)} if run.time_target else {}),
         # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
         **({"frozen": frozen} if run.job.task == "python" else {}),
         "moments": sum(value is not None for entry in run.optimizer.state.values() for value in entry.values()),
@@ -48,7 +47,7 @@ def _read_stream(run: Run) -> dict[str, object]:
 
 def _expect_later_counters(expected: Any, stored: Any) -> None:
     """Expect counters that earlier versions did not have just where a checkpoint has them."""
-    empty: dict[str, object] = {"solved": False, "length_changes": []}
+    empty: dict[str, object] = {"solved": False}
     for name, value in empty.items():
         expected.pop(name, None)
         if isinstance(stored, Mapping) and name in stored:
@@ -64,8 +63,10 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
     expected = collect_state(run)
     _expect_later_counters(expected["counters"], loaded.state.get("counters"))
-    expected.pop("stream", None)
-    expected |= {key: loaded.state[key] for key in ("stream",) if key in loaded.state}
+    for key in ("stream", "within"):
+        expected.pop(key, None)
+        # A run that extends another may have the time that the other did not have.
+        expected |= {key: loaded.state[key]} if key in loaded.state else {}
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
     for line in resume.list_changes(loaded.state["identity"], run.identity):
         run.events.add("resume", line, loaded.state["counters"]["step"])
@@ -74,6 +75,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state
     run.counters.restore(state["counters"])
+    if run.time_target and "within" in state:
+        run.peers.time_share = run.time_target.load(state["within"])
     in_counted_epoch = not run.counters.batch and run.counters.step % run.batches.per_epoch
     if in_counted_epoch and not run.counters.solved and not run.reached_step_limit():
         # A run that `train.steps` ended within an epoch counts that epoch; a longer run trains its rest.
