@@ -109,7 +109,7 @@ lock: ## lock the requirements of the images again
 	@for word in cpu ampere legacy extras; do scripts/lock $$word || exit; done
 
 schema: .venv/check ## write the JSON schema of the job file
-	@$(python) -m drivetrain schema > docs/job.schema.json
+	@$(python) -m drivetrain validate --schema > docs/job.schema.json
 
 golden: .venv/check ## write tests/golden: all optimizations, a plan, and the settings for all recorded machines
 	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > tests/golden/decisions.md

@@ -71,9 +71,7 @@ def test_the_light_commands(command_without_torch: Path, table: Path) -> None:
         "job.yaml: valid"
     )
     assert (
-        json.loads(installed_wheel.run_installed(command_without_torch, "facts", "--json", folder=table).stdout)[
-            "torch"
-        ]
+        json.loads(installed_wheel.run_installed(command_without_torch, "plan", "--json", folder=table).stdout)["torch"]
         is None
     )
     assert (

@@ -31,7 +31,7 @@ STATUS = (
 
 
 def facts(container: Run, *options: str) -> dict[str, Any]:
-    done = container("facts", "--json", options=options)
+    done = container("plan", "--json", options=options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

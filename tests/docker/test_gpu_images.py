@@ -65,12 +65,12 @@ def test_torch_and_its_chips(image: str) -> None:
     own_chips, other_chip = CHIPS[image]
     assert [chip for chip in own_chips if not has_code_for(chip, torch_facts["codes"])] == []
     assert not has_code_for(other_chip, torch_facts["codes"])
-    facts = json.loads(inside(image, "facts", "--json").stdout)
+    facts = json.loads(inside(image, "plan", "--json").stdout)
     assert facts["torch"]["architectures"] == torch_facts["codes"]
 
 
 def test_facts_and_the_variables_of_the_toolkit(image: str) -> None:
-    facts = json.loads(inside(image, "facts", "--json").stdout)
+    facts = json.loads(inside(image, "plan", "--json").stdout)
     assert (facts["image"], facts["gpus"]) == (image, [])
     assert facts["compiler"] == "/usr/bin/g++"
     inspection = subprocess.run(

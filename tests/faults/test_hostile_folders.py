@@ -32,14 +32,11 @@ from tests.messages import says
 OURS = ("python", "python3", "git", "docker", "nvidia-smi", "nvidia-ctk", "sh", "dash")
 """Programs that commands of ours start."""
 NEVER = {
-    "schema": "prints a constant",
-    "completion": "prints a constant",
     "launch": "tests/docker/test_hostile_job.py",
 }
 """Commands that no hostile folder reaches here, and why."""
 JOB_COMMANDS = {
     "validate": ["validate", "job.yaml"],
-    "facts": ["facts"],
     "doctor": ["doctor"],
     "plan": ["plan", "job.yaml"],
     "fetch": ["fetch", "job.yaml"],

@@ -154,8 +154,11 @@ def test_a_file_that_is_no_machine(tmp_path: Path, content: str, expected: str) 
         ({"cpus": 4}, ["FILE: unknown fact 'cpus'", 'did you mean "cpu"?']),
         ({"memory": {"hots": 1}}, ["FILE: memory: unknown fact 'hots'", 'did you mean "host"?']),
         ({"gpus": [{"nam": "T4"}]}, ["FILE: gpus: unknown fact 'nam'", 'did you mean "name"?']),
-        ({"storage": ...}, ["FILE: ", "'storage'", "all keys that `drivetrain facts --json` prints"]),
-        ({"cpu": {"model": "x"}}, ["FILE: cpu: ", "'budget'", "all keys that `drivetrain facts --json` prints"]),
+        ({"storage": ...}, ["FILE: ", "'storage'", "all keys that `drivetrain plan --json` without JOB prints"]),
+        (
+            {"cpu": {"model": "x"}},
+            ["FILE: cpu: ", "'budget'", "all keys that `drivetrain plan --json` without JOB prints"],
+        ),
     ],
 )
 def test_unknown_and_missing_facts(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:

@@ -43,9 +43,9 @@ DOCUMENTS = (
     Row("train: {<<: {epochs: 3}}\n", "4:9", "train.<<: YAML 1.2 has no merge keys",
         "each key written out", "copy the keys here"),
     Row('"\\e[31m\\n": 1\n', "4:1", "\\x1b[31m\\n: unknown key",
-        "known keys: {top}", "remove it, or see `drivetrain schema`"),
+        "known keys: {top}", "remove it, or see `drivetrain validate --schema`"),
     Row("k" * 500 + ": 1\n", "4:1", f"{'k' * 59}…: unknown key",
-        "known keys: {top}", "remove it, or see `drivetrain schema`"),
+        "known keys: {top}", "remove it, or see `drivetrain validate --schema`"),
     # Aliases and depth.
     Row("data: &a {train: *a}\n", "3:7", "data.train: an alias that contains itself",
         "values without cycles", "write the value out"),

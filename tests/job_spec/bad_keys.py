@@ -7,7 +7,7 @@ KEYS = (
     Row("trian: {epochs: 3}", "4:1", "trian: unknown key",
         "known keys: {top}", 'did you mean "train"?'),
     Row("lerning_rate: 1e-3", "4:1", "lerning_rate: unknown key",
-        "known keys: {top}", "remove it, or see `drivetrain schema`"),
+        "known keys: {top}", "remove it, or see `drivetrain validate --schema`"),
     Row("seed: 3", "4:1", "seed: unknown key",
         "known keys: {top}", 'move it: it is known as "train.seed"'),
     Row("epochs: 3", "4:1", "epochs: unknown key",

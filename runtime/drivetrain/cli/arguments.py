@@ -41,9 +41,6 @@ def make_parser() -> CommandParser:
     _add_use(add)
     for add_command in (_add_init, _add_fetch):
         add_command(add)
-    add("schema", "print the JSON schema of the job file")
-    command = add("completion", "print a script that completes commands, options and runs in a shell")
-    command.add_argument("shell", choices=("bash", "zsh"), help="the shell")
     return top
 
 
@@ -79,20 +76,23 @@ def _add_plan(add: Add) -> None:
     command = add(
         "validate", "check job files and their CSV files for mistakes; needs neither torch nor internet access"
     )
-    command.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job files (YAML)")
+    command.add_argument("jobs", type=Path, nargs="*", metavar="JOB", help="job files (YAML)")
     _add_set(command)
+    command.add_switch("--schema", "print the JSON schema of job files")
     command.add_switch("--json", "print JSON: each file with its problems")
     command.add_switch("--remote", "also use every object store that the jobs name: list, read, write a probe")
     command.add_argument(
         "--runs", type=runs_option.parse, default=runs_option.LOCAL, metavar="ADDRESS", help="as for `train`"
     )
-    command = add("facts", "show this machine's hardware and how much of it this process may use")
-    command.add_switch("--json", "print JSON, which `plan --hardware` reads")
-    command = _add_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
-    command.add_path("--hardware", "FILE", "plan for another machine: the output of `facts --json` there")
+    command = add("plan", "show the settings chosen for this machine and job, with reasons; without JOB its hardware")
+    command.add_argument(
+        "job", type=Path, nargs="?", help="the job file (YAML); without it, show the hardware that this process may use"
+    )
+    _add_set(command)
+    command.add_path("--hardware", "FILE", "plan for another machine: the output of `plan --json` without JOB there")
     command.add_switch("--plain", "turn all optimizations off")
     command.add_switch("--all", "include settings that do not apply to this machine and job")
-    command.add_switch("--json", "print JSON, which `train --plan` reads")
+    command.add_switch("--json", "print JSON, which `train --plan` reads; without JOB, JSON for `--hardware`")
 
 
 def _add_verbose(command: CommandParser) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 from drivetrain.cli import json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
-from drivetrain.errors import DeviceError
+from drivetrain.errors import DeviceError, SpecError
 from drivetrain.launch import project
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.installation import INSTALL_TORCH
@@ -72,12 +72,18 @@ def make_request(kind: Callable[..., Request], options: argparse.Namespace, **va
 def validate(options: argparse.Namespace) -> int:
     """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
     from drivetrain.cli import validation
+    from drivetrain.job_spec import load_job as job_spec
 
+    if options.schema:
+        say_json(job_spec.schema())
+        return 0
+    if not options.jobs:
+        raise SpecError("drivetrain validate: JOB is missing", "job files (YAML), or --schema", "name a job file")
     return validation.validate(options.jobs, options.set, remote=options.remote, as_json=options.json)
 
 
-def facts(options: argparse.Namespace) -> int:
-    """Show what this container may use."""
+def _show_hardware(options: argparse.Namespace) -> int:
+    """Show the hardware that this process may use."""
     from drivetrain.hardware.detect import detect
     from drivetrain.hardware.facts_table import render_facts
     from drivetrain.hardware.neighbors import add_neighbors
@@ -91,7 +97,11 @@ def facts(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Show every decision."""
+    """Show every decision, or without a job the hardware alone."""
+    if options.job is None:
+        if options.set or options.hardware or options.plain or options.all:
+            raise SpecError("drivetrain plan: JOB is missing", "without JOB no option but --json", "name a job file")
+        return _show_hardware(options)
     from drivetrain.hardware import facts, gpu_selection
     from drivetrain.hardware.detect import detect
     from drivetrain.hardware.neighbors import add_neighbors
@@ -216,20 +226,3 @@ def predict(options: argparse.Namespace) -> int:
 
     columns = None if options.columns is None else next(csv.reader([options.columns]), [])
     return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
-
-
-def schema(options: argparse.Namespace) -> int:
-    """Print the JSON schema."""
-    from drivetrain.job_spec import load_job as job_spec
-
-    say_json(job_spec.schema())
-    return 0
-
-
-def completion(options: argparse.Namespace) -> int:
-    """Print the completion of a shell."""
-    from drivetrain.cli import arguments
-    from drivetrain.cli.completion import make_script
-
-    print(make_script(options.shell, arguments.make_parser()), end="")
-    return 0

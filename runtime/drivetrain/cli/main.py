@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from drivetrain.cli import commands, runs_option
+from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
 from drivetrain.launch import image_contents, run_in_image, shared_name
@@ -23,8 +24,23 @@ OUTLIVE_OUTPUT = commands.TRAINING
 
 
 def command() -> NoReturn:
-    """Run the command of this process and end it."""
+    """Run the command of this process and end it, or print its completions for a shell."""
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     interpreter.exit_process(main())
+
+
+def _complete() -> None:
+    """Print what may come next in the shell's command line, runs by their names, and end this process."""
+    import argcomplete
+
+    parser = make_parser()
+    for command_parser in list_commands(parser).values():
+        for action in command_parser._actions:
+            if action.type is named_run.parse:
+                # argcomplete reads the attribute.
+                setattr(action, "completer", named_run.list_names)  # noqa: B010
+    argcomplete.autocomplete(parser)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -194,7 +194,7 @@ def read_hardware(path: Path) -> Hardware:
     except (OSError, ValueError) as error:
         raise SpecError(
             f"--hardware {path}: {error}",
-            "a JSON file as written by `drivetrain facts --json`",
+            "a JSON file as written by `drivetrain plan --json` without JOB",
             RECORD_AGAIN,
         ) from None
     return from_json(data, str(path))
@@ -218,7 +218,9 @@ def from_json_as(kind: type[Kind], values: dict[str, Any], source: str) -> Kind:
     try:
         return kind(**{key: _convert(hints[key], values[key], f"{source}: {key}") for key in values if key in names})
     except TypeError as error:
-        raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints", RECORD_AGAIN) from None
+        raise SpecError(
+            f"{source}: {error}", "all keys that `drivetrain plan --json` without JOB prints", RECORD_AGAIN
+        ) from None
 
 
 def _convert(hint: object, value: object, source: str) -> object:
@@ -235,5 +237,7 @@ def _convert(hint: object, value: object, source: str) -> object:
             return value
     name = hint.__name__ if isinstance(hint, type) else str(hint).replace("drivetrain.hardware.facts.", "")
     raise SpecError(
-        f"{source}: is {value!r}", f"a value of type {name}", "copy it from the output of `drivetrain facts --json`"
+        f"{source}: is {value!r}",
+        f"a value of type {name}",
+        "copy it from the output of `drivetrain plan --json` without JOB",
     )

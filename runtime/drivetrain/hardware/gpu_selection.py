@@ -3,7 +3,7 @@
 none      no GPU, even if there is one
 auto      one: the newest chip with the most memory; of equal ones the first that is unused, else the one with most free
 all       every GPU of that kind
-[0, 1]    these, by their numbers in `drivetrain facts` and nvidia-smi
+[0, 1]    these, by their numbers in `drivetrain plan` and nvidia-smi
 """
 
 from __future__ import annotations

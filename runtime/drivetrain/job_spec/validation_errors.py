@@ -144,7 +144,7 @@ def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]
     elif own_key and _has_key(model, own_key):
         hint = f'did you mean "{own_key.rpartition(".")[2] if is_sibling else own_key}"?'
     elif not (hint := nearest(key, names, likeness=0.8 if other_paths else 0.5)):
-        hint = "remove it, or see `drivetrain schema`"
+        hint = "remove it, or see `drivetrain validate --schema`"
         if other_paths:
             hint = f'move it: it is known as "{dot_key(other_paths[0])}"'
     return [UNKNOWN_KEY, f"known keys: {', '.join(names)}", hint]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def parse(text: str) -> Path:
         )
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
+
+
+def list_names(prefix: str, **_: object) -> list[str]:
+    """List the names below runs/ that begin with a prefix, for completion."""
+    return [path.name for path in sorted(RUNS.glob(f"{glob.escape(prefix)}*")) if path.is_dir()]
 
 
 def find_newest_trial(path: Path) -> Path:
