@@ -90,10 +90,10 @@ def test_cutmix_takes_one_rectangle_and_labels_by_area(step: int) -> None:
 def test_rectangle_has_its_area_unless_cut_off(share: float) -> None:
     areas = []
     for seed in range(300):
-        top, bottom, left, right = draw_rectangle(np.random.default_rng(seed), 40, 60, share)
+        top, bottom, left_edge, right = draw_rectangle(np.random.default_rng(seed), 40, 60, share)
         assert 0 <= top <= bottom <= 40
-        assert 0 <= left <= right <= 60
-        areas.append((bottom - top) * (right - left) / 2400)
+        assert 0 <= left_edge <= right <= 60
+        areas.append((bottom - top) * (right - left_edge) / 2400)
     assert max(areas) == pytest.approx(1 - share, abs=0.05)
 
 

@@ -68,11 +68,11 @@ def explained_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_column_that_decides_comes_first_and_noise_is_nothing(explained_table: Path) -> None:
     importance = json.loads((explained_table / EXPLANATION_FILE).read_text())["importance"]
-    first, *others = importance["columns"]
+    first, *other_columns = importance["columns"]
     assert first["column"] == HOSTILE
     assert first["mean"] > 0.3
-    assert {row["column"] for row in others} == {"noise", "city"}
-    assert all(abs(row["mean"]) < 0.05 + 2 * row["spread"] for row in others)
+    assert {row["column"] for row in other_columns} == {"noise", "city"}
+    assert all(abs(row["mean"]) < 0.05 + 2 * row["spread"] for row in other_columns)
     assert (importance["rows"], importance["of"], importance["repetitions"]) == (300, 300, 10)
 
 
@@ -155,8 +155,8 @@ def draw_squares(count: int, seed: int, noise: float) -> tuple[torch.Tensor, tor
     generator = np.random.default_rng(seed)
     pixels, labels = generator.normal(0, noise, (count, 1, SIDE, SIDE)), np.arange(count) % 2
     places = np.zeros((count, SIDE, SIDE), np.bool_)
-    for number, (top, left) in enumerate(generator.integers(0, SIDE - SQUARE, (count, 2))):
-        places[number, top : top + SQUARE, left : left + SQUARE] = True
+    for number, (top, left_edge) in enumerate(generator.integers(0, SIDE - SQUARE, (count, 2))):
+        places[number, top : top + SQUARE, left_edge : left_edge + SQUARE] = True
     pixels[:, 0] += 1.5 * labels[:, None, None] * places
     return torch.from_numpy(pixels).float(), torch.from_numpy(labels), torch.from_numpy(places)
 

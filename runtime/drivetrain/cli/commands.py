@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
 def find_function(command: str) -> Callable[[Any], int]:
     """The function of a command, which takes a request or the parsed command line."""
-    place = REQUESTS.get(command, f"{__name__}:{command.replace('-', '_')}")
-    return cast(Callable[[Any], int], resolve_name(place))
+    address = REQUESTS.get(command, f"{__name__}:{command.replace('-', '_')}")
+    return cast(Callable[[Any], int], resolve_name(address))
 
 
 def make_request(kind: Callable[..., Request], options: argparse.Namespace, **values: Any) -> Request:

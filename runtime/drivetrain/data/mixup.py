@@ -86,7 +86,7 @@ def draw_rectangle(rng: np.random.Generator, height: int, width: int, share: flo
 
 
 def _paste_rectangle(images: Tensor, partners: Tensor, box: Box) -> Tensor:
-    top, bottom, left, right = box
+    top, bottom, left_edge, right = box
     images = images.clone()
-    images[..., top:bottom, left:right] = partners[..., top:bottom, left:right]
+    images[..., top:bottom, left_edge:right] = partners[..., top:bottom, left_edge:right]
     return images

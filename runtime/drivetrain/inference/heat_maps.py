@@ -141,9 +141,9 @@ def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iter
     """
     truth = samples.data.validation.targets[""]
     tried = np.linspace(0, len(truth) - 1, min(len(truth), MAX_TRIED)).astype(np.int64).tolist()
-    others = [sample for sample in tried if sample not in mistakes and truth[sample] != NO_LABEL]
+    other_ids = [sample for sample in tried if sample not in mistakes and truth[sample] != NO_LABEL]
     yield from (_explain_sample(samples, sample) for sample in mistakes)
-    rows = (_explain_sample(samples, sample) for sample in others)
+    rows = (_explain_sample(samples, sample) for sample in other_ids)
     yield from islice((row for row in rows if row["answer"] == row["truth"]), MAX_RIGHT)
 
 

@@ -134,8 +134,8 @@ def _build_problem(path: Path, items: list[Any], model: type[BaseModel], documen
 def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
     key, (owners, alternatives) = str(path[-1]), _find_owners(model, loc)
     names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
-    others = [(owner, tags) for owner, tags in alternatives if owner not in owners and tags]
-    tags_with_key = [tags[0] for owner, tags in others if key in owner.model_fields]
+    other_types = [(owner, tags) for owner, tags in alternatives if owner not in owners and tags]
+    tags_with_key = [tags[0] for owner, tags in other_types if key in owner.model_fields]
     other_paths = [other for other in _find_paths_of_key(model, key) if other != path]
     own_key = "" if other_paths else _KEY_OF_NAME.get(key.lower().replace("-", "_"), "")
     is_sibling = own_key.rpartition(".")[0] == dot_key(path[:-1])

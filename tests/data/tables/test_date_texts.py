@@ -127,8 +127,8 @@ def test_every_form_of_the_same_times_gives_the_same_times(form: str) -> None:
     if form in (*times.COUNTS, times.EXCEL, "%Y%m%d%H%M"):
         columns.append(pyarrow.chunked_array([[float(cell) if "." in cell else int(cell) for cell in cells]]))
     for column in columns:
-        found = times.read(column, "when", Source(Path("a.csv"), "data.train"))
-        assert [time.replace(tzinfo=None) for time in found.values.to_pylist()] == [
+        column_times = times.read(column, "when", Source(Path("a.csv"), "data.train"))
+        assert [time.replace(tzinfo=None) for time in column_times.values.to_pylist()] == [
             time.replace(tzinfo=None) for time in INSTANTS
         ]
 

@@ -111,12 +111,12 @@ def test_numbered_labels_are_identifiers(tmp_path: Path, capsys: pytest.CaptureF
 def test_equal_steps_number_the_rows(tmp_path: Path, step: int) -> None:
     path = tmp_path / "t.csv"
     numbers = [100 + step * i for i in range(MIN_NUMBERED_ROWS * 4)]
-    others = {"z": [i * i % 7 for i in range(len(numbers))], "y": [str(i * i % 5) for i in range(len(numbers))]}
-    write_csv(path, {"row": numbers, **others})
+    other_columns = {"z": [i * i % 7 for i in range(len(numbers))], "y": [str(i * i % 5) for i in range(len(numbers))]}
+    write_csv(path, {"row": numbers, **other_columns})
     with pytest.raises(DataError, match=r'column "row" of .* is a row number'):
         load(make_job(path))
     # In another order, a note names it.
-    write_csv(path, {"row": numbers[1::2] + numbers[::2], **others})
+    write_csv(path, {"row": numbers[1::2] + numbers[::2], **other_columns})
     assert any('"row" is a number' in note for note in load(make_job(path)).notes)
 
 

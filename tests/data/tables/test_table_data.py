@@ -222,17 +222,17 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
     rows = make_mixed_rows()
     data = tables.load(job(write_rows(tmp_path, rows)))
     sizes = np.array(rows["size"], dtype=float)
-    seen = {}
+    notes_by_factor = {}
     for factor in (1.0, 10.0, 1e6):
         rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
         new = load_data.load_new(
             [write_rows(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False
         )
-        seen[factor] = [note for note in new.notes if "is a guess" in note]
-    assert [len(notes) for notes in seen.values()] == [0, 1, 1]
-    assert begins_with(seen[10.0][0], "size-is-far-from", "new.parquet")
-    assert begins_with(seen[1e6][0], "size-is-in-row-far", "new.parquet")
-    assert all("in row 80" in notes[0] for notes in (seen[10.0], seen[1e6]))
+        notes_by_factor[factor] = [note for note in new.notes if "is a guess" in note]
+    assert [len(notes) for notes in notes_by_factor.values()] == [0, 1, 1]
+    assert begins_with(notes_by_factor[10.0][0], "size-is-far-from", "new.parquet")
+    assert begins_with(notes_by_factor[1e6][0], "size-is-in-row-far", "new.parquet")
+    assert all("in row 80" in notes[0] for notes in (notes_by_factor[10.0], notes_by_factor[1e6]))
 
 
 @pytest.mark.parametrize("every", [10, 3])

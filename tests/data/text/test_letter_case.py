@@ -37,13 +37,13 @@ def test_texts_that_differ_in_capital_letters_are_named_and_can_be_kept_apart(tm
     values = (1, "modo", f"reports.csv row 50: {first}", f"reports.csv row 51: {second}", "data.lower_case: false")
     assert says(notes, "texts-same-to-tokenizer", *values)
     assert omits(notes, "samples-different-labels-no-network", 1)
-    kept = load(reports.job(tmp_path, labels="modo", data=f"{data}, lower_case: false"))
-    assert not any("to this tokenizer" in note for note in kept.notes)
-    assert "accents kept" in "\n".join(kept.notes)
+    cased_job = load(reports.job(tmp_path, labels="modo", data=f"{data}, lower_case: false"))
+    assert not any("to this tokenizer" in note for note in cased_job.notes)
+    assert "accents kept" in "\n".join(cased_job.notes)
     # The stored tokenizer keeps them for new texts.
-    stored = json.loads(json.dumps(kept.preprocessing))
-    new = load_data.load_new([tmp_path / "reports.csv"], stored, kept.heads, labelled=True)
-    for split in (kept.train, new.split):
+    stored = json.loads(json.dumps(cased_job.preprocessing))
+    new = load_data.load_new([tmp_path / "reports.csv"], stored, cased_job.heads, labelled=True)
+    for split in (cased_job.train, new.split):
         assert isinstance(split, TextSplit)
         pair = [row[row != 0].tolist() for row in split.gather(np.array([49, 50]))[0]]
         assert pair[0] != pair[1]

@@ -114,14 +114,14 @@ def test_gradients_are_those_of_separate_perceptrons() -> None:
 def test_members_begin_with_the_same_weights_and_random_signs() -> None:
     torch.manual_seed(0)
     network = tabm.TabM(outputs=2, kind="classes", members=64, **TABLE)
-    first, *others = (layer[0] for layer in network.layers)
+    first, *other_members = (layer[0] for layer in network.layers)
     plain, embedded, category = first.input_factors.view(64, -1).split([1, 3, 2], dim=1)
     signs = torch.stack([plain[:, 0], embedded[:, 0], category[:, 0]])
     assert signs.abs().unique().tolist() == [1.0]
     assert len(signs.unique(dim=1).T) == 8
     assert (embedded == embedded[:, :1]).all()
     assert (category == category[:, :1]).all()
-    assert all((factors == 1).all() for factors in (first.output_factors, others[0].input_factors))
+    assert all((factors == 1).all() for factors in (first.output_factors, other_members[0].input_factors))
     assert len(network.classifier.weight.unique(dim=0)) == 64
 
 
