@@ -75,9 +75,11 @@ def test_a_hundred_epochs_end_a_training_of_few_samples(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("within", "reserved"), [("20s", 2), ("60s", 6), ("200s", 10), ("10m", 30), ("10h", 60)])
 def test_simple_models_have_a_part_of_the_time(clock: Clock, within: str, reserved: int) -> None:
-    without, beside = (TimeTarget(job(within, f"baselines: {value}"), 1000.0, 1, 0) for value in ("off", "auto"))
-    assert without.seconds - without.seconds_left() == ENDING_SECONDS
-    assert without.seconds_left() - beside.seconds_left() == pytest.approx(reserved)
+    without_models, with_models = (
+        TimeTarget(job(within, f"baselines: {value}"), 1000.0, 1, 0) for value in ("off", "auto")
+    )
+    assert without_models.seconds - without_models.seconds_left() == ENDING_SECONDS
+    assert without_models.seconds_left() - with_models.seconds_left() == pytest.approx(reserved)
 
 
 def test_a_time_without_room_for_a_training_is_refused(clock: Clock) -> None:
@@ -102,11 +104,11 @@ def test_the_time_between_two_commands_does_not_count(clock: Clock, monkeypatch:
     assert first.read_clock() == 35
     # A second trainer of the same command, or a rollback.
     clock.now += 5
-    again = TimeTarget(job(), clock.now, 1, 0)
-    assert again.load(state) == 0.25
-    again.begin()
-    assert again.read_clock() == 40
-    assert again.measure_share(0, 0.0) == pytest.approx(20 / (20 + 100 - 40 - 10))
+    restarted = TimeTarget(job(), clock.now, 1, 0)
+    assert restarted.load(state) == 0.25
+    restarted.begin()
+    assert restarted.read_clock() == 40
+    assert restarted.measure_share(0, 0.0) == pytest.approx(20 / (20 + 100 - 40 - 10))
     # Another command, an hour later.
     clock.now += 3600
     monkeypatch.setenv(COMMAND_BEGAN, str(clock.now - 3))

@@ -150,9 +150,9 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     """Open the data, and check it with network and loss; returns the job, completed by facts about both, and the data."""
     job, model = call.job, call.model
     if continued := find_continued(call.runs, job.name, call.extend, new=call.new):
-        kept = keep_defaults(continued, job)
-        assert isinstance(kept, EmbeddedJob)
-        job, call = kept, replace(call, job=kept)
+        job_with_defaults = keep_defaults(continued, job)
+        assert isinstance(job_with_defaults, EmbeddedJob)
+        job, call = job_with_defaults, replace(call, job=job_with_defaults)
     refuse_argument = embedded_parts.make_refusal(job.document.place(()))
     refuse = functools.partial(refuse_argument, "")
     _check_model(model, refuse)
