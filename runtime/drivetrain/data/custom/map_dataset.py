@@ -227,8 +227,17 @@ class ItemSplit:
         listed = self._read_targets_attribute()
         if listed is not None:
             return listed
-        groups = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
-        return torch.cat([targets for ids in groups if (targets := self._collate(ids)[1]) is not None])
+        values = torch.empty(0)
+        for start in range(0, len(self), 1024):
+            targets = self._collate(np.arange(start, min(start + 1024, len(self))))[1]
+            assert targets is not None
+            if not start or (targets.dtype, targets.shape[1:]) != (values.dtype, values.shape[1:]):
+                joined = torch.cat([values[:start], targets]) if start else targets
+                # One block for all: small ones among the freed items would keep these pages from the system.
+                values = joined.new_empty((len(self), *joined.shape[1:]))
+                values[: len(joined)] = joined
+            values[start : start + len(targets)] = targets
+        return values
 
     def set_target_form(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
         """Set how targets are converted, and the highest valid class index."""
