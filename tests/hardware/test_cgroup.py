@@ -51,11 +51,11 @@ def test_recorded_tree(
     ("tree", "used", "room", "swap"),
     [
         ("none", None, None, True),
-        ("v1-limited", 2052096, 2048 * MIB - 2052096, False),
-        ("v1-parent", 2224128, 256 * MIB - 2224128, True),  # the parent's limit counts
+        ("v1-limited", 1761280, 2048 * MIB - 1761280, False),
+        ("v1-parent", 2195456, 256 * MIB - 2195456, True),  # the parent's limit counts
         ("v2-leaf", 937984, 512 * MIB - 937984, False),
         ("v2-container", 708608, 4096 * MIB - 708608, False),
-        ("v2-docker", 1052672, 64 * MIB - 1052672, False),
+        ("v2-docker", 692224, 64 * MIB - 692224, False),
     ],
 )
 def test_memory_use_free_memory_and_swap(

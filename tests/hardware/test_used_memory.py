@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.used_memory import UsedMemory, read_peak_memory, read_used_memory
 from drivetrain.system import process_tree
+from drivetrain.tuning.memory.meter import HostMeter
 from tests.paths import PACKAGE
 
 MIB = 1 << 20
@@ -40,8 +43,23 @@ def test_what_is_given_back_is_known() -> None:
     assert process_tree.read_released_bytes() > before + 190 * MIB
 
 
+def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
+    """Data read through a memory map filled a limit, and the report told it as the job's need."""
+    file, meter = tmp_path / "data", HostMeter()
+    file.write_bytes(bytes(100 * MIB))
+    meter.reset_peak()
+    before = process_tree.sum_memory_bytes(), meter.read_used()
+    mapped = np.memmap(file, np.uint8, "r")
+    assert int(mapped[::4096].sum()) == 0
+    resident_bytes = psutil.Process().memory_info().rss
+    assert resident_bytes > before[1] + 100 * MIB
+    for now, earlier in zip((process_tree.sum_memory_bytes(), meter.read_used()), before, strict=True):
+        assert now < earlier + 20 * MIB
+    assert meter.peak() < before[1] + 20 * MIB
+    del mapped
+
+
 def test_nothing_else_reads_resident_memory() -> None:
-    """The search for a micro-batch does: at every saved tensor, and for differences only."""
     pattern = re.compile(r"\.rss\b|VmHWM|VmRSS|ru_maxrss|smaps|statm")
     readers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if pattern.search(path.read_text())}
-    assert readers == {"system/process_tree.py", "tuning/memory/meter.py"}
+    assert readers == {"system/process_tree.py"}

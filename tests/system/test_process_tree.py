@@ -55,9 +55,10 @@ def test_shared_pages_are_counted_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(process_tree, "list_process_ids", lambda: [ours] * 5)
     (tmp_path / "proc" / str(ours)).mkdir(parents=True)
     (tmp_path / "proc" / str(ours) / "smaps_rollup").write_text(
-        "5585f2e00000-7ffd2a1f9000 ---p 00000000 00:00 0    [rollup]\nRss:   600000 kB\nPss:   120000 kB\nPss_Anon: 1 kB\n"
+        "5585f2e00000-7ffd2a1f9000 ---p 00000000 00:00 0    [rollup]\nRss:   600000 kB\nPss:   120000 kB\n"
+        "Pss_Anon: 50000 kB\nPss_File: 40000 kB\nPss_Shmem: 30000 kB\n"
     )
-    assert process_tree.sum_memory_bytes(tmp_path) == 5 * 120_000 << 10
+    assert process_tree.sum_memory_bytes(tmp_path) == 5 * 80_000 << 10
 
 
 def test_ended_processes_have_no_descendants() -> None:

@@ -194,11 +194,11 @@ def _read_quota(version: int, folder: Path) -> float | None:
 def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     """(limit, use) of each group, innermost first."""
     names = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "inactive_file"),
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        2: ("memory.max", "memory.current", ""),
     }
     for folder in group.folders:
-        limit_file, use_file, reclaimable = names[group.version]
+        limit_file, use_file, start = names[group.version]
         counters = _read_counters(folder / "memory.stat")
         # A container's mount hides the ancestors, but version 1 reports their combined limit.
         limits = [parse_number(read_text(folder / limit_file)), counters.get("hierarchical_memory_limit")]
@@ -208,7 +208,9 @@ def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, in
         limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
         use = parse_number(read_text(folder / use_file))
         if limit is not None or use is not None:
-            yield limit, max((use or 0) - (counters.get(reclaimable) or 0), 0)
+            # Pages of files, which a process may have mapped or read twice: the kernel drops them where memory is short.
+            pages = sum(counters.get(f"{start}{kind}_file") or 0 for kind in ("inactive", "active"))
+            yield limit, max((use or 0) - pages, 0)
 
 
 def _allows_swap(group: CgroupController) -> bool:

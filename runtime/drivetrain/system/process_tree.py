@@ -14,30 +14,44 @@ import psutil
 
 
 def sum_memory_bytes(root: Path = Path("/")) -> int:
-    """Sum the memory of the process tree in bytes; a page that several processes share counts once."""
+    """Sum the memory of the process tree in bytes; a page that several processes share counts once, one of a file never."""
     return int(_sum(lambda process: _read_memory_bytes(process, root)))
 
 
 def _read_memory_bytes(process: psutil.Process, root: Path) -> int:
-    """Read the proportional memory (Pss) of a process, or its resident memory where the kernel does not tell the other."""
-    try:
-        rows = (root / f"proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
-        return next(int(row.split()[1]) << 10 for row in rows if row.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return int(process.memory_info().rss)
+    """Read the proportional memory (Pss) of a process, or its resident memory where the kernel does not tell the other.
+
+    Pages of files do not count: where memory is short, the kernel drops them, and nothing is killed.
+    """
+    sizes = _read_sizes(root / f"proc/{process.pid}/smaps_rollup")
+    if "Pss_Anon" in sizes:
+        return sizes["Pss_Anon"] + sizes.get("Pss_Shmem", 0)
+    return sizes["Pss"] if "Pss" in sizes else int(process.memory_info().rss)
 
 
-def read_released_bytes() -> int:
+def read_own_bytes(root: Path = Path("/")) -> int:
+    """Read the memory of this process without pages of files: faster than `sum_memory_bytes`, and shared pages count in full."""
+    sizes = _read_sizes(root / "proc/self/status")
+    return sizes["RssAnon"] + sizes["RssShmem"] if "RssAnon" in sizes else int(psutil.Process().memory_info().rss)
+
+
+def read_released_bytes(root: Path = Path("/")) -> int:
     """Read by how much the resident memory of this process has been larger than it is now."""
-    with (
-        contextlib.suppress(OSError, StopIteration),
-        open("/proc/self/status", encoding="ascii", errors="replace") as file,
-    ):
-        rows = {name: value for name, _, value in (line.partition(":") for line in file) if name in ("VmHWM", "VmRSS")}
+    sizes = _read_sizes(root / "proc/self/status")
+    if "VmHWM" in sizes:
         # Not ru_maxrss, which begins with the peak of the process that started this one.
-        return max(0, int(rows["VmHWM"].split()[0]) - int(rows["VmRSS"].split()[0])) << 10
+        return max(0, sizes["VmHWM"] - sizes["VmRSS"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the kernel of macOS counts bytes
     return max(0, (peak if sys.platform == "darwin" else peak << 10) - int(psutil.Process().memory_info().rss))
+
+
+def _read_sizes(path: Path) -> dict[str, int]:
+    """The lines `Name: 12 kB` of a file of the kernel, in bytes; empty if it cannot be read."""
+    try:
+        rows = [line.split() for line in path.read_text("ascii", "replace").splitlines()]
+    except OSError:
+        return {}
+    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) == 3 and row[2] == "kB"}
 
 
 def sum_cpu_seconds() -> float:

@@ -1,13 +1,12 @@
 """Memory meters of host and GPU: what this process uses now, its peak, the limit, and what a forward pass saves.
 
-All sizes in bytes. The host's meter reads resident memory, which is what the kernel's OOM killer looks at.
+All sizes in bytes. The host's meter counts what the kernel cannot drop, as `drivetrain.hardware.used_memory` does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from drivetrain.data.dataset import Dataset, longest_samples
 from drivetrain.hardware import cgroup
-from drivetrain.hardware.kernel_file import read_text
 from drivetrain.job.workload import Workload
 from drivetrain.models import recompute
 from drivetrain.system import process_tree
@@ -29,7 +27,6 @@ FREE_SHARE = 0.1
 MIN_FREE_BYTES = 64 << 20
 """Bytes that stay free at least."""
 Ceiling = Callable[[], int]
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostMeter:
@@ -40,7 +37,7 @@ class HostMeter:
 
     def read_used(self) -> int:
         """Bytes in use now."""
-        now = int((self.root / "proc/self/statm").read_text().split()[1]) * _PAGE
+        now = process_tree.read_own_bytes(self.root)
         self.highest = max(self.highest, now)
         return now
 
@@ -56,10 +53,8 @@ class HostMeter:
 
     def peak(self) -> int:
         """Peak since `begin`: from the kernel, or the highest `used` if the kernel cannot reset its counter."""
-        self.read_used()
-        rows = read_text(self.root / "proc/self/status").splitlines()
-        kernel_peak = next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:")), 0)
-        return max(self.highest, kernel_peak if self.resets_kernel_peak else 0)
+        released_bytes = process_tree.read_released_bytes(self.root) if self.resets_kernel_peak else 0
+        return max(self.read_used() + released_bytes, self.highest)
 
     def read_ceiling(self) -> int:
         """The most that this process may use, if all others stay as they are."""
