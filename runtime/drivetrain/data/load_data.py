@@ -28,6 +28,7 @@ from drivetrain.job.train import Focal
 from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.pretrained import earlier_run
 from drivetrain.system.fault_points import fault_point
+from drivetrain.system.files import TAKE_FILE, describe_special_file
 
 _TASKS = {"images": ImageJob, "texts": TextJob, "series": SeriesJob, "table": TableJob, "own": CustomJob}
 """The jobs of each kind of data."""
@@ -225,3 +226,6 @@ def _check_paths_exist(paths: Sequence[Path]) -> None:
             "files or folders that this process can access",
             " ".join(suggestions) or "check the spelling; a container can access only the project and mounted folders",
         )
+    special = [f"{path} {kind}" for path in paths if (kind := describe_special_file(path.stat().st_mode))]
+    if special:
+        raise DataError(f"data: {', '.join(special[:5])}", "files or folders", TAKE_FILE)

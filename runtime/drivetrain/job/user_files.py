@@ -17,6 +17,7 @@ from typing import Protocol
 from drivetrain.errors import Problem, nearest
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import Job
+from drivetrain.system.files import describe_special_file
 
 KIND = "a Python file next to the job file"
 MAX_COMPARED_NAMES = 10_000
@@ -76,13 +77,15 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
 def find_obstacle(path: Path) -> str | None:
     """Why a path cannot be read, as the end of a sentence; None if it can."""
     try:
-        path.stat()
+        special = describe_special_file(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return _MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:
         return f"is not a path: {error}"
+    if special:
+        return special
     return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
 
 

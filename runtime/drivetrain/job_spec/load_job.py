@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, drop_invalid_valu
 from drivetrain.job_spec.yaml_file import MAX_BYTES, read, set_value
 from drivetrain.pretrained import earlier_run
 from drivetrain.storage.remote_address import is_remote
+from drivetrain.system.files import NOT_A_FILE, TAKE_FILE, open_file
 
 
 def load(
@@ -106,13 +108,14 @@ def _replace_length(document: Document) -> None:
 def read_content(path: Path) -> bytes:
     """The content of a job file; raises SpecError if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
+        special = TAKE_FILE if error.errno == errno.EINVAL else ""
         raise SpecError(
             f"{path}: {error.strerror or error}",
             "a job file in YAML",
-            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
+            special or _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
         ) from None
 
 
@@ -286,6 +289,7 @@ def _check_paths(job: Job) -> None:
             f"make samples ARGS={job.name}"
             if is_example
             else suggestion
+            or (TAKE_FILE if all(wrong.endswith(NOT_A_FILE) for _, _, wrong in missing) else "")
             or nearby_hint
             or "check the spelling; a container can access only the project and mounted folders",
         )

@@ -20,7 +20,7 @@ from drivetrain.job.workload import Workload
 from drivetrain.optimizations import Choice, Optimization, Value
 from drivetrain.plan.chip_profiles import find_profile
 from drivetrain.plan.evidence import Measurement
-from drivetrain.system.files import parse_json
+from drivetrain.system.files import open_file, parse_json
 from drivetrain.system.run_files import PLAN_FILE, RunFiles, damaged_error
 from drivetrain.system.units import format_bytes, parse_bytes
 
@@ -238,10 +238,12 @@ def _make_problem(
 def load(path: Path) -> Plan:
     """Read a plan that the user names; raises SpecError if the file is no plan."""
     try:
-        return parse_plan(parse_json(path.read_text(encoding="utf-8")), is_followed=True)
+        with open_file(path) as file:
+            return parse_plan(parse_json(file.read()), is_followed=True)
     except (OSError, ValueError) as error:
+        description = error.strerror if isinstance(error, OSError) else error
         raise SpecError(
-            f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
+            f"--plan {path}: {description}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
         ) from None
 
 

@@ -23,7 +23,7 @@ from drivetrain.pretrained import families, hub, hub_name
 from drivetrain.pretrained.convert import PICKLE_SUFFIXES
 from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
-from drivetrain.system.files import is_below, read_json
+from drivetrain.system.files import TAKE_FILE, describe_special_file, is_below, read_json
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.units import format_bytes
 
@@ -113,6 +113,7 @@ def locate(job: Job, name: str) -> WeightsFolder:
     origin = ""
     if path.is_dir():
         folder = path
+        _refuse_special_files(job, folder)
         if getattr(getattr(job, "model", None), "revision", None):
             problem = job.problem(
                 ("model", "revision"), f"{path} is a local folder", "a revision of a name on the hub", "remove it"
@@ -283,6 +284,13 @@ def _import_quietly(job: Job | None) -> Iterator[Any]:
         logging.set_verbosity(level)
         if shows_progress:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _refuse_special_files(job: Job, folder: Path) -> None:
+    """Refuse a folder with a pipe, a socket or a device: libraries read its files, and would wait for ever."""
+    for file in sorted(folder.iterdir()):
+        if kind := file.exists() and describe_special_file(file.stat().st_mode):
+            _refuse(job, f"{file} {kind}", _POSSIBLE, TAKE_FILE)
 
 
 def _first_line(error: BaseException) -> str:

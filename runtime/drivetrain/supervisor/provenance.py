@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from drivetrain.pretrained.earlier_run import WEIGHTS
 from drivetrain.supervisor import same_conditions
 from drivetrain.system import run_files
-from drivetrain.system.files import hash_file
+from drivetrain.system.files import hash_file, open_file
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import read_mapping, read_objects
 from drivetrain.system.version import VERSION
@@ -138,10 +137,7 @@ def _keep_commit(text: str) -> str | None:
 
 def _read_small(path: Path) -> str:
     """Read a small regular file, without the white space around its text; raises OSError for anything else."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path} is not a regular file")
+    with open_file(path, os.O_NOFOLLOW) as file:
         return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
 
 

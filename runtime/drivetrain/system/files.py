@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -165,7 +166,8 @@ def parse_row(line: str | bytes) -> dict[str, object] | None:
 def read_json(path: Path) -> Any:
     """The data of a JSON file; None if it is missing or invalid."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            return parse_json(file.read())
     except (OSError, ValueError):
         return None
 
@@ -206,9 +208,43 @@ def _write_zeros(file: IO[bytes], size: int) -> None:
     file.flush()
 
 
+NOT_A_FILE = ", not a file"
+_SPECIAL_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def describe_special_file(mode: int) -> str:
+    """What a file is, by its mode, if it is neither a regular file nor a folder, such as "is a named pipe"; else empty."""
+    kind = _SPECIAL_FILES.get(stat.S_IFMT(mode))
+    return f"is {kind}{NOT_A_FILE}" if kind else ""
+
+
+TAKE_FILE = "write what it gives into a file, and name that file"
+"""What to do with a pipe, a socket or a device."""
+
+
+def open_file(path: Path, flags: int = 0) -> io.BufferedReader:
+    """Open a file that a user names, for reading.
+
+    Args:
+        flags: of `os.open`, beside those that a pipe needs.
+
+    Raises:
+        OSError: if it cannot be opened; EINVAL for a pipe, a socket or a device, where reading could wait for ever.
+    """
+    if kind := describe_special_file(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, kind, str(path))
+    # One that somebody puts in place meanwhile does not block either.
+    return open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK))
+
+
 def hash_file(path: Path) -> str:
     """Hex digest of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
