@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.messages import says_only
+from tests.messages import says, says_only
 from tests.paths import ROOT
 
 
@@ -67,3 +67,23 @@ def test_a_missing_base_is_told_once_and_only_by_a_build(tmp_path: Path) -> None
     chosen = run("choose-base")
     assert chosen.stdout == "localhost/drivetrain/base:bookworm\n"
     assert says_only(chosen.stderr.strip(), "base-image-cannot-be-pulled", "debian:bookworm-slim")
+
+
+@pytest.mark.parametrize("section", ["global", "install"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_certificates_of_pip_conf_are_handed_to_a_build(tmp_path: Path, section: str, is_there: bool) -> None:
+    """A company's own certificate stood in pip.conf, and pip inside of the build did not know it."""
+    settings, certificates = tmp_path / "pip.conf", tmp_path / "company.pem"
+    settings.write_text(f"[{section}]\ncert = {certificates}\n")
+    if is_there:
+        certificates.touch()
+    unset = ("PIP_CERT", "SSL_CERT_FILE")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"PIP_CONFIG_FILE": str(settings), "PYTHON": sys.executable}
+    done = subprocess.run([ROOT / "scripts" / "authority"], env=environment, capture_output=True, text=True)
+    if is_there:
+        assert done.stdout.splitlines() == [str(certificates)]
+    else:
+        assert done.returncode != 0
+        assert says(done.stderr, "certificates-of-pip-conf", certificates)
+    assert '--secret "id=ca,src=$authority"' in (ROOT / "scripts" / "image").read_text()
