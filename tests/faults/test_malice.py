@@ -36,6 +36,7 @@ from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests import newest_checkpoint, tiny
+from tests.edited_model import write_config
 from tests.messages import saying
 
 MOST = 500 << 20
@@ -291,7 +292,7 @@ def model_folder(folder: Path) -> Path:
         },
         "trained": {},
     }
-    write_json(path / "config.json", config)
+    write_config(path, config)
     return path
 
 
@@ -322,8 +323,8 @@ def test_the_configuration_of_a_model_folder(tmp_path: Path, watcher: Watcher, c
     (folder / "code" / "evil.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
     config = read_json(folder / "config.json")
     changed = BUILDERS[case]
-    write_json(
-        folder / "config.json",
+    write_config(
+        folder,
         config
         | changed
         | {"arguments": (config["arguments"] if "builder" not in changed else {}) | changed["arguments"]},
@@ -372,7 +373,7 @@ def test_a_configuration_that_would_load_from_elsewhere(tmp_path: Path, watcher:
     config = read_json(folder / "config.json")
     arguments = {"config": ELSEWHERE[case], "pooling": "cls", "dropout": 0.0}
     for builder, outputs in (("vision", {"classes": 3, "width": 8}), ("texts", {"outputs": {"": 3}})):
-        write_json(folder / "config.json", config | {"builder": builder, "arguments": arguments | outputs})
+        write_config(folder, config | {"builder": builder, "arguments": arguments | outputs})
         with watcher(tmp_path), pytest.raises(CheckpointError, check=saying("load-something-elsewhere")):
             saved_model.load(folder)
     write_json(folder / "config.json", ELSEWHERE[case])
@@ -397,7 +398,7 @@ def test_a_network_of_timm_that_is_an_address(tmp_path: Path, watcher: Watcher, 
     folder = model_folder(tmp_path)
     config = read_json(folder / "config.json")
     arguments = {"name": name, "classes": 3, "channels": 1, "image_size": 8, "dropout": 0.0}
-    write_json(folder / "config.json", config | {"builder": "timm", "arguments": arguments})
+    write_config(folder, config | {"builder": "timm", "arguments": arguments})
     with watcher(tmp_path), pytest.raises(CheckpointError, check=saying("is-not-name-of-architecture")):
         saved_model.load(folder)
 

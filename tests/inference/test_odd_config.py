@@ -18,7 +18,10 @@ from drivetrain.errors import CheckpointError, DataError, SpecError
 from drivetrain.inference import predictions
 from drivetrain.models import forward, saved_model
 from drivetrain.models.build import build
+from drivetrain.pretrained.earlier_run import WEIGHTS
 from drivetrain.pretrained.model_config import CONFIG
+from tests.edited_model import write_config
+from tests.messages import says
 from tests.models.followed_weights import follow
 from tests.task_cases import CASES, train_case
 
@@ -31,7 +34,7 @@ KINDS: dict[str, Any] = {
     "nested": dict,
     "truth": bool,
 }
-FREE = ("drivetrain", "trained", "arguments")
+FREE = ("drivetrain", "trained", "arguments", "weights", "content")
 """Keys whose values are not used for the data; the network's are below."""
 
 
@@ -84,7 +87,7 @@ def test_an_odd_value_is_named_or_changes_nothing(tmp_path: Path, name: str) -> 
     config, expected = json.loads((model / CONFIG).read_text()), predict(model, data)
     refused, wrong = 0, []
     for change, changed in change_values(config):
-        (model / CONFIG).write_text(json.dumps(changed))
+        write_config(model, changed)
         try:
             if predict(model, data) != expected:
                 wrong.append(change)
@@ -126,7 +129,7 @@ def test_an_odd_argument_of_the_network_is_named(tmp_path: Path, name: str) -> N
     job = follow(tmp_path, case)
     dataset, refused, wrong = load_data.load(job), 0, []
     for change, is_same_type, changed in change_arguments(config["arguments"]):
-        (model / CONFIG).write_text(json.dumps(config | {"arguments": changed}))
+        write_config(model, config | {"arguments": changed})
         with contextlib.suppress(SpecError):
             build(job, dataset)
         try:
@@ -136,3 +139,26 @@ def test_an_odd_argument_of_the_network_is_named(tmp_path: Path, name: str) -> N
             refused += 1
     assert not wrong
     assert refused > 50
+
+
+def test_an_edit_of_a_right_value_is_refused(tmp_path: Path) -> None:
+    """Another number of attention heads, or another scale, gave other answers without a word."""
+    case = CASES["table"]
+    train_case(case, tmp_path)
+    model, data = tmp_path / "run" / "model", tmp_path / f"held{case.suffix}"
+    text, expected = (model / CONFIG).read_text(), predict(model, data)
+    config = json.loads(text)
+    (model / CONFIG).write_text(json.dumps(dict(sorted(config.items())), indent=4))
+    assert predict(model, data) == expected
+    config["preprocessing"]["numeric"][0]["mean"] += 1
+    (model / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        predict(model, data)
+    assert says(str(caught.value), "config-was-edited")
+    (model / CONFIG).write_text(text)
+    weights = bytearray((model / WEIGHTS).read_bytes())
+    weights[-9] ^= 1
+    (model / WEIGHTS).write_bytes(weights)
+    with pytest.raises(CheckpointError) as caught:
+        predict(model, data)
+    assert says(str(caught.value), "weights-were-changed")

@@ -22,6 +22,7 @@ from drivetrain.errors import DataError
 from drivetrain.inference import predictions
 from drivetrain.models import forward, saved_model
 from drivetrain.training.run import Run
+from tests.edited_model import write_config
 from tests.messages import says
 from tests.paths import ROOT
 from tests.task_cases import CALIBRATED, CASES, collect_outputs, train_case
@@ -353,8 +354,8 @@ def damage(kind: str, model: Path) -> None:
             (model / "model.safetensors").write_bytes(content[: len(content) // 2])
         case "no weights":
             (model / "model.safetensors").unlink()
-    if kind not in ("no config", "torn config"):
-        (model / "config.json").write_text(json.dumps(config))
+    if kind not in ("no config", "torn config", "no weights"):
+        write_config(model, config)
 
 
 @pytest.mark.parametrize(

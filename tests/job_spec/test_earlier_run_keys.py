@@ -11,6 +11,7 @@ import pytest
 from drivetrain.cli.main import main
 from drivetrain.data.dataset import Head
 from drivetrain.pretrained.model_config import FORMAT
+from tests.edited_model import write_config
 from tests.messages import says
 
 IMAGES = "task: image-classification\ndata: {train: folder, "
@@ -114,8 +115,8 @@ def write_job(folder: Path, spec: str, builder: str = "images") -> Path:
     }
     config["preprocessing"] = PREPROCESSING[task]
     (folder / "run" / "model").mkdir(parents=True)
-    (folder / "run" / "model" / "config.json").write_text(json.dumps(config))
     (folder / "run" / "model" / "model.safetensors").touch()
+    write_config(folder / "run" / "model", config)
     path = folder / "job.yaml"
     path.write_text(f"name: next\n{spec}\nmodel: {{from: run}}\n")
     return path
@@ -150,7 +151,7 @@ def test_train_leaves_no_run_folder(tmp_path: Path) -> None:
 
 def test_a_run_from_before_data_fit_was_cropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_job(tmp_path, f"{IMAGES}fit: squash}}")
-    config = tmp_path / "run" / "model" / "config.json"
-    config.write_text(config.read_text().replace(', "fit": "pad"', ""))
+    model = tmp_path / "run" / "model"
+    write_config(model, json.loads((model / "config.json").read_text().replace(', "fit": "pad"', "")))
     assert main(["validate", str(path)]) == 2
     assert says(capsys.readouterr().err, "squash-earlier-run-trained", "data.fit")

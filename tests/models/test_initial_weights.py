@@ -16,6 +16,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model, build
 from drivetrain.training import recorded_inputs
+from tests.edited_model import write_config
 from tests.messages import begins_with, saying, says_only
 from tests.models.followed_weights import FIRST, compute_outputs, follow, rename_classes
 from tests.task_cases import CASES, Case, collect_outputs, train_case
@@ -126,8 +127,9 @@ def test_a_larger_image_keeps_the_stem(tmp_path: Path) -> None:
 def test_a_folder_whose_stem_does_not_fit_its_size_is_refused(tmp_path: Path) -> None:
     case = CASES["image arrays"]
     train_case(case, tmp_path)
-    config = tmp_path / FIRST / "model" / "config.json"
-    config.write_text(config.read_text().replace('"image_size": 8', '"image_size": 200'))
+    model = tmp_path / FIRST / "model"
+    config = (model / "config.json").read_text()
+    write_config(model, json.loads(config.replace('"image_size": 8', '"image_size": 200')))
     for change in ((), (("train.npz, ", "train.npz, image_size: 8, "),)):
         job = follow(tmp_path, case, f"{{from: {FIRST}}}", *change)
         with pytest.raises(SpecError, check=saying("does-not-fit-network")):  # a stem of 7x7, and weights of one of 3x3
@@ -181,7 +183,7 @@ def test_a_damaged_model_is_refused(tmp_path: Path, damage: str) -> None:
     else:
         text, (before, after) = (model / "config.json").read_text(), EDITS[damage]
         assert before in text
-        (model / "config.json").write_text(text.replace(before, after))
+        write_config(model, json.loads(text.replace(before, after)))
 
     def start() -> None:
         job = follow(tmp_path, case)

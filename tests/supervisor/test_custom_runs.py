@@ -20,6 +20,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import code_consent, dummy_inputs, forward, saved_model
 from drivetrain.system.files import hash_file, write_json
+from tests.edited_model import write_config
 from tests.messages import omits, saying, says, says_only
 from tests.own_job import DATA, LOSS, MODEL, write_job
 from tests.supervisor.custom_run import train_job
@@ -227,7 +228,7 @@ def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
     saved_model.load(tmp_path / "x-001")
     config = json.loads((tmp_path / "x-001" / "model" / "config.json").read_text())
     config["arguments"]["arguments"]["width"] = 7
-    (tmp_path / "x-001" / "model" / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path / "x-001" / "model", config)
     with pytest.raises(CheckpointError, match="allow them with --run-code"):
         saved_model.load(tmp_path / "x-001")
 
@@ -286,7 +287,7 @@ def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None
     config = json.loads((copied_run / "model" / "config.json").read_text())
     (tmp_path / "evil.py").write_text(MODEL)
     config["arguments"]["file"] = "../../../evil.py"
-    (copied_run / "model" / "config.json").write_text(json.dumps(config))
+    write_config(copied_run / "model", config)
     with pytest.raises(CheckpointError, match="allow them with --run-code"):
         saved_model.load(copied_run)
     with pytest.raises(CheckpointError, match="is outside"):

@@ -24,9 +24,9 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.described_network import build_described
 from drivetrain.models.networks import user_network
 from drivetrain.pretrained.earlier_run import POSSIBLE, WEIGHTS, model_folder
-from drivetrain.pretrained.model_config import CONFIG, FORMAT, read_config
+from drivetrain.pretrained.model_config import CONFIG, FORMAT, digest_values, read_config
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import storage_error, sync_folder
+from drivetrain.system.files import hash_file, storage_error, sync_folder
 from drivetrain.system.run_files import STATE_FILE, RunFiles, refuse_links
 from drivetrain.system.run_records import RunState
 from drivetrain.system.version import VERSION
@@ -54,7 +54,7 @@ def commit(
     Args:
         final: the folder.
         groups: tensors by name, by stem of their file.
-        config: content of `config.json` except its format and our version.
+        config: content of `config.json` except its format, our version and the digests.
         code: content of the user's Python files, by name, if they define the network.
 
     Raises:
@@ -70,7 +70,9 @@ def commit(
         for name, content in code.items():
             (unfinished / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             (unfinished / "code" / name).write_bytes(content)
-        RunFiles(unfinished).write_json(CONFIG, {"format": FORMAT, "drivetrain": VERSION, **config})
+        weights = hash_file(unfinished / WEIGHTS)
+        values = {"format": FORMAT, "drivetrain": VERSION, **config, "weights": weights}
+        RunFiles(unfinished).write_json(CONFIG, values | {"content": digest_values(values)})
         if final.exists():
             shutil.rmtree(final)
         unfinished.rename(final)
@@ -117,7 +119,7 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
     network = _build_network(folder, config, consent)
     if config["preprocessing"].get("kind") == "own":
         config["preprocessing"]["code"] = str(folder / "code")
-    _load_weights(network, folder)
+    _load_weights(network, folder, config["weights"])
     return SavedModel(
         folder,
         config["task"],
@@ -147,8 +149,8 @@ def _build_from_user_code(folder: Path, config: dict[str, Any], consent: bool) -
     return user_network.rebuild(folder, config["code"], config["arguments"], consent=consent)
 
 
-def _load_weights(network: nn.Module, folder: Path) -> None:
-    """Load the weights; their names and shapes must match the network exactly."""
+def _load_weights(network: nn.Module, folder: Path, digest: str) -> None:
+    """Load the weights; their names and shapes must match the network exactly, and the file the SHA-256 of the training."""
     try:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:
@@ -158,6 +160,8 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
     wrong += [f"{name} is not part of the network" for name in stored if name not in names]
     if wrong:
         _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {list_names(wrong, 3, '; ')}")
+    if hash_file(folder / WEIGHTS) != digest:
+        _refuse(folder, f"{WEIGHTS} was changed after the training, so its answers would be others")
 
 
 def _refuse(folder: Path, wrong: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -22,6 +24,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.job.data import Fit
 from drivetrain.job.tables import DatePart
 from drivetrain.job.text import Truncation
+from drivetrain.system.files import parse_json, to_json
 from drivetrain.system.run_files import RunFiles
 
 CONFIG, FORMAT = "config.json", 1
@@ -257,6 +260,10 @@ class _Config(_Stored):
     preprocessing: _Data
     trained: dict[str, str | float | None]
     code: dict[str, str] = {}
+    weights: str
+    """SHA-256 of the file of weights."""
+    content: str
+    """SHA-256 of all other values."""
 
     @model_validator(mode="after")
     def _check_fit(self) -> _Config:
@@ -304,7 +311,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         _Config.model_validate(config)
     except ValidationError as error:
         raise config_error(folder, describe_problem(error)) from None
+    if config["content"] != digest_values(config):
+        raise config_error(
+            folder, "was edited: its values are not those of its training, so its answers would be others"
+        )
     return config
+
+
+def digest_values(config: Mapping[str, object]) -> str:
+    """SHA-256 of the values of a config.json, in whatever order and form they are written."""
+    values = parse_json(to_json({key: value for key, value in config.items() if key != "content"}))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def config_error(folder: Path, wrong: str) -> CheckpointError:
