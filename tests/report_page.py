@@ -18,6 +18,7 @@ class Page(HTMLParser):
         assert not re.findall(r"</\w+[^\w\s>].{20}", text)
         self.loads: list[str] = []
         self.tags: set[str] = set()
+        self.order: list[str] = []
         self.ids: list[str] = []
         self.text = ""
         self.open: list[str] = []
@@ -26,11 +27,14 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.order.append(tag)
         if tag not in self.VOID:
             self.open.append(tag)
         for name, value in attrs:
             assert not name.startswith("on"), f"{tag} {name}"
-            if name in ("href", "src", "srcset", "action", "data", "xlink:href") or "url(" in (value or ""):
+            if name in ("href", "src", "srcset", "action", "data", "xlink:href") or (
+                "url(" in (value or "") and name not in ("alt", "title", "data-name", "aria-label")
+            ):
                 self.loads.append(value or "")
             if name == "id":
                 self.ids.append(value or "")

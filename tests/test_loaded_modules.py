@@ -78,7 +78,7 @@ def test_no_process_loads_what_the_job_does_not_use(loaded_modules: list[set[str
 
 @pytest.mark.parametrize("process", [0, 2])
 def test_supervisor_and_report_are_light(loaded_modules: list[set[str]], process: int) -> None:
-    assert within(loaded_modules[process], HEAVY - {"PIL"} if process else HEAVY) == set()
+    assert within(loaded_modules[process], HEAVY) == set()
 
 
 def test_the_report_needs_no_supervisor(loaded_modules: list[set[str]]) -> None:

@@ -10,10 +10,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from drivetrain.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
+from drivetrain.report.blocks import Curves, Dot, Headline, Scatter, Section, StackedBar, Tone
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.log_series import Series
-from drivetrain.report.render.page import _render_bar
+from drivetrain.report.render.page import render_page
 from drivetrain.report.render.plot_svg import (
     BOTTOM,
     LEFT,
@@ -40,7 +40,7 @@ def series(*points: tuple[float, float]) -> Series:
 
 
 def parse_plot(text: str) -> ET.Element:
-    return ET.fromstring(text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+    return ET.fromstring(str(text).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 
 def labels(text: str) -> list[str]:
@@ -122,7 +122,7 @@ def test_an_axis_for_any_values(values: list[float], logarithmic: bool) -> None:
 )
 def test_curves_for_any_values(points: tuple[tuple[float, float], ...], from_zero: bool, logarithmic: bool) -> None:
     frame = Curves("Loss", "step", (series(*points),), from_zero=from_zero, logarithmic=logarithmic)
-    text = draw_curves(frame, "curves-0")
+    text = draw_curves(frame)
     assert "nan" not in text
     assert "inf" not in text
     assert labels(text)[-1] == "step"
@@ -130,20 +130,20 @@ def test_curves_for_any_values(points: tuple[tuple[float, float], ...], from_zer
 
 def test_a_noisy_line_is_pale_below_its_mean() -> None:
     noisy = series(*((step, 1.5 + math.sin(step * 77.7)) for step in range(1, 400)))
-    assert draw_curves(Curves("Loss", "step", (noisy,)), "c").count("opacity") == 1
+    assert draw_curves(Curves("Loss", "step", (noisy,))).count("pale") == 1
 
 
 def test_a_limit_is_shown_and_named() -> None:
     frame = Curves("Memory", "seconds", (series((0, 1.0), (1, 2.0)),), ("limit", 4.0), from_zero=True)
-    assert "limit 4" in labels(draw_curves(frame, "c"))
+    assert "limit 4" in labels(draw_curves(frame))
 
 
 def test_titles_and_names_are_escaped() -> None:
     evil = '</text><script>alert("x")</script>'
     frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), (("<b>", 0.0),))
-    assert evil in labels(draw_curves(frame, "c"))
+    assert evil in labels(draw_curves(frame))
     plot = Scatter(evil, evil, (Dot(0.0, 1.0, "k"),), (("k", Tone.PLAIN),))
-    assert parse_plot(draw_scatter(plot, "s")).get("aria-label") == evil
+    assert parse_plot(draw_scatter(plot)).get("aria-label") == evil
 
 
 def test_counts_of_a_confusion_matrix_are_whole() -> None:
@@ -156,7 +156,8 @@ def test_counts_of_a_confusion_matrix_are_whole() -> None:
 def test_no_two_parts_of_a_bar_have_the_same_color() -> None:
     """The ninth part, the largest, had the color of the second."""
     sizes = [5.0, 4.0, 0.1, 3.0, 0.2, 2.0, 0.3, 1.0, 9.0, 0.4, 0.5]
-    bar = _render_bar(StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes))))
+    parts = StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes)))
+    bar = render_page(Headline("r", "", "", "", "", ""), [Section("time", "Time", (parts,))])
     shades = re.findall(r'<span class="key ([a-z0-9-]+)">', bar)
     assert re.findall(r'<i class="([a-z0-9-]+)"', bar) == shades
     line_shades = [shade for shade in shades if shade != "tone-quiet"]

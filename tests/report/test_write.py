@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from operator import methodcaller
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from drivetrain.report.__main__ import main
 from drivetrain.report.write import write
 from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
-from tests.paths import ROOT
+from tests.paths import PACKAGE, ROOT
 from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, write_rows
 from tests.report_page import read_page
 
@@ -158,6 +159,14 @@ def test_same_files_same_bytes(run: Path, finished_run: Path) -> None:
 def test_endings(run: Path, status: str, code: int | None, message: str) -> None:
     change_json(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     assert f"**{status}**: {message}" in text_of(run)
+
+
+def test_a_wheel_has_every_file_of_the_package() -> None:
+    """Without its template, an installed package writes no report."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = set(project["tool"]["setuptools"]["package-data"]["drivetrain"])
+    files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.is_file()}
+    assert {file for file in files if not file.endswith((".py", ".pyc"))} == named
 
 
 def test_values_that_are_not_finite(run: Path) -> None:

@@ -24,6 +24,9 @@ from drivetrain.report.confusion import Confusion
 from drivetrain.report.formatting import format_number, format_share
 from drivetrain.tracking.live.sparkline import draw_bars
 
+_MARKUP = re.compile(r"([\\`*|\[\]~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.)")
+"""Characters that mean something; `_` only at the edge of a word."""
+_LINE_START = re.compile(r"^(\d*)([#>+=-]|(?<=\d)[.)])")
 MAX_MATRIX_CLASSES = 12
 """Largest confusion matrix that is shown as text; the HTML page has larger ones."""
 
@@ -32,7 +35,7 @@ def render_markdown(headline: Headline, sections: Sequence[Section]) -> str:
     """Render the whole text."""
     lines = [
         f"# {_escape(headline.run)}: {_escape(headline.value)}",
-        f"{_escape(headline.label)}. {_escape(headline.what)}.",
+        f"{_escape_line(headline.label)}. {_escape(headline.what)}.",
         f"**{_escape(headline.status)}**: {_escape(headline.ending)}",
         *(["\n".join(f"- **{_escape(text)}**" for text, _ in headline.alerts)] if headline.alerts else []),
         _render_table(Table(("result", "value", ""), tuple(map(_render_tile, headline.tiles)))),
@@ -67,7 +70,7 @@ def _render_blocks(blocks: Sequence[Block]) -> Iterator[str]:
 def _render_block(block: Block) -> Iterator[str]:
     match block:
         case Text():
-            yield f"**{_escape(block.text)}**" if block.tone in (Tone.WARN, Tone.BAD) else _escape(block.text)
+            yield f"**{_escape(block.text)}**" if block.tone in (Tone.WARN, Tone.BAD) else _escape_line(block.text)
         case Table():
             yield _render_table(block)
         case Confusion():
@@ -85,7 +88,7 @@ def _render_block(block: Block) -> Iterator[str]:
         case Details():
             # The fence must be longer than any row of backticks in the text.
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
-            yield f"{_escape(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"
+            yield f"{_escape_line(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"
         case _:
             pass  # scatter plots are on the HTML page only
 
@@ -117,6 +120,10 @@ def _render_table(table: Table) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape all Markdown markup."""
-    text = re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    """Escape all Markdown markup, also addresses, which some readers turn into links."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _escape_line(text: str) -> str:
+    """Escape a text that begins a line, where it could be a heading, a list, a quote or a rule."""
+    return _LINE_START.sub(r"\1\\\2", _escape(text))
