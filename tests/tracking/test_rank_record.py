@@ -59,7 +59,7 @@ def test_the_live_view_shows_each_process(tmp_path: Path) -> None:
     rank_record.write_records(run, [FAST, SLOW])
     view = RunReader(run).read()
     text = read_text(view, 100)
-    assert "rank 0     118 samples/s" in text
+    assert "rank 0      118 samples/s" in text
     assert "slowest, waits 9% data, 1% others" in text
     assert format_line(view).endswith("slowest: rank 1 on beta")
     rank_record.write_records(run, [replace(SLOW, rank=rank) for rank in range(20)])

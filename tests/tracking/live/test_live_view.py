@@ -151,7 +151,7 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
     for head, values in scores.items():
         name = head if len(head) < 11 else "prioridad…"
         assert re.search(rf"^{name} +{kind} {values[kind == 'f1']:.4f} ", picture_text, re.MULTILINE), picture_text
-    assert bool(re.search(r"^validation loss 0\.5000", picture_text, re.MULTILINE)) == (watched == "validation/loss")
+    assert bool(re.search(r"^validation +loss 0\.5000", picture_text, re.MULTILINE)) == (watched == "validation/loss")
     assert max(map(len, picture_text.splitlines())) <= 80
 
 

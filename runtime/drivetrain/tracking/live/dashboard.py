@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from drivetrain.job.formatting import format_metric
@@ -12,7 +15,7 @@ from drivetrain.system.units import format_bytes
 from drivetrain.tracking.live.run_reader import RunView
 from drivetrain.tracking.live.sparkline import Sparkline
 from drivetrain.tracking.live.time_left import format_clock_time
-from drivetrain.tracking.rank_record import RankRecord, find_slowest
+from drivetrain.tracking.rank_record import find_slowest
 
 MAX_COLUMNS = 100
 """Columns; longer lines are hard to read."""
@@ -22,8 +25,9 @@ MAX_HEAD_ROWS = 6
 """Largest number of rows for scores of heads."""
 MAX_PROCESS_ROWS = 8
 """Largest number of rows for processes."""
-_LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
+_Row = tuple[RenderableType, ...]
+"""Name, value, shape and remark; those at the end may be missing."""
 
 
 def render(view: RunView, width: int) -> RenderableType:
@@ -33,14 +37,22 @@ def render(view: RunView, width: int) -> RenderableType:
         view: the state of the run.
         width: columns of the terminal.
     """
-    width = min(width, MAX_COLUMNS)
-    plan = Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'all optimizations off'}", style="dim")
-    rows = [_render_title(view, width), plan, Text(), *_render_rows(view, width)]
-    rows += [Text(f"{event}", style="yellow") for event in view.events]
-    for row in rows:
-        row.no_wrap, row.overflow = True, "ellipsis"
-        row.truncate(width, overflow="ellipsis")
-    return Group(*rows)
+    title = Text(view.job, style="bold").append(f"  {view.task}  {view.folder}", style="not bold dim")
+    status = Text(f"{view.status} {format_clock_time(view.elapsed)}", style=_STYLES.get(view.status, ""))
+    share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
+    end = format_time_left(view.seconds_left, view.at_most) if view.status == "running" else f"{share:.0%}"
+    step = f"step {view.step:,}" + (f" of {view.total:,}" if view.total else "")
+    epoch = Text(f"{view.epoch} of {view.epochs or '?'}", style="bold")
+    parts: tuple[RenderableType, ...] = (
+        _make_grid([(title, status)], ratios=(1, 0)),
+        _make_grid([("plan", Text(" · ".join(view.plan) or "all optimizations off", style="dim"))], ratios=(0, 1)),
+        "",
+        _make_grid([("epoch", epoch, step, _draw_meter(share), Text(end, style="bold"))], ratios=(0, 0, 0, 1, 0)),
+        _make_grid([*_list_scores(view), *_list_sensors(view), *_list_ranks(view)], ratios=(0, 0, 2, 3)),
+        *([_remark(f"the slowest of {len(view.ranks)} processes")] if len(view.ranks) > MAX_PROCESS_ROWS else []),
+        *(Text(event, style="yellow", no_wrap=True, overflow="ellipsis") for event in view.events),
+    )
+    return Constrain(Group(*parts), min(width, MAX_COLUMNS))
 
 
 def format_line(view: RunView) -> str:
@@ -61,120 +73,86 @@ def format_time_left(seconds: float | None, at_most: bool) -> str:
     return f"{'at most ' if at_most else ''}{format_clock_time(seconds)} left"
 
 
-def _render_title(view: RunView, width: int) -> Text:
-    right = f"{view.status} {format_clock_time(view.elapsed)}"
-    text = Text(view.job, style="bold")
-    text.append(f"  {view.task}  {view.folder}", style="not bold dim")
-    text.truncate(max(0, width - len(right) - 2), overflow="ellipsis", pad=True)
-    text.append(f"  {right}", style=f"not bold {_STYLES.get(view.status, '')}".strip())
-    return text
+def _make_grid(rows: list[_Row], ratios: tuple[int, ...]) -> Table:
+    """Make a grid in which columns with a ratio share what the others leave; names have ten characters."""
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    for index, ratio in enumerate(ratios):
+        is_name = index == 0 and not ratio
+        grid.add_column(
+            ratio=ratio or None,
+            no_wrap=True,
+            overflow="ellipsis",
+            style="dim" if is_name else "",
+            width=10 * is_name or None,
+        )
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
-def _render_rows(view: RunView, width: int) -> list[Text]:
-    shape = max(8, min(28, width - _LABEL - _VALUE - 25))
-    rows = [
-        _render_progress(view, width),
-        _row("loss", _format(view.loss.last), view.loss.draw(shape), _format_first(view.loss), shape),
-    ]
+def _draw_meter(share: float) -> ProgressBar:
+    return ProgressBar(1.0, share, complete_style="cyan", finished_style="cyan")
+
+
+def _remark(text: str, *, warn: bool = False) -> Text:
+    return Text(text, style="yellow" if warn else "dim")
+
+
+def _list_scores(view: RunView) -> Iterator[_Row]:
+    yield "loss", _format(view.loss.last), view.loss, _remark(_format_first(view.loss))
     head, _, kind = view.metric.partition("/")[2].rpartition("/")
     if view.score.last is not None:
         best = f"best {_format(view.best[0])}, epoch {view.best[1]}" if view.best else ""
         name, start = (head, f"{kind} ") if head else ("validation", "loss ") if kind == "loss" else (kind, "")
-        rows.append(_row(name, start + _format(view.score.last), view.score.draw(shape), best, shape))
+        yield Text(name), start + _format(view.score.last), view.score, _remark(best)
     other_heads = [(name, score) for name, score in view.heads.items() if name != head]
-    rows += [
-        _row(name, f"{of} {_format(curve.last)}", curve.draw(shape), _format_first(curve), shape)
-        for name, (of, curve) in other_heads[:MAX_HEAD_ROWS]
-    ]
+    for name, (kind_of_head, curve) in other_heads[:MAX_HEAD_ROWS]:
+        yield Text(name), f"{kind_of_head} {_format(curve.last)}", curve, _remark(_format_first(curve))
     if len(other_heads) > MAX_HEAD_ROWS:
-        rows.append(Text(f"{'':<{_LABEL}}and {len(other_heads) - MAX_HEAD_ROWS} more heads", style="dim"))
-    return [*rows, *_render_sensors(view, shape), *_render_ranks(view.ranks, shape)]
+        yield "", _remark(f"and {len(other_heads) - MAX_HEAD_ROWS} more heads")
 
 
-def _render_progress(view: RunView, width: int) -> Text:
-    """Epoch, step, a progress bar that fills the width, and the time left."""
-    share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
-    text = Text(f"{'epoch':<{_LABEL}}", style="dim")
-    text.append(f"{view.epoch} of {view.epochs or '?'}".ljust(8) + "  ", style="not dim bold")
-    text.append(f"step {view.step:,}" + (f" of {view.total:,}  " if view.total else "  "), style="not dim")
-    end = format_time_left(view.seconds_left, view.at_most) if view.status == "running" else f"{share:.0%}"
-    room = max(4, width - len(text) - len(end) - 2)
-    full = int(room * share)
-    text.append("━" * full, style="not dim cyan")
-    text.append("━" * (room - full), style="dim")
-    text.append(f"  {end}", style="not dim bold")
-    return text
-
-
-def _render_sensors(view: RunView, shape: int) -> list[Text]:
-    sample, rows = view.sample, []
+def _list_sensors(view: RunView) -> Iterator[_Row]:
+    sample = view.sample
     if view.speed.last is not None:
         wait = sample.get("input_wait")
         remark = "" if wait is None else f"input wait {wait:.0%}"
-        value = f"{view.speed.last:,.0f} samples/s"
-        rows.append(_row("speed", value, view.speed.draw(shape), remark, shape, warn=(wait or 0) > 0.1))
+        yield "speed", f"{view.speed.last:,.0f} samples/s", view.speed, _remark(remark, warn=(wait or 0) > 0.1)
     if sample.get("cpu_percent") is not None:
         busy, allowed = sample["cpu_percent"] / 100, view.cpus
         text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"
         crowded = f"others use {view.crowded:.0%}" if view.crowded > CROWDED_SHARE else ""
         warning = f"throttled {view.throttled:.0%}" if view.throttled > 0.005 else crowded
-        rows.append(
-            _row("CPU", text, _meter(busy / allowed if allowed else 0, shape), warning, shape, warn=bool(warning))
-        )
+        yield "CPU", text, _draw_meter(busy / allowed if allowed else 0.0), _remark(warning, warn=True)
     used = sample.get("memory_used") or sample.get("process_memory")
-    rows += _render_memory("memory", used, sample.get("memory_limit"), shape)
+    yield from _list_memory("memory", used, sample.get("memory_limit"))
     if sample.get("gpu_percent") is not None:
-        heat = sample.get("gpu_temperature")
+        heat, busy = sample.get("gpu_temperature"), sample["gpu_percent"] / 100
         remark = "" if heat is None else f"{heat:.0f} °C"
-        busy = sample["gpu_percent"] / 100
-        rows.append(_row("GPU", f"{busy:.0%} busy", _meter(busy, shape), remark, shape, warn=(heat or 0) >= 80))
-    return rows + _render_memory("GPU memory", sample.get("gpu_memory"), sample.get("gpu_memory_limit"), shape)
+        yield "GPU", f"{busy:.0%} busy", _draw_meter(busy), _remark(remark, warn=(heat or 0) >= 80)
+    yield from _list_memory("GPU memory", sample.get("gpu_memory"), sample.get("gpu_memory_limit"))
 
 
-def _render_memory(label: str, used: float | None, limit: float | None, shape: int) -> list[Text]:
-    if used is None:
-        return []
-    if not limit:
-        return [_row(label, format_bytes(int(used)), "", "no limit", shape)]
-    share, value = used / limit, f"{format_bytes(int(used))} of {format_bytes(int(limit))}"
-    return [_row(label, value, _meter(share, shape), f"{share:.0%}", shape, warn=share > 0.9)]
+def _list_memory(label: str, used: float | None, limit: float | None) -> Iterator[_Row]:
+    if used is not None and limit:
+        share, value = used / limit, f"{format_bytes(int(used))} of {format_bytes(int(limit))}"
+        yield label, value, _draw_meter(share), _remark(f"{share:.0%}", warn=share > 0.9)
+    elif used is not None:
+        yield label, format_bytes(int(used)), "", _remark("no limit")
 
 
-def _render_ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
-    """A row for each process, for the slowest ones if there are many: its own speed, and what it waits for."""
+def _list_ranks(view: RunView) -> Iterator[_Row]:
+    """Make a row for each process, for the slowest ones if there are many: its own speed, and what it waits for."""
+    records = view.ranks
     if len(records) < 2:
-        return []
+        return
     last = find_slowest(records)
-    listed = (
-        records
-        if len(records) <= MAX_PROCESS_ROWS
-        else sorted(records, key=lambda record: record.speed)[:MAX_PROCESS_ROWS]
-    )
-    rows = []
-    for record in listed:
+    listed = records if len(records) <= MAX_PROCESS_ROWS else sorted(records, key=lambda record: record.speed)
+    for record in listed[:MAX_PROCESS_ROWS]:
         waits = f"waits {record.share(record.data):.0%} data, {record.share(record.others):.0%} others"
         remark = f"{'slowest, ' if record is last else ''}{waits}, {format_bytes(record.memory)}, {record.node}"
-        busy = _meter(record.share(record.computing), shape)
-        rows.append(
-            _row(f"rank {record.rank}", f"{record.speed:,.0f} samples/s", busy, remark, shape, warn=record is last)
-        )
-    if len(records) > MAX_PROCESS_ROWS:
-        rows.append(Text(f"{'':<{_LABEL}}the slowest of {len(records)} processes", style="dim"))
-    return rows
-
-
-def _row(label: str, value: str, shape: str, remark: str, width: int, *, warn: bool = False) -> Text:
-    name = label if len(label) < _LABEL else f"{label[: _LABEL - 2]}…"
-    text = Text(f"{name:<{_LABEL}}", style="dim")
-    text.append(f"{value:<{_VALUE - 1}} ", style="not dim")
-    text.append(f"{shape:<{width}}  ", style="not dim cyan")
-    text.append(remark, style="not dim yellow" if warn else "dim")
-    return text
-
-
-def _meter(share: float, width: int) -> str:
-    full = min(width, round(width * share))
-    return "━" * full + "·" * (width - full)
+        busy = _draw_meter(record.share(record.computing))
+        yield f"rank {record.rank}", f"{record.speed:,.0f} samples/s", busy, _remark(remark, warn=record is last)
 
 
 def _format(value: float | None) -> str:

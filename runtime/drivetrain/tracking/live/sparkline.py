@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
 MAX_POINTS = 128
 """Largest number of points; beyond it, neighbors are merged."""
 BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
@@ -41,6 +44,9 @@ class Sparkline:
         if values and min(values) > 0 and max(values) > 100 * min(values):
             values = [math.log(value) for value in values]
         return draw_bars(values, width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.draw(options.max_width), style="cyan")
 
 
 def draw_bars(values: Sequence[float], width: int) -> str:
