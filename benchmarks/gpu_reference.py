@@ -25,8 +25,10 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import plan
 from drivetrain.system.signals import Signals
-from drivetrain.training import run as runs
+from drivetrain.training import assemble as runs
+from drivetrain.training import batch_inputs
 from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run
 
 Figures = dict[str, Any]
 CUDA = torch.cuda.is_available()
@@ -315,7 +317,7 @@ def _capture_and_restore(loop: Loop, static: Tensor) -> tuple[torch.cuda.CUDAGra
     return graph, filled
 
 
-def assemble_run(path: Path, folder: Path, assignments: Sequence[str] = ()) -> runs.Run:
+def assemble_run(path: Path, folder: Path, assignments: Sequence[str] = ()) -> Run:
     """The run of a job in this process, under the plan for this machine.
 
     Raises:
@@ -336,8 +338,8 @@ def count_kernels_of_ours(path: Path, folder: Path) -> Figures:
     batches, results = (batch for epoch in itertools.count() for batch in run.batches.epoch(epoch)), []
 
     def step() -> None:
-        run.set_learning_rates()
-        results.append(run.step(run.mix(run.preprocess(next(batches), 0)), run.step_seed()))
+        run.rates.set(run.counters, run.best_metric.factor())
+        results.append(run.step(batch_inputs.prepare(run, next(batches), 0), batch_inputs.share_batch(run)))
         run.counters.step += 1
         if len(results) > 1:
             results.pop(0).read()

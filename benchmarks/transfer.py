@@ -225,8 +225,8 @@ def time_cached_features(path: Path) -> int:
     from drivetrain.models.build import build
     from drivetrain.plan import plan
     from drivetrain.system.signals import Signals
+    from drivetrain.training.assemble import assemble
     from drivetrain.training.phase_timer import PhaseTimer
-    from drivetrain.training.run import assemble
 
     job, machine = job_spec.load(path, ["optimize.cpu_threads=1"]), detect(path.parent)
     data = load(job)
@@ -252,10 +252,12 @@ def time_cached_features(path: Path) -> int:
 
 def _time_block(run: Any, batches: Iterator[Any]) -> float:
     """Samples per CPU second of a block of steps: other programs take turns with this one."""
+    from drivetrain.training import batch_inputs
+
     start, samples = time.process_time(), 0
     for batch in itertools.islice(batches, BLOCK_STEPS):
-        run.set_learning_rates()
-        run.step(run.preprocess(batch, 0), run.step_seed())
+        run.rates.set(run.counters, run.best_metric.factor())
+        run.step(batch_inputs.preprocess(run, batch, 0), batch_inputs.share_batch(run))
         run.counters.step += 1
         samples += len(batch)
     return samples / (time.process_time() - start)

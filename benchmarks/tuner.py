@@ -118,8 +118,8 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
     from drivetrain.models.build import build
     from drivetrain.plan import plan as plans
     from drivetrain.system.signals import Signals
+    from drivetrain.training.assemble import Assembly
     from drivetrain.tuning import tuner_state
-    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
     from drivetrain.tuning.tuner import Tuner
 
     machine, signals = detect(scratch), Signals()
@@ -132,10 +132,10 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
         network = build(job, dataset)
         facts = inspection.inspect_workload(dataset, network.module)
         plan = plans.resolve(job, machine, facts)
-        search = MicroBatchSearch(
+        inputs = Assembly(
             job, machine, plan, dataset, network, facts, scratch, signals, lambda text: print(f"  {text}", flush=True)
         )
-        return Tuner(search, SpecSource(path))
+        return Tuner(inputs, SpecSource(path))
 
     first = make_tuner(1)
     _, total = tuner_state.predict_seconds(first.build(first.run.plan), first.run.total_steps)

@@ -24,7 +24,7 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import run, train
+from drivetrain.training import assemble, run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import own_job, tiny
 
@@ -92,7 +92,7 @@ def assemble_run(folder: Path, case: str) -> run.Run:
     network = build(job, data)
     facts = inspection.inspect_workload(data, network.module)
     run_plan = plan.resolve(job, machine, facts).only(["micro_batch"])
-    return run.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
+    return assemble.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
 
 
 def weights(model: nn.Module) -> list[float]:
@@ -106,7 +106,7 @@ def train_case(folder: Path, case: str) -> dict[str, Any]:
         training_run = assemble_run(folder, case)
     except DrivetrainError as error:
         return {"refused": str(error)}
-    assert (training_run.step.micro_batch or 0) == int(case.partition("/")[2] or 0)
+    assert (training_run.step.forward.micro_batch or 0) == int(case.partition("/")[2] or 0)
     train.train(training_run)
     rows = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

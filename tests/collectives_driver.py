@@ -22,7 +22,7 @@ from drivetrain.models import inspection
 from drivetrain.models.build import Model
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import run, train
+from drivetrain.training import assemble, train
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
 
@@ -74,7 +74,7 @@ def steps_of(folder: Path, case: str) -> list[Calls]:
     job, machine, data = tiny.job(keys, epochs=2), tiny.machine(), tiny.dataset()
     model = network(name == "norm")
     run_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
-    training_run = run.assemble(
+    training_run = assemble.assemble(
         job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals(), PhaseTimer()
     )
     calls: Calls = []

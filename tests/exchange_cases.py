@@ -20,16 +20,16 @@ from torch.utils.checkpoint import checkpoint
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed import gradient_exchange
-from drivetrain.distributed.batch_parts import BatchParts
-from drivetrain.distributed.gradient_exchange import GradientExchange
+from drivetrain.distributed.batch_parts import BatchParts, BatchShare
 from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.job.train import Fp16
+from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.models.loss_function import Denominators
 from drivetrain.system import interpreter
-from drivetrain.training.nonfinite import Scaler
+from drivetrain.training.ema import Ema
 from drivetrain.training.peers import Peers
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import StepOptions
-from drivetrain.training.weight_update import Ema
+from drivetrain.training.updater import Updater
 
 STEPS = 20
 WIDTH = 16
@@ -103,20 +103,23 @@ class Network(nn.Module):
 class Objective:
     """A weighted mean of squares, or a loss of another power as a user may write it."""
 
-    is_unweighted = False
     split_obstacle = ""
 
     def __init__(self, kind: str) -> None:
         self.power = 1.5 if kind == "loss" else 2.0
 
-    def zero_denominators(self) -> dict[str, Tensor]:
-        return {"": torch.zeros((), dtype=torch.float64)}
-
     def denominators(self, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"": targets["weight"].sum()}
 
-    def scale_denominators(self, sums: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-        return dict(sums)
+    def start_denominators(
+        self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
+    ) -> Denominators:
+        assert batch is not None
+        wait_for_sums = ranks.start_sums(list(self.denominators(batch.targets).values()))
+        return lambda: {"": wait_for_sums()[0]}
+
+    def compute(self, outputs: Any, batch: Batch, over: Mapping[str, Tensor]) -> Tensor:
+        return self(outputs, batch.targets, over)
 
     def __call__(self, outputs: Any, targets: Mapping[str, Tensor], over: Mapping[str, Tensor]) -> Tensor:
         value = outputs.value if isinstance(outputs, Outputs) else outputs
@@ -158,15 +161,13 @@ def split_unevenly(batch: Batch, size: int) -> list[Batch]:
 def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
     """The state after all steps of a run, and its averaged weights."""
     network, optimizer = make_network(kind)
-    options = StepOptions(
-        forward=network.packed if kind == "packed" else network,
-        peers=Peers(ranks),
-        exchange=GradientExchange(ranks),
-        scaler=Scaler(Fp16() if kind == "scaled" else None),
-        splitter=split_unevenly if kind == "packed" else Batch.split,
-    )
-    objective: Any = Objective(kind)
-    step = Step(network, optimizer, objective, CLIP_NORM, torch.device("cpu"), options)
+    objective = Objective(kind)
+    forward = ForwardPass(network, objective, torch.device("cpu"))
+    forward.compute = network.packed if kind == "packed" else network
+    forward.splitter = split_unevenly if kind == "packed" else Batch.split
+    step = Step(forward, Updater(network, optimizer, CLIP_NORM), Peers(ranks))
+    if kind == "scaled":
+        step.scale_losses(Fp16())
     step.use_micro_batch(2 if kind == "micro" else None)
     parts, ema = BatchParts(ranks, BATCH), Ema(network, EMA)
     for number in range(STEPS):
@@ -175,7 +176,7 @@ def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
         ids = parts.select_own_samples(full_batch.ids)
         rank = network.rank = 0 if parts.is_whole(len(full_batch)) else ranks.number
         batch = full_batch.between(int(ids[0]), int(ids[-1]) + 1)
-        result = step(batch, seed_of(number, rank), parts.share(len(full_batch)))
+        result = step(batch, parts.share(len(full_batch), seed_of(number, rank)))
         ema.update(network, result.device_finite)
         assert result.finite == (kind != "scaled" or number != SKIPPED_STEP)
     return {**network.state_dict(), **{f"average of {name}": value for name, value in ema.average.items()}}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed.batch_parts import BatchShare
@@ -23,9 +23,10 @@ from drivetrain.models import inspection
 from drivetrain.models.build import Model
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import run, train
+from drivetrain.training import assemble, run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
+from drivetrain.training.step_result import BatchLoss
 from tests import tiny
 
 SAMPLES, BATCH, EPOCHS = 242, 12, 2
@@ -46,17 +47,14 @@ class RecordingStep:
     def __init__(self, step: Step, training_run: run.Run, notes: Path, last: int) -> None:
         self.step, self.training_run, self.notes, self.last = step, training_run, notes, last
 
-    def compute_gradients(self, batch: Batch | None, seed: int, share: BatchShare) -> Tensor:
+    def compute_gradients(self, batch: Batch | None, share: BatchShare) -> BatchLoss:
         assert batch is not None
         number = self.training_run.counters.step
         if number == self.last:
             os._exit(KILLED)
         with self.notes.open("a") as file:
             file.write(json.dumps({"step": number, "ids": batch.ids.tolist()}) + "\n")
-        return self.step.compute_gradients(batch, seed, share)
-
-    def with_options(self, **changes: Any) -> RecordingStep:
-        return RecordingStep(self.step.with_options(**changes), self.training_run, self.notes, self.last)
+        return self.step.compute_gradients(batch, share)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)
@@ -80,7 +78,7 @@ def main() -> None:
     data, model = tiny.dataset(SAMPLES), network()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
-    training_run = run.assemble(
+    training_run = assemble.assemble(
         job,
         machine,
         plain_plan,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed.batch_parts import BatchShare
@@ -21,9 +21,10 @@ from drivetrain.models.build import Model
 from drivetrain.models.freeze import Unfreezing
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import run, train
+from drivetrain.training import assemble, run, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
+from drivetrain.training.step_result import BatchLoss
 from tests import tiny
 
 JOB = """
@@ -51,7 +52,7 @@ def assemble_run(folder: Path, steps: int, data: str = "") -> run.Run:
     model = Model(
         network, "none", {}, Freeze(names=("1",) if unfreezing_epochs else ()), unfreezing=Unfreezing(unfreezing_epochs)
     )
-    return run.assemble(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals(), PhaseTimer())
+    return assemble.assemble(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals(), PhaseTimer())
 
 
 def main() -> None:
@@ -72,13 +73,10 @@ class RecordingStep:
     def __init__(self, step: Step, trained_ids: list[list[int]]) -> None:
         self.step, self.trained_ids = step, trained_ids
 
-    def compute_gradients(self, batch: Batch | None, seed: int, share: BatchShare) -> Tensor:
+    def compute_gradients(self, batch: Batch | None, share: BatchShare) -> BatchLoss:
         if batch is not None:
             self.trained_ids.append(batch.ids.tolist())
-        return self.step.compute_gradients(batch, seed, share)
-
-    def with_options(self, **changes: Any) -> RecordingStep:
-        return RecordingStep(self.step.with_options(**changes), self.trained_ids)
+        return self.step.compute_gradients(batch, share)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)

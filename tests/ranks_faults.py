@@ -162,7 +162,7 @@ def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every": every})})
     training_run = tiny.assemble_run(rank_folder, job, settings={"fused_optimizer": True})
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
-    training_run.step.state.prefers_device = fault.endswith("late")
+    training_run.step.updater.prefers_device = fault.endswith("late")
     if str(rank) in who:
         spoil(training_run)
     metrics = MetricAccumulator.metrics
@@ -177,7 +177,7 @@ def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
         "code": code,
         "reason": reason,
         "step": training_run.counters.step,
-        "micro_batch": training_run.step.micro_batch,
+        "micro_batch": training_run.step.forward.micro_batch,
         "weights": weights,
         "rollbacks": training_run.numerics.rollbacks,
         "skip": sorted(map(list, training_run.numerics.skipped_batches)),

@@ -24,7 +24,7 @@ from drivetrain.models import inspection
 from drivetrain.models.build import Model
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import run, train
+from drivetrain.training import assemble, train
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
 
@@ -56,7 +56,7 @@ def main() -> None:
     layers = [part for _ in range(5) for part in (nn.Linear(64, 64), nn.Tanh())]
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
-    training_run = run.assemble(
+    training_run = assemble.assemble(
         job,
         machine,
         plain_plan,

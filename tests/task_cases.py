@@ -14,7 +14,7 @@ from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.system.files import write_text
-from drivetrain.training import final_model, run
+from drivetrain.training import batch_inputs, final_model, run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.final_model import save_model
 from drivetrain.training.saver import Saver
@@ -230,7 +230,7 @@ def collect_outputs(done: run.Run) -> dict[str, torch.Tensor]:
     with done.ema.swap_in(done.model):
         done.model.eval()
         for batch in fetch_in_order(done.dataset.validation, 7):
-            outputs = done.step.outputs(done.preprocess(batch, None).inputs)
+            outputs = done.step.forward.outputs(batch_inputs.preprocess(done, batch, None).inputs)
             for name, head_outputs in parts.items():
                 head_outputs.append(outputs if isinstance(outputs, torch.Tensor) else outputs[name])
     return {name: torch.cat(head_outputs) for name, head_outputs in parts.items()}

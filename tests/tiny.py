@@ -21,7 +21,7 @@ from drivetrain.models.build import Model, build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.system.signals import Signals
-from drivetrain.training import run
+from drivetrain.training import assemble, batch_inputs, run
 from drivetrain.training.phase_timer import PhaseTimer
 
 TEXT = """
@@ -90,7 +90,7 @@ def assemble_run(folder: Path, spec: Job, *, plain: bool = True, settings: dict[
         for d in base_plan.decisions
     ]
     final = plan.Plan(tuple(rows), base_plan.image, base_plan.image_reason, base_plan.profile)
-    return run.assemble(spec, hardware, final, folder, data, network, QuietSignals(), PhaseTimer())
+    return assemble.assemble(spec, hardware, final, folder, data, network, QuietSignals(), PhaseTimer())
 
 
 def assemble_plain_run(spec: Job, folder: Path) -> run.Run:
@@ -98,7 +98,7 @@ def assemble_plain_run(spec: Job, folder: Path) -> run.Run:
     data = load(spec)
     network, hardware = build(spec, data), machine()
     plain_plan = plan.resolve(spec, hardware, inspection.inspect_workload(data, network.module), plain=True)
-    return run.assemble(spec, hardware, plain_plan, folder, data, network, QuietSignals(), PhaseTimer())
+    return assemble.assemble(spec, hardware, plain_plan, folder, data, network, QuietSignals(), PhaseTimer())
 
 
 def losses(training_run: run.Run, steps: int) -> list[float]:
@@ -107,12 +107,11 @@ def losses(training_run: run.Run, steps: int) -> list[float]:
     values: list[float] = []
     while len(values) < steps:
         for number, batch in enumerate(training_run.batches.epoch(training_run.counters.epoch)):
-            training_run.set_learning_rates()
+            training_run.rates.set(training_run.counters, training_run.best_metric.factor())
             values.append(
                 training_run.step(
-                    training_run.preprocess(batch, 0),
-                    training_run.step_seed(training_run.batches.size(number)),
-                    training_run.batch_parts.share(training_run.batches.size(number)),
+                    batch_inputs.preprocess(training_run, batch, 0),
+                    batch_inputs.share_batch(training_run, training_run.batches.size(number)),
                 ).loss
             )
             training_run.counters.step += 1

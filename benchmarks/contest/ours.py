@@ -20,8 +20,7 @@ from drivetrain.models.build import build
 from drivetrain.plan import plan as plans
 from drivetrain.system.files import read_json
 from drivetrain.system.signals import Signals
-from drivetrain.training import run as runs
-from drivetrain.training import train
+from drivetrain.training import assemble, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import assembly
 
@@ -85,7 +84,7 @@ def prepare_whole_run(job_file: Path, folder: Path) -> Callable[[], int]:
             for name in ("hardware.json", "plan.json"):
                 shutil.copy(folder / name, scratch)
             plan = plans.load(folder / "plan.json")
-            training_run = runs.assemble(
+            training_run = assemble.assemble(
                 job, machine, plan, Path(scratch), data, build(job, data), Signals(), PhaseTimer()
             )
             train.train(training_run)

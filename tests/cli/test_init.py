@@ -19,6 +19,7 @@ from drivetrain.job.draft import make_run_name, quote, quote_all
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.system import installation
+from drivetrain.training import batch_inputs
 from drivetrain.training.evaluation.validation import evaluate
 from jobs.samples import write as samples
 from tests import tiny
@@ -311,8 +312,8 @@ def test_a_made_spec_trains(kind: str, size: int, smaller: str, working_folder: 
     samples.write(kind, Path("data"), size, 0)
     run = tiny.assemble_plain_run(draft_job("data", assignments=[smaller]), working_folder)
     run.train_mode()
-    run.set_learning_rates()
-    losses = [float(run.step(run.preprocess(batch, 0), 0).loss) for batch in run.batches.epoch(0)]
+    run.rates.set(run.counters, run.best_metric.factor())
+    losses = [float(run.step(batch_inputs.preprocess(run, batch, 0)).loss) for batch in run.batches.epoch(0)]
     assert losses
     assert np.isfinite(losses).all()
     assert 0 <= evaluate(run)[0][run.job.best()] <= 1

@@ -99,4 +99,4 @@ def test_shares_make_up_the_batch_or_are_all_of_it(samples: int, count: int, bat
     ids = np.concatenate([share.select_own_samples(np.arange(samples)) for share in shares])
     assert ids.tolist() == list(range(samples)) * (1 if is_cut else count)
     expected = BatchShare(samples, 1 / count) if is_cut or (count == 1 and samples > 1) else BatchShare(samples * count)
-    assert [share.share(samples) for share in shares] == [expected] * count
+    assert [share.share(samples, 0) for share in shares] == [expected] * count

@@ -64,7 +64,7 @@ def nan_inputs(tiny_run: run.Run) -> None:
 
 def use_scaler(tiny_run: run.Run) -> None:
     """The scaler of fp16, for which steps that are not finite are ordinary."""
-    tiny_run.configure_step(scaler=Scaler(Fp16(growth_interval=3)))
+    tiny_run.step.updater.scaler = Scaler(Fp16(growth_interval=3))
     nan_inputs(tiny_run)
 
 

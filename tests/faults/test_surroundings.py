@@ -111,7 +111,7 @@ def test_a_failing_compiler_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
         assert tiny.losses(compiled_run, 3) == plain_losses
     events = (tmp_path / "events.jsonl").read_text()
     assert events.count(get_message("compile-failed-training-continues")) == 1
-    assert compiled_run.step.compile_error
+    assert compiled_run.step.forward.compile_error
 
 
 @pytest.mark.nightly

@@ -190,7 +190,8 @@ def train_in_folder(
     if compiled:
         compile.apply(training_run, True)
     if scaling:
-        training_run.autocast_step(torch.float16, scaling)
+        training_run.step.forward.dtype = torch.float16
+        training_run.step.scale_losses(scaling)
     return replayed_steps.train_epochs(training_run, recorder)
 
 

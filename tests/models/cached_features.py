@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,9 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
-from drivetrain.training import run
+from drivetrain.training import assemble, batch_inputs, run
 from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.updater import Updater
 from tests import reports, tiny
 
 FROZEN = "freeze: {embeddings: true, layers: 1}}"
@@ -67,7 +67,7 @@ def assemble_run(folder: Path, job_of_run: Job, on: bool, settings: dict[str, Va
     network = build(job_of_run, data)
     plain = plan.resolve(job_of_run, machine, inspection.inspect_workload(data, network.module), plain=True)
     values = (settings or {}) | {"feature_cache": on}
-    return run.assemble(
+    return assemble.assemble(
         job_of_run, machine, plain.with_values(values), folder, data, network, tiny.QuietSignals(), PhaseTimer()
     )
 
@@ -84,7 +84,10 @@ class Recorder(torch.optim.SGD):
 def compute_gradient(trained_run: run.Run, epoch: int = 0) -> torch.Tensor:
     trained_run.train_mode()
     recorder = Recorder([p for p in trained_run.model.parameters() if p.requires_grad], lr=1.0)
-    trained_run.step = replace(trained_run.step, optimizer=recorder)
+    trained_run.step.updater = Updater(trained_run.model, recorder, trained_run.job.train.clip_norm)
     batch = next(iter(trained_run.batches.epoch(epoch)))
-    trained_run.step(trained_run.mix(trained_run.preprocess(batch, epoch)), trained_run.step_seed())
+    trained_run.step(
+        batch_inputs.prepare(trained_run, batch, epoch),
+        batch_inputs.share_batch(trained_run),
+    )
     return recorder.gradients

@@ -14,9 +14,10 @@ from drivetrain.data.dataset import Batch, Head
 from drivetrain.errors import SpecError
 from drivetrain.models import saved_model
 from drivetrain.models.buffers import Buffers, unshare
+from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.training.losses import build_objective
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import StepOptions
+from drivetrain.training.updater import Updater
 from tests.own_job import MODEL, write_job
 from tests.supervisor.custom_run import train_job
 
@@ -73,7 +74,8 @@ def share(net: Any, mean: Tensor) -> None:
 def make_step(net: nn.Module) -> Step:
     head = {"": Head("", classes=("a", "b"))}
     objective = build_objective(None, head, {"": torch.zeros(1).long()}, "none")
-    return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), objective, None, torch.device("cpu"), StepOptions(net))
+    updater = Updater(net, torch.optim.SGD(net.parameters(), lr=0.1), None)
+    return Step(ForwardPass(net, objective, torch.device("cpu")), updater)
 
 
 def batch(seed: int, value: float | None = None) -> Batch:
@@ -104,13 +106,13 @@ def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good
     net, other_net = start_network(way), start_network(way)
     step, other_step = make_step(net), make_step(other_net)
     for number in range(good):
-        assert step(batch(number), 0).finite
-        other_step(batch(number), 0)
+        assert step(batch(number)).finite
+        other_step(batch(number))
     before = buffers(net)
-    assert not step(batch(9, float("nan")), 0).finite
+    assert not step(batch(9, float("nan"))).finite
     assert buffers(net).keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in buffers(net).items())
-    assert step(batch(10), 0).read() == other_step(batch(10), 0).read()
+    assert step(batch(10)).read() == other_step(batch(10)).read()
     assert all(torch.equal(value, buffers(other_net)[name]) for name, value in buffers(net).items())
 
 
@@ -120,7 +122,7 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
     """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
     net, other_net = start_network(way), start_network(way)
     step, other_step = make_step(net), make_step(other_net)
-    step = step.with_options(report_memory=lambda text: None)
+    step.report = lambda kind, text: None
     step.use_micro_batch(4)
     other_step.use_micro_batch(4)
     calls: list[int] = []
@@ -133,13 +135,13 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
     handle = net.last.register_forward_pre_hook(fail)
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
-            step(batch(0), 0)
+            step(batch(0))
         handle.remove()
-        step(batch(0), 0)
+        step(batch(0))
     else:
-        step(batch(0), 0)
+        step(batch(0))
         other_step.use_micro_batch(2)
-    other_step(batch(0), 0)
+    other_step(batch(0))
     assert buffers(net).keys() == buffers(other_net).keys()
     assert all(torch.equal(value, buffers(other_net)[name]) for name, value in buffers(net).items())
 
@@ -158,11 +160,11 @@ def test_the_same_tensors_come_back() -> None:
 def test_a_buffer_of_a_checkpoint_keeps_its_shape() -> None:
     net = Net(longer, torch.zeros(4), persistent=True)
     step = make_step(net)
-    step(batch(0), 0)
+    step(batch(0))
     with pytest.raises(
         SpecError, match=r"the buffer kept of the network was of shape \(4,\) .* and is of shape \(8,\) now"
     ):
-        step(batch(1), 0)
+        step(batch(1))
 
 
 KEPT = (

@@ -22,8 +22,7 @@ from drivetrain.job_spec.yaml_file import parse
 from drivetrain.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
 from drivetrain.plan import plan
 from drivetrain.system import torch_settings
-from drivetrain.training import step_options, torch_setup
-from drivetrain.training.step import Step
+from drivetrain.training import step_result, torch_setup
 from tests import tiny
 from tests.messages import get_message, says_each
 from tests.paths import MACHINES
@@ -306,7 +305,7 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: fail() if k.get("non_blocking") else to(self, *a, **k)
     )
-    result = step_options.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
+    result = step_result.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
     assert result.read() == (1.5, 2.0)
 
 
@@ -331,14 +330,14 @@ def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch:
         return lambda *inputs: buffer.copy_(network(*inputs).detach()) if mode else network(*inputs)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    step: Step = tiny.assemble_run(tmp_path, tiny.job()).step
-    step = step.compile(graphs=True)
+    step = tiny.assemble_run(tmp_path, tiny.job()).step
+    step.compile(graphs=True)
     inputs = (torch.randn(16, 1, 8, 8),)
-    out = step.outputs(inputs)
+    out = step.forward.outputs(inputs)
     assert isinstance(out, torch.Tensor)
     assert out.data_ptr() != buffer.data_ptr()
     step.use_micro_batch(8)
-    part = step.outputs((inputs[0][:8],))
+    part = step.forward.outputs((inputs[0][:8],))
     assert isinstance(part, torch.Tensor)
     assert part.requires_grad
-    assert (modes, step.graphs) == ([None, "reduce-overhead"], True)
+    assert (modes, step.forward.replays_kernels) == ([None, "reduce-overhead"], True)

@@ -23,7 +23,8 @@ from drivetrain.plan import plan
 from drivetrain.training import run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import StepResult
+from drivetrain.training.step_result import StepResult
+from drivetrain.training.updater import Updater
 from tests import reports, tiny
 from tests.models.cached_features import Recorder, assemble_run
 from tests.paths import MACHINES
@@ -60,10 +61,10 @@ def test_length_buckets(lengths: list[int], most: int, tokens: int, expected: li
 def gradient(trained_run: run.Run, size: int = 24) -> tuple[StepResult, torch.Tensor]:
     trained_run.train_mode()
     recorder = Recorder([p for p in trained_run.model.parameters() if p.requires_grad], lr=1.0)
-    trained_run.step = replace(trained_run.step, optimizer=recorder)
+    trained_run.step.updater = Updater(trained_run.model, recorder, trained_run.job.train.clip_norm)
     ids = np.arange(size)
     targets = {name: y[:size] for name, y in trained_run.dataset.train.targets.items()}
-    outcome = trained_run.step(Batch(ids, trained_run.dataset.train.gather(ids), targets), seed=0)
+    outcome = trained_run.step(Batch(ids, trained_run.dataset.train.gather(ids), targets))
     return outcome, recorder.gradients
 
 
@@ -82,13 +83,13 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     assert unpadding.effective(unpadded) == tokens
     assert unpadding.effective(full_batch) == "off"
     widths: list[tuple[int, int, int]] = []
-    forward = unpadded.step.options.forward
+    forward = unpadded.step.forward.compute
 
     def record_widths(*inputs: torch.Tensor) -> Any:
         widths.append((*inputs[-1].shape, int(inputs[-1].sum())))
         return forward(*inputs)
 
-    unpadded.configure_step(forward=record_widths)
+    unpadded.step.forward.compute = record_widths
     (full_outcome, full_gradient), (outcome, unpadded_gradient) = gradient(full_batch), gradient(unpadded)
     assert outcome.loss == pytest.approx(full_outcome.loss, rel=1e-5)
     torch.testing.assert_close(
@@ -118,7 +119,7 @@ def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> Non
     reports.write_reports(tmp_path)
     ours = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})
     batch = next(iter(ours.batches.epoch(0)))
-    parts = list(ours.step.micro_batches(batch))
+    parts = list(ours.step.forward.split(batch))
     assert sorted(np.concatenate([part.ids for part in parts]).tolist()) == sorted(batch.ids.tolist())
     assert sum(int(part.inputs[1].sum()) for part in parts) == int(batch.inputs[1].sum())
     assert sum(part.inputs[0].numel() for part in parts) < 0.7 * batch.inputs[0].numel()
@@ -243,8 +244,8 @@ def draw_lengths(job: Job, which: str) -> tuple[np.ndarray, Workload]:
 def computed_tokens(step: Step, lengths: np.ndarray) -> int:
     """Tokens that the layers compute in one step."""
     mask = (torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]).long()
-    parts = list(step.micro_batches(Batch(np.arange(len(lengths)), (mask, mask), {}, lengths)))
-    if step.options.packed:
+    parts = list(step.forward.split(Batch(np.arange(len(lengths)), (mask, mask), {}, lengths)))
+    if step.forward.is_packed:
         return sum(
             packed_attention.lay_out(part.inputs[-1], packed_attention.efficient_attention).size for part in parts
         )
@@ -319,10 +320,10 @@ def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> No
     ours = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
     ours.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     unpadding.apply(ours, unpadding.GPU_TOKENS)
-    splitter = ours.step.options.splitter
+    splitter = ours.step.forward.splitter
     assert isinstance(splitter, length_buckets.TokenSplitter)
     assert splitter.pass_cost > 1000 * PASS_TOKENS  # a tiny encoder: a pass costs far more than tokens
-    assert len(list(ours.step.micro_batches(next(iter(ours.batches.epoch(0)))))) == 1
+    assert len(list(ours.step.forward.split(next(iter(ours.batches.epoch(0)))))) == 1
 
 
 @pytest.mark.parametrize(

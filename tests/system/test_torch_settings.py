@@ -24,7 +24,9 @@ from drivetrain.training.step import Step
 from tests import tiny
 
 GPU_RUN: Any = SimpleNamespace(
-    device=torch.device("cuda"), step=SimpleNamespace(dtype=None), autocast_step=lambda *given: None, job=tiny.job()
+    device=torch.device("cuda"),
+    step=SimpleNamespace(forward=SimpleNamespace(dtype=None), scale_losses=lambda scaling: None),
+    job=tiny.job(),
 )
 """Enough of a run on a GPU for a precision to be applied to it, which sets switches that any build of torch has."""
 
@@ -68,6 +70,7 @@ def test_fp32_is_fp32_where_torch_comes_with_tf32_for_convolutions_and_recurrent
 def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_read(tmp_path: Path) -> None:
     tiny.assemble_run(tmp_path, tiny.job())
     precision.apply(GPU_RUN, "bf16")
+    GPU_RUN.step.forward.dtype = None  # what is left is for kernels of fp32
     assert precision.effective(GPU_RUN) == "tf32"
     # The compiler reads these, and torch refuses to read them where newer ones say otherwise.
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("high", True, True)

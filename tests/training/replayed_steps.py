@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.job.train import Fp16
+from drivetrain.training import batch_inputs
 from drivetrain.training.captured_step import CapturedStep
 from drivetrain.training.run import Run
 from tests import tiny
@@ -42,32 +43,33 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
     With `steps` it trains so many times on the first batch.
     """
     messages = list[str]()
-    captured = CapturedStep(recorder and recorder.record, run.average_weights, messages.append)
+    update_average = partial(run.ema.update, run.model) if run.ema else lambda finite: None
+    captured = CapturedStep(recorder and recorder.record, update_average, messages.append)
     captured.failure = None if recorder else "as usual"
-    run.configure_step(captured=captured)
-    run.step.state.prefers_device = True
+    run.step.record(captured)
+    run.step.updater.prefers_device = True
     numbers = []
     for epoch in range(epochs):
         run.train_mode()
         batches = run.batches.epoch(epoch)
         for number, batch in enumerate([next(batches)] * steps if steps else batches):
             number = 0 if steps else number
-            prepared_batch = run.mix(run.preprocess(batch, epoch))
+            prepared_batch = batch_inputs.prepare(run, batch, epoch)
             if run.counters.step == spoil:
                 prepared_batch = Batch(
                     prepared_batch.ids, tuple(x * float("nan") for x in prepared_batch.inputs), prepared_batch.targets
                 )
-            run.set_learning_rates()
+            run.rates.set(run.counters, run.best_metric.factor())
             replays_before = getattr(recorder, "replays", 0)
-            result = run.step(prepared_batch, run.step_seed(), BatchShare(run.batches.size(number)))
+            result = run.step(prepared_batch, batch_inputs.share_batch(run, run.batches.size(number)))
             if getattr(recorder, "replays", 0) == replays_before:  # a recorded step has averaged them itself
-                run.average_weights(result.device_finite)
+                update_average(result.device_finite)
             numbers.append(result.read())
             run.counters.step += 1
     state = {name: value.clone() for name, value in run.model.state_dict().items()}
     moments = [value for entry in run.optimizer.state.values() for value in entry.values()]
     average = list(run.ema.average.values()) if run.ema else []
-    scaler = run.step.scaler
+    scaler = run.step.updater.scaler
     return {
         "numbers": torch.tensor(numbers, dtype=torch.float64),
         **state,
@@ -83,6 +85,5 @@ def assemble_run(folder: Path, train: str, scaled: bool) -> Run:
     torch.manual_seed(0)
     run = tiny.assemble_run(folder, tiny.job(train=train), settings={"fused_optimizer": True})
     if scaled:  # as fp16 is, in a format that a CPU computes
-        run.autocast_step(torch.float32, SCALING)
-        run.configure_step(dtype=None)
+        run.step.scale_losses(SCALING)
     return run

@@ -16,6 +16,7 @@ import drivetrain
 from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.models import inspection
 from drivetrain.optimizations import micro_batch
+from drivetrain.training.assemble import Assembly
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import border_losses, ranks_cases, tiny
 from tests.border_losses import LOSSES
@@ -187,7 +188,7 @@ def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> N
 
 def test_memory_that_runs_out_with_a_loss_that_cannot_be_split_is_an_error(tmp_path: Path) -> None:
     run = border_losses.assemble_run(tmp_path, "unknown")
-    run.step.model.register_forward_hook(
+    run.step.forward.network.register_forward_hook(
         lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
     )
     with pytest.raises(
@@ -204,8 +205,6 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     assert says(micro_batch.choose(run.job, run.hardware, facts).reason, "neither-mean-nor-sum")
     lines: list[str] = []
     job = run.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
-    search = MicroBatchSearch(
-        job, run.hardware, run.plan, run.dataset, run.network, facts, tmp_path, run.signals, lines.append
-    )
-    assert search.load_or_measure() == {}
+    inputs = Assembly(job, run.hardware, run.plan, run.dataset, run.network, facts, tmp_path, run.signals, lines.append)
+    assert MicroBatchSearch(inputs).load_or_measure() == {}
     assert says(lines[0], "neither-mean-nor-sum")

@@ -60,7 +60,7 @@ def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> 
 def test_recordings_are_forgotten_where_tensors_change(tmp_path: Path, change: str) -> None:
     run = assemble_run(tmp_path / "run", "", False)
     train_epochs(run, Replayer(), epochs=2)
-    captured = run.step.options.captured
+    captured = run.step.recorded
     assert captured is not None
     assert captured.recordings
     {
@@ -200,7 +200,7 @@ def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
         run = assemble_run(tmp_path / name, "ema: 0.5", False)
         compile.apply(run, True)
         run_states.append(train_epochs(run, recorder, 7))
-        assert run.step.compiled
+        assert run.step.forward.is_compiled
     usual, replayed = run_states
     assert device.replays >= 6
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
@@ -227,10 +227,10 @@ def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatc
     run = assemble_run(tmp_path / "run", "", False)
     compile.apply(run, True)
     assert len(train_epochs(run, ChangingDevice(run.model))["messages"]) == 1
-    captured = run.step.options.captured
+    captured = run.step.recorded
     assert captured is not None
     assert "recompile" in captured.failure
-    assert (run.step.compiled, run.step.records) == (True, False)
+    assert (run.step.forward.is_compiled, run.step.forward.is_recorded) == (True, False)
 
 
 def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(torch, "compile", note_mode)
     run = assemble_run(tmp_path / "run", "", False)
-    run.compile_step(graphs=True)
+    run.step.compile(graphs=True)
     train_epochs(run, Replayer())
     assert set(modes) == {None}
     assert (cuda_graphs.effective(run), step_graph.effective(run)) == (False, True)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from drivetrain.models import compiled_forward
 from drivetrain.optimizations import compile, cuda_graphs
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import compiled_forward, loop, run
+from drivetrain.training import loop, run
 from drivetrain.training.saver import Saver
 from tests import reports, tiny
 from tests.messages import begins_with, get_message, says_each, says_only
@@ -48,7 +49,7 @@ def test_a_failing_compiler_is_reported_once_and_training_continues(
     assert (event["kind"], event["step"]) == ("compile", 0)
     assert begins_with(event["text"], "compile-failed-training-continues-without", "fail_to_compile")
     assert "\n" not in event["text"]
-    assert not compiled_run.step.compiled
+    assert not compiled_run.step.forward.is_compiled
     weights = plain_run.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in compiled_run.model.state_dict().items())
 
@@ -59,7 +60,7 @@ def test_an_error_of_the_network_is_not_taken_for_one_of_the_compiler(
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
-        training_run.step.outputs((torch.zeros(16, 1, 8, 8),))
+        training_run.step.forward.outputs((torch.zeros(16, 1, 8, 8),))
 
 
 class Stub:
@@ -98,12 +99,12 @@ def test_only_whole_training_batches_are_compiled(
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": graphs})
     full_batch, last_batch = torch.zeros(16, 1, 8, 8), torch.zeros(5, 1, 8, 8)
     for images in (full_batch, last_batch, full_batch):
-        training_run.step.outputs((images,))
+        training_run.step.forward.outputs((images,))
     with torch.inference_mode():
-        training_run.step.outputs((full_batch,))
+        training_run.step.forward.outputs((full_batch,))
     assert stub.calls == [call, call]
     training_run.step.use_micro_batch(5)
-    training_run.step.outputs((last_batch,))
+    training_run.step.forward.outputs((last_batch,))
     assert stub.calls == [call, call, "compiled"]
 
 
@@ -113,7 +114,7 @@ def test_an_error_of_the_network_is_not_taken_for_one_of_recording(
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
-        training_run.step.outputs((torch.zeros(16, 1, 8, 8),))
+        training_run.step.forward.outputs((torch.zeros(16, 1, 8, 8),))
 
 
 class Restless(torch.nn.Module):
@@ -136,11 +137,12 @@ def test_a_compiler_that_gave_up_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend="eager"))
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True})
     restless = Restless(training_run.model)
-    training_run.configure_step(forward=restless, report_compile=messages.append)
-    training_run.compile_step()
+    training_run.step.forward.compute = restless
+    training_run.step.report = lambda kind, text: messages.append(text)
+    training_run.step.compile()
     for number in range(6):
         restless.texts = number
-        training_run.step.outputs((torch.zeros(16, 1, 8, 8),))
+        training_run.step.forward.outputs((torch.zeros(16, 1, 8, 8),))
     assert says_each(messages, [get_message("compile-failed-training-continues-without-recompiled", 3)])
     assert compile.effective(training_run) is False
     compiled_forward.restore_settings()
@@ -156,12 +158,12 @@ def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest
     torch_compile, messages = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend="eager"))
     training_run = tiny.assemble_plain_run(text_job, tmp_path)
-    training_run.configure_step(report_compile=messages.append)
-    training_run.compile_step()
+    training_run.step.report = lambda kind, text: messages.append(text)
+    training_run.step.compile()
     ids = np.arange(text_job.train.batch)
     inputs = training_run.dataset.prepare(training_run.dataset.train.gather(ids), ids, None)
     for length in (20, 19, 7, 3, 2, 1):
-        training_run.step.outputs(tuple(x[:, :length] for x in inputs))
+        training_run.step.forward.outputs(tuple(x[:, :length] for x in inputs))
     assert messages == []
     limit = torch._dynamo.config.recompile_limit
     compiled_forward.restore_settings()

@@ -25,9 +25,9 @@ from drivetrain.models import inspection, packed_attention
 from drivetrain.models.build import build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
-from drivetrain.training import loop, run
+from drivetrain.training import assemble, loop, run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.step import Step
+from drivetrain.training.updater import Updater
 from tests import reports, tiny
 from tests.training.wait_recorder import DEVICE, WaitRecorder
 
@@ -107,7 +107,7 @@ def assemble_on_device(
     plain_plan = plan.resolve(
         small_job, tiny.machine(), inspection.inspect_workload(dataset, network.module), plain=True
     )
-    device_run = run.assemble(
+    device_run = assemble.assemble(
         small_job,
         tiny.machine(),
         plain_plan.with_values(settings),
@@ -127,8 +127,9 @@ def assemble_on_device(
     # torch has no fused kernels for this device; they take a tensor that nobody reads.
     monkeypatch.setattr(optimizer, "step", lambda: None)
     device_run.optimizer = optimizer
-    device_run.step = Step(device_run.model, optimizer, device_run.step.objective, 1.0, DEVICE, device_run.step.options)
-    device_run.step.state.prefers_device = True
+    device_run.step.forward.device = DEVICE
+    device_run.step.updater = Updater(device_run.model, optimizer, 1.0)
+    device_run.step.updater.prefers_device = True
     device_run.train_mode()
     return device_run
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
+from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.system import fault_points
 from drivetrain.training import train
 from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.run import Run
-from drivetrain.training.step import Step
 from tests import tiny
 from tests.messages import begins_with, ends_with, says_only
 
@@ -142,15 +142,15 @@ def test_a_rollback_freezes_again(uninterrupted_folder: Path, tmp_path: Path, mo
 
 def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that needs more than there is goes on in halves, and the run ends as any other."""
-    outputs = Step.outputs
+    choose = ForwardPass._choose_computation
 
-    def limited(self: Step, inputs: Any) -> Any:
-        layer = self.model.get_parameter("features.14.weight")
+    def limited(self: ForwardPass, inputs: Any) -> Any:
+        layer = self.network.get_parameter("features.14.weight")
         if torch.is_grad_enabled() and layer.requires_grad and len(inputs[0]) > 8:
             raise MemoryError
-        return outputs(self, inputs)
+        return choose(self, inputs)
 
-    monkeypatch.setattr(Step, "outputs", limited)
+    monkeypatch.setattr(ForwardPass, "_choose_computation", limited)
     train_job(tmp_path, make_job())
     [event] = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "memory"]
     assert says_only(event["text"], "memory-micro-batch-continuing-same", 16, 8)
@@ -163,6 +163,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     from drivetrain.models import inspection
     from drivetrain.models.build import build
     from drivetrain.plan import plan
+    from drivetrain.training.assemble import Assembly
     from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
     job, machine = make_job(), tiny.machine()
@@ -171,9 +172,8 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     assert facts.trainable == facts.parameters
     job_plan = plan.resolve(job, machine, facts)
-    search = MicroBatchSearch(
-        job, machine, job_plan, dataset, network, facts, tmp_path, tiny.QuietSignals(), print
-    ).prepare_search(False)
+    inputs = Assembly(job, machine, job_plan, dataset, network, facts, tmp_path, tiny.QuietSignals(), print)
+    search = MicroBatchSearch(inputs).prepare_search(False)
     assert all(p.requires_grad for p in search.run.model.parameters())
     assert search.run.replaced is None
     assert search.weight_bytes == 4 * facts.parameters

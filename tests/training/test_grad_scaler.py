@@ -85,7 +85,8 @@ def test_settings_must_fit_together() -> None:
 
 def compute_in_fp16(training_run: run.Run) -> None:
     """Compute in fp16, as the plan would have it where the chip is good at it."""
-    training_run.autocast_step(torch.float16, training_run.job.train.fp16)
+    training_run.step.forward.dtype = torch.float16
+    training_run.step.scale_losses(training_run.job.train.fp16)
 
 
 def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:
     fp32_losses, fp16_losses = tiny.losses(fp32_run, 8), tiny.losses(fp16_run, 8)
     assert fp16_losses != fp32_losses
     assert fp16_losses == pytest.approx(fp32_losses, rel=2e-2)
-    assert fp16_run.step.scaler.scale == 65536.0
+    assert fp16_run.step.updater.scaler.scale == 65536.0
 
 
 def fit(folder: Path, train: str, bad_steps: range) -> tuple[run.Run, str]:
@@ -103,7 +104,9 @@ def fit(folder: Path, train: str, bad_steps: range) -> tuple[run.Run, str]:
     compute_in_fp16(training_run)
 
     def hook(module: torch.nn.Module, inputs: Any) -> Any:
-        spoiled = module.training and training_run.counters.step + 1 in bad_steps and training_run.step.scaler.active
+        spoiled = (
+            module.training and training_run.counters.step + 1 in bad_steps and training_run.step.updater.scaler.active
+        )
         return nan_input(training_run) if spoiled else None
 
     training_run.model.register_forward_pre_hook(hook)
@@ -160,7 +163,11 @@ def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fal
     resumed_run = tiny.assemble_run(tmp_path / "again", fallback_run.job)
     compute_in_fp16(resumed_run)
     run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
-    assert (resumed_run.step.dtype, resumed_run.step.scaler.active, resumed_run.counters.step) == (None, False, 12)
+    assert (resumed_run.step.forward.dtype, resumed_run.step.updater.scaler.active, resumed_run.counters.step) == (
+        None,
+        False,
+        12,
+    )
 
 
 def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
@@ -168,5 +175,5 @@ def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Pat
     (tmp_path / "again").mkdir()
     resumed_run = tiny.assemble_run(tmp_path / "again", first_run.job)
     run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
-    assert not resumed_run.step.scaler.active
+    assert not resumed_run.step.updater.scaler.active
     assert run_state.collect_state(resumed_run)["scaler"] == {}

@@ -17,13 +17,14 @@ import torch
 from drivetrain.data.dataset import Batch
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.preprocess import ImagePreprocessing
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from drivetrain.job.train import CrossEntropy, Focal, Fp16
-from drivetrain.training import losses, weight_update
+from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.training import ema, losses
 from drivetrain.training.losses import Spec
-from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import StepOptions
+from drivetrain.training.updater import Updater
 from tests import tiny
 from tests.data.mixed_batch import mix_batch
 from tests.training.wait_recorder import DEVICE, WaitRecorder
@@ -89,25 +90,26 @@ def test_steps_do_not_wait_for_the_gpu(
     """A meta tensor has no numbers: a step that reads one of its results would fail."""
     dataset, model = tiny.dataset(classes=CLASSES), network()
     objective = losses.build_objective(loss, dataset.heads, dataset.train.targets, "balanced")
-    step = Step(model, kind(model.parameters(), lr=0.1), objective, 1.0, DEVICE, StepOptions(model))
+    step = Step(ForwardPass(model, objective, DEVICE), Updater(model, kind(model.parameters(), lr=0.1), 1.0))
     updates: list[bool] = []
-    for group in step.optimizer.param_groups:
+    for group in step.updater.optimizer.param_groups:
         group["fused"] = True
     for parameter in model.parameters():
-        step.optimizer.state[parameter] = {"step": torch.zeros((), device=DEVICE)}  # as after a first update
+        step.updater.optimizer.state[parameter] = {"step": torch.zeros((), device=DEVICE)}  # as after a first update
     # torch has no fused kernels for this device; what they take is a tensor that nobody reads.
-    monkeypatch.setattr(step.optimizer, "step", lambda: updates.append(step.optimizer.found_inf.is_meta))  # type: ignore[attr-defined]
+    optimizer: Any = step.updater.optimizer
+    monkeypatch.setattr(optimizer, "step", lambda: updates.append(optimizer.found_inf.is_meta))
     step.use_micro_batch(micro_batch)
-    step.state.prefers_device = True
+    step.updater.prefers_device = True
     if scaled:
-        step = step.with_options(scaler=Scaler(Fp16()))
-    monkeypatch.setattr(weight_update, "_is_finite", torch.is_floating_point)  # read once, before the first step
-    average = weight_update.Ema(model, 0.9)
+        step.scale_losses(Fp16())
+    monkeypatch.setattr(ema, "_is_finite", torch.is_floating_point)  # read once, before the first step
+    average = ema.Ema(model, 0.9)
     device_batch = batch().to(DEVICE)
     prepared_batch = Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets)
     gpu.waits.clear()  # those of building the network
     for number in range(3):
-        average.update(model, step(prepared_batch, number).device_finite)
+        average.update(model, step(prepared_batch, BatchShare(seed=number)).device_finite)
     assert updates == [True] * 3
     # A step's result is copied to the host once, and that copy is queued, too.
     assert (gpu.waits, gpu.results) == ([], 3)
@@ -117,7 +119,7 @@ def test_a_step_that_reads_its_result_fails_on_the_meta_device() -> None:
     """The test above can fail: without `on_device` the host looks at the result before the update."""
     dataset, model = tiny.dataset(classes=CLASSES), network()
     objective = losses.build_objective(CrossEntropy(name="cross-entropy"), dataset.heads, dataset.train.targets, "none")
-    step = Step(model, torch.optim.AdamW(model.parameters()), objective, None, DEVICE, StepOptions(model))
+    step = Step(ForwardPass(model, objective, DEVICE), Updater(model, torch.optim.AdamW(model.parameters()), None))
     device_batch = batch().to(DEVICE)
     with pytest.raises(RuntimeError, match="meta tensor"):
-        step(Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets), 0)
+        step(Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets))

@@ -22,10 +22,10 @@ from drivetrain.job.train import Fp16
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.system.signals import Interrupted
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import loop, run, train, weight_update
+from drivetrain.training import loop, run, train, updater
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_options import StepResult, build_result
+from drivetrain.training.step_result import StepResult, build_result
 from tests import tiny
 from tests.training.hooked_run import (
     ROLLBACK,
@@ -118,26 +118,23 @@ def train_case(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         folder, tiny.job(train=case.train, epochs=case.epochs), settings={"fused_optimizer": True}
     )
     if case.scaling:
-        training_run.autocast_step(torch.float32, case.scaling)  # scaled as fp16 is, in a format that a CPU computes
+        training_run.step.scale_losses(case.scaling)  # scaled as fp16 is, in a format that a CPU computes
         training_run.numerics.fp16 = case.scaling
-        training_run.configure_step(dtype=None)
-    training_run.step.state.prefers_device = on_device
+    training_run.step.updater.prefers_device = on_device
     results_on_device: list[bool] = []
     training_run.metrics, saver = MetricsLog(folder), Saver(training_run)
     if case.every:
         saver.kind, saver.interval = "steps", case.every
     saver.save_final()
     case.spoil(training_run)
-    update_weights = type(training_run.step)._update_weights
+    update_weights = training_run.step.updater.update
 
-    def update(self: Any, loss: torch.Tensor) -> Any:
-        result = update_weights(self, loss)
+    def update(loss: torch.Tensor) -> Any:
+        result = update_weights(loss)
         results_on_device.append(result.on_device)
         return result
 
-    object.__setattr__(
-        training_run.step, "__class__", type("Watched", (type(training_run.step),), {"_update_weights": update})
-    )
+    training_run.step.updater.update = update  # type: ignore[method-assign]
     try:
         ending = loop.fit(training_run, saver, SilentProgress())  # type: ignore[arg-type]
         saver.save_final()
@@ -192,7 +189,7 @@ def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
 def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int, ...]) -> None:
     """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
     training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
-    training_run.step.state.prefers_device = True
+    training_run.step.updater.prefers_device = True
     training_run.metrics, saver = MetricsLog(tmp_path), Saver(training_run)
     saver.save_final()
     at_steps(*bad_steps, action=nan_input)(training_run)
@@ -214,7 +211,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int
 def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Path) -> None:
     """Whose result the device still had: a resumed run would never write that row."""
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"fused_optimizer": True})
-    training_run.step.state.prefers_device = True
+    training_run.step.updater.prefers_device = True
 
     def stop(module: torch.nn.Module, inputs: Any) -> None:
         if training_run.counters.step == 6 and module.training:
@@ -231,7 +228,7 @@ def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
 ) -> None:
     """A host that pauses, as for a checkpoint or other programs, then does not make it wait."""
     training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
-    training_run.step.state.prefers_device = True
+    training_run.step.updater.prefers_device = True
     queued_results, steps_queued_behind = list[StepResult](), list[int]()
     original_build, original_read = build_result, StepResult.read
 
@@ -244,7 +241,7 @@ def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
             steps_queued_behind.append(len(queued_results) - 1 - queued_results.index(self))
         return original_read(self)
 
-    monkeypatch.setattr(weight_update, "build_result", note_queued)
+    monkeypatch.setattr(updater, "build_result", note_queued)
     monkeypatch.setattr(StepResult, "read", note_read)
     train.train(training_run)
     # The second epoch of four steps; it ends with all results, since its weights are evaluated.

@@ -192,7 +192,7 @@ def test_a_sample_without_a_label_counts_for_the_other_heads_alone(spec: losses.
     """As if each head were trained with the samples that have its label; and in any cut into micro-batches."""
     heads, outputs, targets = heads_with_gaps()
     objective = losses.build_objective(spec, heads, targets, weighting)
-    assert not objective.is_unweighted
+    assert not any(loss.is_unweighted for loss in objective.losses.values())
     loss = objective(outputs, targets, objective.denominators(targets))
     head_losses = []
     for name, head in heads.items():

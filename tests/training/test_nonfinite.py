@@ -16,6 +16,7 @@ from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import run_state
 from drivetrain.training.nonfinite import NonfiniteGuard, NotFinite, list_nonfinite
 from drivetrain.training.saver import Saver
+from drivetrain.training.step_result import BatchLoss
 from tests import tiny
 from tests.messages import saying, says, says_only
 from tests.newest_checkpoint import load_latest
@@ -45,7 +46,7 @@ def test_one_bad_step_is_skipped_and_seen(tmp_path: Path, action: Callable[[run.
         )(training_run)
         step = training_run.step
 
-        def check_update(loss: torch.Tensor, size: int) -> Any:
+        def check_update(loss: BatchLoss, size: int) -> Any:
             outcome = step.update(loss, size)
             if not outcome.finite:
                 assert all(torch.equal(weights_before[k], v) for k, v in training_run.model.state_dict().items())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from drivetrain.job.train import Sgd
-from drivetrain.training import optimizer, weight_update
+from drivetrain.training import fused_update, optimizer
 from tests import tiny
 from tests.training.optimizer_kinds import KINDS
 
@@ -68,7 +68,7 @@ def test_layers_whose_gradients_come_later_start_with_momentum_as_in_torch(dampe
         for step in range(5):
             model[0].requires_grad_(step >= 2)
             model(torch.randn(6, 3, generator=torch.manual_seed(step))).pow(2).sum().backward()
-            weight_update.create_missing_momentum(sgd)
+            fused_update.create_missing_momentum(sgd)
             sgd.step()
             sgd.zero_grad()
         final_weights.append([p.detach() for p in model.parameters()])

@@ -21,7 +21,7 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     training_run, reason = fit(tmp_path / "a", limit_samples(5))
     assert reason == "all 3 epochs trained"
-    assert training_run.step.micro_batch == 4
+    assert training_run.step.forward.micro_batch == 4
     texts = [row["text"] for row in read_rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts,
@@ -58,7 +58,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
 
     training_run, reason = fit(tmp_path / "a", spoil)
     assert reason == "all 3 epochs trained"
-    assert training_run.step.micro_batch == 8
+    assert training_run.step.forward.micro_batch == 8
     texts = [row["text"] for row in read_rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts,
@@ -87,7 +87,7 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     training_run, reason = fit(tmp_path / "a", spoil)
     assert reason == "all 3 epochs trained"
-    assert training_run.step.micro_batch is None
+    assert training_run.step.forward.micro_batch is None
     texts = [row["text"] for row in read_rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts[:2],

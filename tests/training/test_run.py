@@ -20,8 +20,8 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
     (tmp_path / "again").mkdir()
     resumed_run = tiny.assemble_run(tmp_path / "again", tiny.job(epochs=1))
     run_state.restore(resumed_run, loaded)
-    resumed_run.step.options.report_memory("less memory")
-    resumed_run.step.options.report_compile("no compiler")
+    resumed_run.step.report("memory", "less memory")
+    resumed_run.step.report("compile", "no compiler")
     resumed_run.batches.report("no workers")
     events = [json.loads(line) for line in (tmp_path / "again/events.jsonl").read_text().splitlines()]
     assert [(event["kind"], event["step"]) for event in events] == [("memory", 4), ("compile", 4), ("loader", 4)]

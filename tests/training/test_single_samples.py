@@ -107,7 +107,7 @@ def test_micro_batches_leave_no_single_sample(
     run = assemble_run(tmp_path, monkeypatch, Flat(), samples=66)
     run.step.use_micro_batch(micro)
     batch = Batch(np.arange(33), (torch.zeros(33, 1, 8, 8),), {"": torch.zeros(33, dtype=torch.int64)})
-    parts = list(run.step.micro_batches(batch))
+    parts = list(run.step.forward.split(batch))
     assert sorted(map(len, parts)) == sorted(expected)
     assert np.concatenate([part.ids for part in parts]).tolist() == list(range(33))
 
@@ -116,7 +116,7 @@ def test_memory_is_not_halved_to_one_sample(tmp_path: Path, monkeypatch: pytest.
     run = assemble_run(tmp_path, monkeypatch, Flat())
     error = MemoryError("CUDA out of memory")
     run.step._halve_micro_batch(3, error)
-    assert run.step.micro_batch == 2
+    assert run.step.forward.micro_batch == 2
     with pytest.raises(OutOfMemory, match="with micro-batch 2"):
         run.step._halve_micro_batch(3, error)
 
@@ -131,7 +131,7 @@ def test_sizes_of_one_are_refused_before_the_first_step(tmp_path: Path, monkeypa
 def test_shares_of_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = assemble_run(tmp_path, monkeypatch, Flat())
     with pytest.raises(SpecError, match=r"train\.batch_size: 16 for 16 processes"):
-        start_checks.refuse_single_samples(run.job, run.step, 16)
+        start_checks.refuse_single_samples(run.job, run.step.forward, 16)
 
 
 def job(folder: Path, model: str, samples: int) -> Job:

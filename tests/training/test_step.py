@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from dataclasses import replace
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch, Head
 from drivetrain.data.load_data import load
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.job.train import CrossEntropy, Focal, Huber
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models import inspection
 from drivetrain.models.build import build
+from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.networks import cnn_lstm, mlp, text_encoder
 from drivetrain.optimizations import Effect
 from drivetrain.plan import plan
 from drivetrain.system import torch_settings
-from drivetrain.training import losses
+from drivetrain.training import batch_inputs, losses
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import StepOptions
+from drivetrain.training.updater import Updater
 from tests.messages import omits, says
 from tests.supervisor.tiny_run import train
 from tests.task_cases import CASES
@@ -130,7 +131,9 @@ def batch(inputs: tuple[Tensor, ...], heads: dict[str, Head], dtype: torch.dtype
     return Batch(np.arange(count), tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs), targets)
 
 
-def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: bool) -> Tensor:
+def gradient(
+    name: str, dtype: torch.dtype, size: int, micro: int | None, soft: bool, autocast: torch.dtype | None = None
+) -> Tensor:
     """The whole gradient of one Step."""
     make, inputs, heads, loss = NETWORKS[name]
     torch.manual_seed(0)
@@ -140,11 +143,13 @@ def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: 
     objective = losses.Objective(
         heads, {n: losses.HeadLoss(terms, WEIGHTS[h.outputs] if h.classes else None) for n, h in heads.items()}
     )
-    step = Step(network, optimizer, objective, None, torch.device("cpu"), StepOptions(network))
+    forward = ForwardPass(network, objective, torch.device("cpu"))
+    forward.dtype = autocast
+    step = Step(forward, Updater(network, optimizer, None))
     step.use_micro_batch(micro)
     passes: list[int] = []
     network.register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
-    outcome = step(batch(inputs(size), heads, dtype, soft), seed=0)
+    outcome = step(batch(inputs(size), heads, dtype, soft))
     assert outcome.finite
     assert len(passes) == -(-size // (micro or size))
     assert sum(passes) == size
@@ -183,13 +188,12 @@ def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.Monkey
     )
     casts: list[int] = []
     extra_casts = int(torch_settings.casts_keep_gradients())
-    original_cast = Step.cast
-    monkeypatch.setattr(Step, "cast", lambda self: casts.append(1) or original_cast(self))
-    monkeypatch.setattr(StepOptions, "__init__", partialmethod(StepOptions.__init__, dtype=torch.bfloat16))
-    shared = gradient("again", torch.float32, 16, 4, False)
+    original_cast = ForwardPass.cast
+    monkeypatch.setattr(ForwardPass, "cast", lambda self: casts.append(1) or original_cast(self))
+    shared = gradient("again", torch.float32, 16, 4, False, torch.bfloat16)
     casts_when_shared = len(casts)
     monkeypatch.setattr(torch_settings, "casts_keep_gradients", lambda: False)
-    unshared = gradient("again", torch.float32, 16, 4, False)
+    unshared = gradient("again", torch.float32, 16, 4, False, torch.bfloat16)
     assert torch.equal(shared, unshared)
     assert (shared != 0).float().mean() > 0.5
     assert casts_when_shared == len(casts) - casts_when_shared + extra_casts, "one around all parts"
@@ -203,8 +207,8 @@ def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
         ids = np.arange(16)
         (inputs,) = run.dataset.train.gather(ids)
         recorder = Recorder(run.model.parameters(), lr=1.0)
-        run.step = replace(run.step, optimizer=recorder)
-        run.step(Batch(ids, (inputs,), {"": run.dataset.train.targets[""][:16]}), seed=0)
+        run.step.updater = Updater(run.model, recorder, None)
+        run.step(Batch(ids, (inputs,), {"": run.dataset.train.targets[""][:16]}))
         gradients.append(recorder.seen)
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) > 1e-2
 
@@ -241,25 +245,8 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
     seeded: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(at.append(device)))
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
-    step = Step.__new__(Step)
-    object.__setattr__(step, "device", torch.device("cuda:1"))
-    step.seed_generators(7)
+    stateless_random.seed_for_device(torch.device("cuda:1"), 7)
     assert (at, seeded) == ([torch.device("cuda:1")], [7])
-
-
-def test_nothing_pokes_a_step(tmp_path: Path) -> None:
-    """Its options are fixed when a run is assembled; a step with others is another step, with the same state."""
-    run = assemble_run(tmp_path, job())
-    for holder, name in ((run.step, "device"), (run.step, "scaler"), (run.step.options, "forward")):
-        with pytest.raises(AttributeError):
-            setattr(holder, name, None)
-    with pytest.raises(TypeError, match="no_such_option"):
-        run.configure_step(no_such_option=1)
-    first_step = run.step
-    run.step.use_micro_batch(2)
-    run.configure_step(dtype=torch.bfloat16)
-    assert (first_step.dtype, run.step.dtype) == (None, torch.bfloat16)
-    assert (run.step.micro_batch, run.step.optimizer) == (2, first_step.optimizer)
 
 
 class UnpoolingNetwork(nn.Module):
@@ -279,9 +266,10 @@ def build_unpooled_step(strict: bool, messages: list[str]) -> Step:
     torch.manual_seed(0)
     network = UnpoolingNetwork()
     objective = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
-    options = StepOptions(forward=network, report_numbers=messages.append)
-    step = Step(network, torch.optim.SGD(network.parameters(), 0.1), objective, None, torch.device("cpu"), options)
-    step.state.deterministic_only = strict
+    updater = Updater(network, torch.optim.SGD(network.parameters(), 0.1), None)
+    step = Step(ForwardPass(network, objective, torch.device("cpu")), updater)
+    step.report = lambda kind, text: messages.append(text)
+    step.forward.deterministic_only = strict
     return step
 
 
@@ -291,18 +279,20 @@ def test_an_operation_without_deterministic_kernel_is_named_once_and_training_co
     plain_step, strict_step = build_unpooled_step(False, messages), build_unpooled_step(True, messages)
     with torch_settings.use_default_switches():
         for seed in range(3):
-            assert plain_step(batch, seed).read() == strict_step(batch, seed).read()
+            assert plain_step(batch, BatchShare(seed=seed)).read() == strict_step(batch, BatchShare(seed=seed)).read()
         assert torch.get_deterministic_debug_mode() == 0
     assert len(messages) == 1
     assert says(messages[0], "max-unpooling2d-forward-deterministic")
-    for one, other in zip(plain_step.model.state_dict().values(), strict_step.model.state_dict().values(), strict=True):
+    for one, other in zip(
+        plain_step.forward.network.state_dict().values(), strict_step.forward.network.state_dict().values(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
 def test_another_error_of_a_strict_step_is_raised() -> None:
     step = build_unpooled_step(True, [])
     with pytest.raises(RuntimeError, match="running_mean should contain 2"):
-        step(Batch(np.arange(6), (torch.randn(6, 2, 8, 8),), {"": torch.arange(6) % 3}), 0)
+        step(Batch(np.arange(6), (torch.randn(6, 2, 8, 8),), {"": torch.arange(6) % 3}))
 
 
 def test_a_network_that_uses_other_generators_draws_the_same_in_the_same_step(tmp_path: Path) -> None:
@@ -320,10 +310,11 @@ def test_a_network_that_uses_other_generators_draws_the_same_in_the_same_step(tm
     torch.manual_seed(0)
     network = Noisy()
     run = assemble_run(tmp_path, job())
-    step, batch = run.step.with_options(forward=network), run.preprocess(next(iter(run.batches.epoch(0))), 0)
+    run.step.forward.compute = network
+    batch = batch_inputs.preprocess(run, next(iter(run.batches.epoch(0))), 0)
 
     def compute_losses(numbers: range) -> list[float]:
-        return [float(step.compute_gradients(batch, number)) for number in numbers]
+        return [float(run.step.compute_gradients(batch, BatchShare(seed=number)).total) for number in numbers]
 
     losses_of = compute_losses(range(4))
     np.random.seed(9)

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.errors import Stopped
 from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, ImageAugment, Mixup
 from drivetrain.job.job import KAPPA, RANKING_METRICS
-from drivetrain.training import train
+from drivetrain.training import batch_inputs, train
+from drivetrain.training.ema import Ema, lerp_together
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
+from drivetrain.training.step_result import BatchLoss
 from drivetrain.training.time_target import Counters
-from drivetrain.training.weight_update import Ema, lerp_together
 from tests import tiny
 from tests.messages import begins_with, says_only
 from tests.training.fitted_run import fit_run, read_rows
@@ -166,13 +168,13 @@ def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
 def batches_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Every batch that reaches the step while the run is fitted."""
     batches: list[Batch] = []
-    original_accumulate = type(run.step)._accumulate_gradients
+    compute_gradients = run.step.compute_gradients
 
-    def spy(self: Any, batch: Batch, over: dict[str, Tensor], parts: Any) -> Tensor:
+    def spy(batch: Batch, share: BatchShare) -> BatchLoss:
         batches.append(batch)
-        return original_accumulate(self, batch, over, parts)
+        return compute_gradients(batch, share)
 
-    monkeypatch.setattr(type(run.step), "_accumulate_gradients", spy)
+    monkeypatch.setattr(run.step, "compute_gradients", spy)
     fit_run(run)
     return batches
 
@@ -202,7 +204,7 @@ def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
     run = tiny.assemble_run(tmp_path, make_mixing_job(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
     ids = np.arange(16)
     split = run.dataset.train
-    mixed_batch = run.mix(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
+    mixed_batch = batch_inputs.mix_samples(run, Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
     run.model.eval()
     with torch.no_grad():
         outputs = run.model(*mixed_batch.inputs)
@@ -217,7 +219,7 @@ def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
         return float(np.mean(-0.8 * log_p[ids, target] - 0.2 * log_p.mean(axis=1)))
 
     expected = share * smoothed_loss(labels) + (1 - share) * smoothed_loss(labels[partner])
-    objective = run.step.objective
+    objective = run.objective
     mixed_loss = objective(outputs, mixed_batch.targets, objective.denominators(mixed_batch.targets))
     assert float(mixed_loss) == pytest.approx(expected, rel=1e-5)
 
@@ -239,7 +241,7 @@ def test_data_that_cannot_be_blended_is_unchanged(tmp_path: Path) -> None:
     run = tiny.assemble_run(tmp_path, make_mixing_job(mixup=Mixup(alpha=1.0, probability=1.0)))
     run.dataset.mixable = False
     batch = next(iter(run.batches.epoch(0)))
-    assert run.mix(batch) is batch
+    assert batch_inputs.mix_samples(run, batch) is batch
 
 
 # ------------------------------------------------------------------------------------------------------------ stopping
@@ -309,14 +311,14 @@ def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> No
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
     run = tiny.assemble_run(tmp_path, make_job("max_time: 1h"))
-    forward = run.step.options.forward
+    forward = run.step.forward.compute
 
     def slow(*inputs: Tensor) -> Any:
         if run.counters.step == 2:
             run.clock.started -= 3601
         return forward(*inputs)
 
-    run.configure_step(forward=slow)
+    run.step.forward.compute = slow
     with pytest.raises(Stopped) as stop:
         fit_run(run)
     assert "max_time of 1h has passed" in str(stop.value)

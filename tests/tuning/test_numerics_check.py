@@ -14,9 +14,9 @@ from drivetrain.job import Job
 from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import evidence, plan
+from drivetrain.training.assemble import Assembly
 from drivetrain.tuning import numerics_check, paired_timing, variants
 from drivetrain.tuning import tuner as tune
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
@@ -38,9 +38,7 @@ def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(
-        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
-    )
+    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
     measurements = tune.load_or_measure(search)
     return measurements, "\n".join(messages)
 
@@ -128,9 +126,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     first_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(
-        job, hardware, first_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
-    )
+    search = Assembly(job, hardware, first_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
     tuner = tune.Tuner(search)
     state = TunerState(first_plan, tuner.build(first_plan))
     numerics_check.veto_wrong_defaults(tuner, state, math.inf)
@@ -180,7 +176,7 @@ def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
         for training_run in (fp16_run, reference_run)
     ]
     assert variants.find_difference(step_numbers[0], step_numbers[1], variants.SHORT_FORMAT_TOLERANCE) is None
-    assert fp16_run.step.scaler.scale < 1e11
+    assert fp16_run.step.updater.scaler.scale < 1e11
 
 
 def test_values_that_change_the_training_stay_in_the_reference() -> None:

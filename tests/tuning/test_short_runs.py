@@ -10,11 +10,11 @@ import pytest
 from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import evidence, plan
-from drivetrain.training import run
+from drivetrain.training import assemble, run
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, variants
 from drivetrain.tuning import tuner as tune
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import PairedTiming
 from tests import tiny
 from tests.messages import get_message, says
@@ -49,13 +49,11 @@ def assemble_tuned_run(
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(
-        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
-    )
+    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
     measurements = tune.load_or_measure(search)
     tuned_plan = plan.resolve(job, hardware, facts, measured=measurements)
     return (
-        run.assemble(job, hardware, tuned_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer()),
+        assemble.assemble(job, hardware, tuned_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer()),
         measurements,
         messages,
     )
@@ -63,7 +61,7 @@ def assemble_tuned_run(
 
 def test_bf16_that_is_right_and_faster_is_kept_and_ends_where_the_plain_run_ends(tmp_path: Path) -> None:
     tuned_run, _, messages = assemble_tuned_run(tmp_path)
-    assert tuned_run.step.dtype is not None
+    assert tuned_run.step.forward.dtype is not None
     row = tuned_run.plan.row("precision")
     assert (row.value, row.source) == ("bf16", "measured")
     text = get_message("steps-this-job-loss", "bf16 1.30x [1.30-1.30]")
@@ -106,7 +104,7 @@ def test_bf16_whose_steps_are_too_slow_to_be_timed_is_turned_off(
 ) -> None:
     """Without its kernels bf16 is a hundred times slower; that must not delay a run until it is clear."""
     monkeypatch.setattr(
-        variants.Variant, "time_steps", lambda self, count: count * (100.0 if self.run.step.dtype else 1.0)
+        variants.Variant, "time_steps", lambda self, count: count * (100.0 if self.run.step.forward.dtype else 1.0)
     )
     tuned_run, measurements, _ = assemble_tuned_run(tmp_path)
     assert tuned_run.plan.value("precision") == "fp32"

@@ -25,9 +25,9 @@ from drivetrain.optimizations import cuda_graphs, step_graph
 from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
+from drivetrain.training.assemble import Assembly
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import reports, tiny
 from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
@@ -42,7 +42,7 @@ def make_tuner(folder: Path, values: dict[str, optimizations.Value]) -> tuple[tu
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts).with_values(values)
     signals = tiny.QuietSignals()
-    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, signals, lambda line: None)
+    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, signals, lambda line: None)
     return tune.Tuner(search), job_plan
 
 
@@ -96,9 +96,7 @@ def measure_job(folder: Path, optimize: str, messages: list[str], epochs: int = 
     weights_before = {name: value.clone() for name, value in network.module.state_dict().items()}
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(
-        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
-    )
+    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
     measurements = tune.load_or_measure(search)
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     return measurements
@@ -160,7 +158,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
         arm = original_build(self, variant_plan)
         if variant_plan.value("channels_last") != self.run.plan.value("channels_last"):
             step = arm.run.step
-            arm.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
+            arm.run.step.forward.compute = lambda *inputs: step.forward.network(*inputs) * 1.01
         return arm
 
     monkeypatch.setattr(tune.Tuner, "build", build_wrong)
@@ -206,12 +204,12 @@ def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytes
     for steps in (2, 4):
         tuner.compared_steps, device.replays = steps, 0
         variant = tuner.build(recorded_plan)
-        variant.run.step.state.prefers_device = True
+        variant.run.step.updater.prefers_device = True
         numbers = variant.read_numbers(True)
         assert device.replays == steps - 1
         assert len(tuner.load_reference(True, recorded_plan)) == len(numbers)
         assert len(tuner.load_reference(True, usual_plan)) == steps
-        captured: Any = variant.run.step.options.captured
+        captured: Any = variant.run.step.recorded
         assert not captured.recordings  # they have no dropout
 
 
@@ -243,7 +241,7 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     assert first_plan.value("unpadding") == "packed"
     signals = tiny.QuietSignals()
     tuner = tune.Tuner(
-        MicroBatchSearch(job, hardware, first_plan, dataset, network, facts, tmp_path, signals, lambda line: None)
+        Assembly(job, hardware, first_plan, dataset, network, facts, tmp_path, signals, lambda line: None)
     )
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")

@@ -21,9 +21,9 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
+from drivetrain.training.assemble import Assembly
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import tiny
 from tests.messages import says_only
 
@@ -71,7 +71,7 @@ def make_tuner(
         def batches(self, variant_run: Any) -> Any:
             return iter(())
 
-    return Tuned(MicroBatchSearch(job, machine, job_plan, dataset, network, workload, folder, signals, messages.append))
+    return Tuned(Assembly(job, machine, job_plan, dataset, network, workload, folder, signals, messages.append))
 
 
 def list_values(measurements: dict[str, Any]) -> dict[str, Value]:

@@ -17,7 +17,7 @@ def corrupt_where(monkeypatch: pytest.MonkeyPatch, is_wrong: object) -> None:
         variant = original_build(self, variant_plan)
         if is_wrong(self, variant_plan):
             step = variant.run.step
-            variant.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
+            variant.run.step.forward.compute = lambda *inputs: step.forward.network(*inputs) * 1.01
         return variant
 
     monkeypatch.setattr(tune.Tuner, "build", arm)

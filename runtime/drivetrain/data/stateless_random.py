@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 Ids = npt.NDArray[np.int64]
 """Ids of samples, from 0; shape (N,)."""
@@ -69,3 +73,14 @@ def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
+
+
+def seed_for_device(device: torch.device, seed: int) -> None:
+    """Seed all random generators that a network may use."""
+    import torch
+
+    # torch.manual_seed would also seed those of devices that are absent, and keep a stack trace for each.
+    seed_globally(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)

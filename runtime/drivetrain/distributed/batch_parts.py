@@ -23,6 +23,8 @@ class BatchShare:
     """Samples of the batch over all processes; None if the processes have to sum their weights."""
     weight: float = 1.0
     """1 / the number of processes if each computes a part of the batch; 1 if each computes all of it."""
+    seed: int = 0
+    """Seed of the random numbers of the network."""
 
 
 WHOLE = BatchShare()
@@ -51,10 +53,12 @@ class BatchParts:
         least = 2 if self.batch_size >= 2 * self.ranks.count else 1
         return samples < least * self.ranks.count
 
-    def share(self, samples: int) -> BatchShare:
+    def share(self, samples: int, seed: int) -> BatchShare:
         """This process's share of a batch of `samples` samples."""
         count = self.ranks.count
-        return BatchShare(samples * count) if self.is_whole(samples) else BatchShare(samples, 1 / count)
+        return (
+            BatchShare(samples * count, 1.0, seed) if self.is_whole(samples) else BatchShare(samples, 1 / count, seed)
+        )
 
     def select_own_samples(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Select the sample ids of a batch that this process computes; they are adjacent in the batch."""

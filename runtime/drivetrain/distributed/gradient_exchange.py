@@ -9,6 +9,7 @@ rounds as one that was never stopped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -103,14 +104,12 @@ class GradientExchange:
             # The backward pass ends when all sums have arrived.
             self.ranks.waits.add(time.monotonic() - self._sent_at)
 
-    def compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
-        """Compute the loss of a micro-batch, with its arguments.
+    def join(self, compute_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The same function, with gradients that are exchanged; it may raise SpecError if a network reports them twice."""
+        return compute_loss if self._wrapped is None else functools.partial(self._compute_loss, compute_loss)
 
-        Raises:
-            SpecError: if the network recomputes activations in a way that reports gradients twice.
-        """
-        if self._wrapped is None:
-            return compute_loss(*arguments)
+    def _compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
+        assert self._wrapped is not None
         loss: Tensor = self._wrapped(compute_loss, *arguments)
         if self._is_new:
             self._is_new = False

@@ -15,13 +15,14 @@ and what of these it needs:
     read_preloaded() -> value                           if `environment` preloads a library
     GPU_ONLY = True                                     if it applies to GPUs only
     lacks(job, hardware) -> str|None                    what is missing for it to apply here, in two or three words
+    IN_LOOP = True                                      if it needs nothing but the network and its step, as in a loop of the user
     NEEDS                                               the optimization without which it has no effect, and so is not measured
     QUICK = True                                        has it measured in short runs, too
     REFUSES_OFF = True                                  if OFF can be impossible, too: `refuse` is then asked about it
     REDRAWS = True                                      if it changes the random numbers of dropout
 
-Their types are in the folder `interface`. `run` is an AssembledRun: the part of `drivetrain.training.run.Run` that an
-optimization may read and change.
+Their types are in the folder `interface`. `run` is an AssembledRun, as which they see `drivetrain.training.run.Run`; with
+IN_LOOP a NetworkRun.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Any
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
-from drivetrain.optimizations.interface.assembled_run import AssembledRun
+from drivetrain.optimizations.interface.assembled_run import AssembledRun, NetworkRun
 from drivetrain.optimizations.interface.choice import Choice, Effect, Stage, Value
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Effect",
     "Hardware",
     "Job",
+    "NetworkRun",
     "Optimization",
     "Stage",
     "Value",
@@ -72,6 +74,8 @@ class Optimization:
     refuse: Callable[[Job, Hardware, Workload | None, Value], str | None]
     candidates: Callable[[Job, Hardware, Workload | None], list[Value]]
     apply: Callable[[AssembledRun, Value], None]
+    apply_in_loop: Callable[[NetworkRun, Value], None] | None
+    """The same for a loop of the user; None if it acts on data, or on how the optimizer is built."""
     effective: Callable[[AssembledRun], Value]
     environment: Callable[[Hardware, Value], dict[str, str]]
     lacks: Callable[[Job, Hardware], str | None]
@@ -94,7 +98,7 @@ def _lacks_gpu(job: Job, hardware: Hardware) -> str | None:
     return None if hardware.gpu else "no GPU"
 
 
-def _apply_nothing(run: AssembledRun, value: Value) -> None:
+def _apply_nothing(run: NetworkRun, value: Value) -> None:
     """Nothing: the environment already did it."""
 
 
@@ -120,6 +124,7 @@ def _allow_off(module: ModuleType) -> Callable[[Job, Hardware, Workload | None, 
 
 def _read_module(module: ModuleType) -> Optimization:
     default_lacks = _lacks_gpu if getattr(module, "GPU_ONLY", False) else lambda job, hardware: None
+    apply = getattr(module, "apply", _apply_nothing)
     return Optimization(
         name=module.__name__.rsplit(".", 1)[-1],
         sentence=(module.__doc__ or "").strip().partition("\n")[0],
@@ -130,7 +135,8 @@ def _read_module(module: ModuleType) -> Optimization:
         choose=module.choose,
         refuse=module.refuse if getattr(module, "REFUSES_OFF", False) else _allow_off(module),
         candidates=getattr(module, "candidates", None) or _make_candidates(module),
-        apply=getattr(module, "apply", _apply_nothing),
+        apply=apply,
+        apply_in_loop=apply if getattr(module, "IN_LOOP", False) else None,
         effective=module.effective,
         environment=getattr(module, "environment", lambda hardware, value: {}),
         lacks=getattr(module, "lacks", default_lacks),

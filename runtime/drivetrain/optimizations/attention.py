@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 
 STAGE = Stage.MODEL
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = "auto"
 GPU_ONLY = True
@@ -60,14 +61,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     return None
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Set the kernels that torch may use."""
     from drivetrain.system import torch_settings
 
     torch_settings.allow_attention_kernels(*_KERNELS[str(value)])
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """The kernels that torch may use."""
     from drivetrain.system import torch_settings
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value
+from drivetrain.optimizations import Choice, Effect, NetworkRun, Stage, Value
 
 STAGE = Stage.MODEL
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = False
 Values = bool
@@ -55,15 +56,15 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [True, OFF] if possible else [OFF]
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Convert the weights, and each batch of images before the forward pass."""
     import torch
 
     run.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    run.configure_step(memory_format=torch.channels_last)
+    run.step.forward.memory_format = torch.channels_last
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """Whether the weights of the convolutions are in channels_last layout."""
     import torch
 

@@ -7,9 +7,10 @@ import os
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, pick_requested, unpadding
+from drivetrain.optimizations import Choice, Effect, NetworkRun, Stage, Value, pick_requested, unpadding
 
 STAGE = Stage.COMPILE
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = False
 Values = bool
@@ -59,7 +60,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": hardware.storage.cache} if value else {}
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Compile the forward pass; the network and its saved weights stay the same."""
     from drivetrain.system import torch_settings
 
@@ -67,9 +68,9 @@ def apply(run: AssembledRun, value: Value) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
     on_gpu = run.device.type == "cuda"
     torch_settings.configure_compiler(run.device, deterministic=run.job.train.is_deterministic(on_gpu=on_gpu))
-    run.compile_step()
+    run.step.compile()
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """Whether the forward pass is compiled."""
-    return run.step.compiled
+    return run.step.forward.is_compiled

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from drivetrain.distributed import world
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 
 STAGE = Stage.PROCESS
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = "off"
 Values = Annotated[int, Field(ge=1)] | Literal["off"]
@@ -75,7 +76,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return dict.fromkeys(names, str(value))
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Set torch's pools: intra-op to the value, inter-op to 1."""
     import torch
 
@@ -86,7 +87,7 @@ def apply(run: AssembledRun, value: Value) -> None:
             torch.set_num_interop_threads(1)
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """The size of torch's intra-op pool."""
     import torch
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from drivetrain.distributed import world
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, compile
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload, compile
 
 STAGE = Stage.COMPILE
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = False
 GPU_ONLY = True
@@ -48,12 +49,12 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [OFF, True] if small and refuse(job, hardware, workload, True) is None else [OFF]
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Compile the forward pass in the mode that records graphs, if `compile` is on."""
     if run.plan.value("compile"):
-        run.compile_step(graphs=True)
+        run.step.compile(graphs=True)
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """Whether the forward pass is compiled in that mode, without a fallback."""
-    return run.step.graphs
+    return run.step.forward.replays_kernels

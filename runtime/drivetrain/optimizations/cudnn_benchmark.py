@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 from drivetrain.optimizations.precision import tensor_cores
 
 STAGE = Stage.MODEL
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = False
 GPU_ONLY = True
@@ -48,7 +49,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [OFF] if refuse(job, hardware, workload, True) else [True, OFF]
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Turn it on."""
     import torch
 
@@ -56,7 +57,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     torch.backends.cudnn.benchmark_limit = TRIED_KERNELS
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """Whether cuDNN benchmarks kernels."""
     import torch
 

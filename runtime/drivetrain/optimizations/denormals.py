@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 
 STAGE = Stage.PROCESS
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = False
 Values = bool
@@ -24,14 +25,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     return None
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Set the mode of this process."""
     import torch
 
     torch.set_flush_denormal(True)
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """Whether a denormal number times one is zero."""
     from drivetrain.system import torch_settings
 

@@ -151,7 +151,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         samples,
         run.model,
         run.device,
-        key=f"{run.step.options.memory_format} {run.plan.value('prefix_precision')} TF32 {torch_settings.read_tf32()}",
+        key=f"{run.step.forward.memory_format} {run.plan.value('prefix_precision')} TF32 {torch_settings.read_tf32()}",
         batch_size=run.job.train.batch,
         folder=run.folder if storage == "disk" else None,
         compute=lambda found, split, ids, epoch: _compute(run, samples, found, split, ids, epoch),
@@ -159,7 +159,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     )
     run.replaced, run.cached = samples, split.name
     run.batches.split = run.dataset.train
-    run.configure_step(forward=split.rest, packed_forward=split.packed)
+    run.step.forward.compute, run.step.forward.packed_compute = split.rest, split.packed
 
 
 def _compute(
@@ -175,7 +175,7 @@ def _compute(
     # Whoever asks first, even before the training has set the modes: dropout would stay in the features.
     with run.clock.phase("features"), torch.no_grad(), cast, frozen_split.evaluating(run.model):
         inputs = dataset.prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, epoch)
-        outputs: Inputs = division.prefix(*run.step.lay_out(inputs))
+        outputs: Inputs = division.prefix(*run.step.forward.lay_out(inputs))
         return outputs
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from drivetrain.hardware import gpu_selection
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 from drivetrain.system.units import format_bytes
 
 STAGE = Stage.MODEL
+IN_LOOP = True
 # The same operations on the same numbers, with the same dropout masks.
 EFFECT = Effect.EXACT
 OFF = False
@@ -83,14 +84,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     return None
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Make the blocks save only their inputs."""
     from drivetrain.models import recompute
 
     recompute.recompute(run.model)
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """Whether the blocks save only their inputs."""
     from drivetrain.models import recompute
 

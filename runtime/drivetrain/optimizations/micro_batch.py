@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 
 STAGE = Stage.STEP
+IN_LOOP = True
 OFF = "off"
 REDRAWS = True
 """Dropout draws other random numbers for parts of a batch than for the whole."""
@@ -49,11 +50,11 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Set the number of samples per forward pass; never called with `off`."""
     run.step.use_micro_batch(int(value))
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """The number of samples per forward pass."""
-    return run.step.micro_batch or OFF
+    return run.step.forward.micro_batch or OFF

@@ -7,9 +7,10 @@ from typing import Literal
 
 from drivetrain.distributed import world
 from drivetrain.hardware.facts import Gpu
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload
+from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 
 STAGE = Stage.STEP
+IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = "fp32"
 Values = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -104,7 +105,7 @@ def formats(hardware: Hardware) -> list[Value]:
     ]
 
 
-def apply(run: AssembledRun, value: Value) -> None:
+def apply(run: NetworkRun, value: Value) -> None:
     """Autocast around the forward pass; TF32 for the GPU's other float32 arithmetic; gradient scaling for fp16."""
     import torch
 
@@ -113,18 +114,19 @@ def apply(run: AssembledRun, value: Value) -> None:
     if run.device.type == "cuda" and value in ("tf32", "bf16"):
         torch_settings.set_tf32(True)
     if value == "bf16":
-        run.autocast_step(torch.bfloat16)
+        run.step.forward.dtype = torch.bfloat16
     elif value == "fp16":
-        run.autocast_step(torch.float16, run.job.train.fp16)
+        run.step.forward.dtype = torch.float16
+        run.step.scale_losses(run.job.train.fp16)
 
 
-def effective(run: AssembledRun) -> Value:
+def effective(run: NetworkRun) -> Value:
     """The type of autocast, or of the fp32 kernels; `mixed` if they differ."""
     import torch
 
     from drivetrain.system import torch_settings
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    if run.step.dtype in names:
-        return names[run.step.dtype]
+    if run.step.forward.dtype in names:
+        return names[run.step.forward.dtype]
     return {None: "mixed", False: OFF, True: "tf32"}[torch_settings.read_tf32()]

@@ -90,4 +90,4 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 def effective(run: AssembledRun) -> Value:
     """Whether steps are recorded, and recording has not failed."""
-    return run.step.records
+    return run.step.forward.is_recorded

@@ -179,26 +179,26 @@ def apply(run: AssembledRun, value: Value) -> None:
     from drivetrain.models import inspection
     from drivetrain.models.inspection import inspect_network
 
-    packed = run.step.options.packed_forward if value == PACKED else None
+    packed = run.step.forward.packed_compute if value == PACKED else None
     workload = inspect_network(run.model)
     if packed and run.hardware.gpu:
-        if obstacle := inspection.find_packing_obstacle(run.model, run.step.dtype):
+        if obstacle := inspection.find_packing_obstacle(run.model, run.step.forward.dtype):
             run.events.add("unpadding", f"batches are cut by length, not packed: {obstacle}")
             packed, value = None, GPU_TOKENS
         workload = replace(workload, token_bytes=inspection.measure_token_bytes(run.model))
     packs = value == PACKED
     tokens = row_tokens(run.job, run.hardware, workload) if packs else int(value)
     splitter = TokenSplitter(tokens, pass_tokens(run.hardware, workload), in_order=packs)
-    run.configure_step(splitter=splitter, batch_size=None)
+    run.step.forward.splitter, run.step.forward.usual_size = splitter, None
     if packed:
-        run.configure_step(forward=packed, packed=True)
+        run.step.forward.compute, run.step.forward.is_packed = packed, True
 
 
 def effective(run: AssembledRun) -> Value:
     """Tokens per micro-batch of the step, or that its forward pass is packed."""
     from drivetrain.data.text.length_buckets import TokenSplitter
 
-    if run.step.options.packed:
+    if run.step.forward.is_packed:
         return PACKED
-    splitter = run.step.options.splitter
+    splitter = run.step.forward.splitter
     return splitter.tokens if isinstance(splitter, TokenSplitter) else OFF

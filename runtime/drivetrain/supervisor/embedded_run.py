@@ -54,12 +54,12 @@ from drivetrain.system.console import say
 from drivetrain.system.run_files import MODEL, PLAN_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, raise_stopped
 from drivetrain.tracking.event_log import EventLog
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.training.train import train as train_run
 from drivetrain.training.user_parts import TrainingInfo, UserParts
 from drivetrain.tuning import assembly
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
 REPORT_FRAME = '<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
 
@@ -308,11 +308,11 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
         plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {}, measured=measured)
         return host_process.keep_process_settings(plans.keep_reasons(plan, stored) if stored else plan, machine)
 
-    search = MicroBatchSearch(job, machine, decide({}), dataset, network, facts, folder.path, signals, say, call.parts)
+    inputs = Assembly(job, machine, decide({}), dataset, network, facts, folder.path, signals, say, call.parts)
     if stored is None:
-        search = assembly.measure_plan(search, decide)
-    plan_table.show(search.plan, job, machine, plan_path, stored)
-    run = assembly.apply_plan(search, timer)
+        inputs = assembly.measure_plan(inputs, decide)
+    plan_table.show(inputs.plan, job, machine, plan_path, stored)
+    run = assembly.apply_plan(inputs, timer)
     run.kept_in_eval_mode = [run.model.get_submodule(name) for name in call.layers_in_eval_mode]
     return run
 

@@ -18,11 +18,11 @@ from drivetrain.errors import DeviceError
 from drivetrain.hardware import device_check
 from drivetrain.hardware.facts import Gpu, Hardware
 from drivetrain.job import Job
+from drivetrain.models import compiled_forward
 from drivetrain.optimizations import Effect, Stage
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.system import library_variables, torch_settings
 from drivetrain.system.signals import HANDLED_SIGNALS, SCHEDULER_SIGNALS, Signals
-from drivetrain.training import compiled_forward
 
 
 class HostSignals(Signals):

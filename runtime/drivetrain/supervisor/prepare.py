@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,8 +27,8 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.models import inspection
-from drivetrain.optimizations import AssembledRun, Effect
-from drivetrain.optimizations.interface.assembled_run import NetworkRun
+from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.optimizations import Effect
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan
 from drivetrain.plan.plan_table import render
@@ -36,26 +36,15 @@ from drivetrain.supervisor import embedded_call, embedded_parts, host_process
 from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
-from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep
+from drivetrain.training.loop_step import Accumulation, LoopLoss, UserGenerators
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite, Scaler
 from drivetrain.training.peers import HalfUpdated
-from drivetrain.training.step_options import StepOptions, StepResult
+from drivetrain.training.step import Step
+from drivetrain.training.step_result import BatchLoss, StepResult
+from drivetrain.training.updater import Updater
 from drivetrain.training.user_batches import UserBatches
 from drivetrain.training.user_parts import UserOptimizer
 
-STEP_OPTIMIZATIONS = (
-    "cpu_threads",
-    "denormals",
-    "attention",
-    "cudnn_benchmark",
-    "channels_last",
-    "precision",
-    "micro_batch",
-    "gradient_checkpointing",
-    "compile",
-    "cuda_graphs",
-)
-"""Optimizations that act on the network and its step; all others act on data that the runtime reads."""
 WHY_OFF = "your loop reads the data, and builds the optimizer"
 """Reason of the plan for all other optimizations."""
 
@@ -143,9 +132,10 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
     """
     if not isinstance(accumulate, int) or accumulate < 1:
         raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
+    possible = [optimization.name for optimization in optimizations.every() if optimization.apply_in_loop]
     for name in optimize:
-        if name in optimizations.off_values() and name not in STEP_OPTIMIZATIONS:
-            allowed = f"{', '.join(STEP_OPTIMIZATIONS)}: {WHY_OFF}"
+        if name in optimizations.off_values() and name not in possible:
+            allowed = f"{', '.join(possible)}: {WHY_OFF}"
             raise refuse(f"optimize.{name}", "is set", allowed, "leave it out")
     if weight_of is not None and not callable(weight_of):
         raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
@@ -156,11 +146,12 @@ def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
     # Nothing is measured in a loop of the user, and it may predict numbers.
     facts = replace(inspection.inspect_network(model), numeric=True)
     resolved = host_process.keep_process_settings(plans.resolve(job, machine, facts), machine)
-    off, rows = optimizations.off_values(), []
+    left_out = {one.name: one.off for one in optimizations.every() if one.apply_in_loop is None}
+    rows = []
     for row in resolved.decisions:
-        if row.source != "process" and row.name not in STEP_OPTIMIZATIONS:
+        if row.source != "process" and row.name in left_out:
             # An optimization that is off changes no result, and nothing will measure it later.
-            row = replace(row.learn(off[row.name], "choice", WHY_OFF), effect=str(Effect.EXACT), provisional=False)
+            row = replace(row.learn(left_out[row.name], "choice", WHY_OFF), effect=str(Effect.EXACT), provisional=False)
         rows.append(row)
     return resolved.with_rows(rows)
 
@@ -189,30 +180,33 @@ def _run_block(
         torch_setup.apply_settings(job, machine, device)
         model.to(device)
         built = optimizer.build(model)
-        forms = objective.user_batches
-        options = StepOptions(forward=forms.forward, report_memory=say, report_compile=say, report_numbers=say)
-        step = LoopStep(model, built, cast(Any, objective), job.train.clip_norm, device, options, user_batches=forms)
-        run = LoopRun(job=job, hardware=machine, plan=plan, device=device, model=model, optimizer=built, step=step)
+        forward, generators = ForwardPass(model, objective, device), UserGenerators(device)
+        forward.compute, forward.seed_generators = objective.user_batches.forward, generators.prepare_try
+        step = Step(forward, Updater(model, built, job.train.clip_norm))
+        run = LoopRun(job, machine, plan, device, model, built, step)
         for optimization in optimizations.every():
             value = plan.value(optimization.name)
-            if optimization.name in STEP_OPTIMIZATIONS and value != optimization.off:
-                # These read and change no data, so they need the NetworkRun alone.
-                optimization.apply(cast(AssembledRun, run), value)
-        run.step.state.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-        prepared = PreparedStep(run, objective)
+            if optimization.apply_in_loop and value != optimization.off:
+                optimization.apply_in_loop(run, value)
+        forward.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
+        prepared = PreparedStep(run, objective, generators)
         try:
             yield prepared
         finally:
             prepared.close()
 
 
-@dataclass(kw_only=True)
-class LoopRun(NetworkRun):
-    """The run of a user's loop, to which the optimizations in `prepare.STEP_OPTIMIZATIONS` are applied."""
+@dataclass(frozen=True)
+class LoopRun:
+    """What a loop of the user has of a run."""
 
     job: EmbeddedJob
+    hardware: Hardware
     plan: Plan
-    step: LoopStep
+    device: torch.device
+    model: nn.Module
+    optimizer: Optimizer
+    step: Step
 
 
 class PreparedStep:
@@ -221,11 +215,12 @@ class PreparedStep:
     Args:
         run: the network, its optimizer and its step, to which the plan was applied.
         objective: the loss of the user's batches, and the number of batches of an update.
+        generators: the random generators of the loop.
     """
 
-    def __init__(self, run: LoopRun, objective: LoopLoss) -> None:
-        self._run, self._objective = run, objective
-        self._gradients = Accumulation(run.step.parameters, objective.batches_per_update)
+    def __init__(self, run: LoopRun, objective: LoopLoss, generators: UserGenerators) -> None:
+        self._run, self._objective, self._generators = run, objective, generators
+        self._gradients = Accumulation(run.step.updater.parameters, objective.batches_per_update)
         self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
         self._is_open, self._has_stepped = True, False
         self.updates = 0
@@ -254,13 +249,13 @@ class PreparedStep:
     @property
     def scale(self) -> float:
         """The present loss scale; 1 without fp16."""
-        scaler: Scaler = self._run.step.scaler
+        scaler: Scaler = self._run.step.updater.scaler
         return scaler.scale if scaler.active else 1.0
 
     @property
     def micro_batch(self) -> int | None:
         """Samples that are computed at a time; None for the whole batch."""
-        return self._run.step.micro_batch
+        return self._run.step.forward.micro_batch
 
     def __call__(self, batch: Any) -> float:
         """Train on a batch; every `accumulate` batches the weights are updated.
@@ -290,7 +285,9 @@ class PreparedStep:
         step, gradients = self._run.step, self._gradients
         size, whole_reason = len(device_batch), self._objective.user_batches.whole
         is_split = (
-            isinstance(self.plan.value("micro_batch"), int) if whole_reason else (step.micro_batch or size) < size
+            isinstance(self.plan.value("micro_batch"), int)
+            if whole_reason
+            else (step.forward.micro_batch or size) < size
         )
         if is_split and (obstacle := self._objective.split_obstacle):
             action = (
@@ -299,10 +296,10 @@ class PreparedStep:
                 else SPLITTABLE
             )
             raise SpecError(
-                f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", action
+                f"optimize.micro_batch is {step.forward.micro_batch}, and {obstacle}", "the whole batch at once", action
             )
-        step.random.clear()
-        loss = float(step.compute_gradients(device_batch, 0))
+        self._generators.states = None
+        loss = float(step.compute_gradients(device_batch).total)
         # The loss is already divided by the batches of an update, so that their sum is the mean.
         if gradients.count + 1 < gradients.batches:
             gradients.store_gradients(loss)
@@ -321,9 +318,8 @@ class PreparedStep:
         step = self._run.step
         self._gradients.clear()
         try:
-            outcome = step.update(
-                torch.tensor(loss, dtype=torch.float64, device=self.device), len(self._objective.current_batch or ())
-            )
+            total = torch.tensor(loss, dtype=torch.float64, device=self.device)
+            outcome = step.update(BatchLoss(total), len(self._objective.current_batch or ()))
         except HalfUpdated:
             raise OutOfMemory(
                 "out of memory in the middle of an update: some weights are new and some old",
@@ -341,7 +337,7 @@ class PreparedStep:
             self._guard.bad_steps, self._guard.scaler_skips = [], 0
             return
         self.skipped += 1
-        scaler = self._run.step.scaler
+        scaler = self._run.step.updater.scaler
         say(f"numbers: update skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}")
         try:
             nothing = torch.empty(0, dtype=torch.int64).numpy()
@@ -361,7 +357,7 @@ class PreparedStep:
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
         """The precision of the plan, for an evaluation in your loop."""
-        with self._run.step.cast():
+        with self._run.step.forward.cast():
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -379,8 +375,8 @@ class PreparedStep:
         return {
             "updates": self.updates,
             "skipped": self.skipped,
-            "scaler": self._run.step.scaler.state(),
-            "micro_batch": self._run.step.micro_batch,
+            "scaler": self._run.step.updater.scaler.state(),
+            "micro_batch": self._run.step.forward.micro_batch,
             "numerics": self._guard.state(),
         }
 
@@ -388,9 +384,9 @@ class PreparedStep:
         """Restore `state_dict`."""
         self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
         step = self._run.step
-        step.scaler.load(state["scaler"])
-        if step.scaler.fell_back:
+        step.updater.scaler.load(state["scaler"])
+        if step.updater.scaler.fell_back:
             step.fall_back_to_fp32()
         if state["micro_batch"] is not None:
-            step.use_micro_batch(min(state["micro_batch"], step.micro_batch or state["micro_batch"]))
+            step.use_micro_batch(min(state["micro_batch"], step.forward.micro_batch or state["micro_batch"]))
         self._guard.load(state["numerics"])

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
-from drivetrain.training.compiled_forward import first_line
-from drivetrain.training.step import Step
-from drivetrain.training.step_options import StepResult
+from drivetrain.distributed.batch_parts import WHOLE
+from drivetrain.distributed.ranks import ALONE
+from drivetrain.models.compiled_forward import first_line
+from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.training.step_result import StepResult
+from drivetrain.training.updater import Updater
 
 MAX_RECORDINGS = 4
 """Recordings of one run: mixed batches have other targets than those that are not mixed."""
@@ -106,55 +109,59 @@ class CapturedStep:
         """Forget all recordings: tensors that they know have been replaced."""
         self.recordings, self.step_counts = {}, {}
 
-    def __call__(self, step: Step, batch: Batch, seed: int) -> StepResult | None:
+    def replay(self, forward: ForwardPass, updater: Updater, batch: Batch, seed: int) -> StepResult | None:
         """The result of a step that was replayed; None if it must be computed as usual."""
-        if self.failure is not None or not self._can_replay(step, batch):
+        if self.failure is not None or not self._can_replay(forward, updater, batch):
             return None
-        key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, step.dtype)
+        key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, forward.dtype)
         if key not in self.recordings:
             self.step_counts[key] = self.step_counts.get(key, 0) + 1
             if self.step_counts[key] <= WARMUP_STEPS or len(self.recordings) == MAX_RECORDINGS:
                 return None
-            self.recordings[key] = _prepare_recording(step, batch)
+            self.recordings[key] = _prepare_recording(updater, batch)
         recording = self.recordings[key]
         for recorded, current in zip(_list_tensors(recording.batch), _list_tensors(batch), strict=True):
             recorded.copy_(current)
-        recording.rates.copy_(step.rates_on_device())
-        step.seed_generators(seed)
-        if recording.replay is None and not self._try_recording(step, recording):
+        recording.rates.copy_(updater.rates_on_device())
+        forward.seed_generators(seed)
+        if recording.replay is None and not self._try_recording(forward, updater, recording):
             return None
         assert recording.replay is not None, "it has been recorded"
         recording.replay()
         # The next replay overwrites them.
         values, finite = recording.values.clone(), recording.finite.clone()
-        return StepResult(values, finite, on_device=True, on_read=step.follow_results())
+        return StepResult(values, finite, on_device=True, on_read=updater.follow_results())
 
-    def _can_replay(self, step: Step, batch: Batch) -> bool:
+    def _can_replay(self, forward: ForwardPass, updater: Updater, batch: Batch) -> bool:
         """Whether a step has the usual size, and the host decides nothing in it."""
-        last = step.state.last_result
+        last = updater.last_result
         if last is None or not last.on_device:
             self.drop()
             return False
-        usual_size = step.options.batch_size
-        return not step.micro_batch and len(batch) == usual_size and step.can_update_on_device()
+        return not forward.micro_batch and len(batch) == forward.usual_size and updater.can_update_on_device()
 
-    def _try_recording(self, step: Step, recording: _Recording) -> bool:
+    def _try_recording(self, forward: ForwardPass, updater: Updater, recording: _Recording) -> bool:
         def work() -> None:
-            values, finite = step.compute_on_device(recording.batch, recording.rates)
+            updater.buffers.remember_content()
+            with forward.restrict_kernels():
+                denominators = forward.loss.start_denominators(recording.batch, WHOLE, ALONE, forward.device)
+                loss = forward.compute_loss(recording.batch, denominators)
+                updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+            values, finite = updater.update_on_device(loss.detach(), recording.rates)
             self.update_average(finite)
             recording.values.copy_(values)
             recording.finite.copy_(finite)
 
         # A compiler reads the state of the random generators, which a capture forbids, and would then count as failed.
-        guard = torch.compiler.set_stance("fail_on_recompile") if step.compiled else contextlib.nullcontext()
+        guard = torch.compiler.set_stance("fail_on_recompile") if forward.is_compiled else contextlib.nullcontext()
         try:
             with guard:
                 recording.replay = self.record(work)
         except RuntimeError as error:
             # Nothing of the step has been computed: it follows as usual.
-            self.failure = first_line(error)
+            self.failure, forward.is_recorded = first_line(error), False
             self.drop()
-            step.optimizer.zero_grad(set_to_none=True)
+            updater.optimizer.zero_grad(set_to_none=True)
             self.report(f"a step could not be recorded, training continues without it: {self.failure}")
             return False
         return True
@@ -164,13 +171,13 @@ def _list_tensors(batch: Batch) -> list[Tensor]:
     return [*batch.inputs, *batch.targets.values()]
 
 
-def _prepare_recording(step: Step, batch: Batch) -> _Recording:
+def _prepare_recording(updater: Updater, batch: Batch) -> _Recording:
     fixed = Batch(
         batch.ids, tuple(x.clone() for x in batch.inputs), {name: y.clone() for name, y in batch.targets.items()}
     )
     return _Recording(
         batch=fixed,
-        rates=step.rates_on_device().clone(),
-        values=torch.zeros(2, dtype=torch.float64, device=step.device),
-        finite=torch.zeros((), dtype=torch.bool, device=step.device),
+        rates=updater.rates_on_device().clone(),
+        values=torch.zeros(2, dtype=torch.float64, device=updater.device),
+        finite=torch.zeros((), dtype=torch.bool, device=updater.device),
     )

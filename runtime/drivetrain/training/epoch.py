@@ -141,7 +141,7 @@ def _restore_checkpoint(run: Run, records: StepRecords) -> str:
     # A save in the background may be writing the checkpoint to go back to.
     records.saver.wait()
     # One process may have halved its micro-batches before the problem; all continue with the smallest size.
-    sizes = [int(row[0]) for row in run.ranks.all_gather([run.step.micro_batch or 0])]
+    sizes = [int(row[0]) for row in run.ranks.all_gather([run.step.forward.micro_batch or 0])]
     run.step.use_micro_batch(min(filter(None, sizes), default=None))
     loaded, damaged = rank_checkpoints.load_latest(run)
     assert loaded is not None, "a checkpoint is written before the first step"

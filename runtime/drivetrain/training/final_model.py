@@ -123,7 +123,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
 
 def _add_class_weights(run: Run, head: Head) -> Head:
     """The head with the class weights of the training as numbers: `balanced` would need the training data."""
-    weights = run.step.objective.losses[head.name].class_weights
+    weights = run.objective.losses[head.name].class_weights
     return (
         head if weights is None else replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
     )

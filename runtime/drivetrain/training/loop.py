@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import contextlib
 
-from torch import Tensor
-
 from drivetrain.data.dataset import Batch
 from drivetrain.system.fault_points import fault_point
-from drivetrain.training import epoch, solved_heads, trained_layers
+from drivetrain.training import batch_inputs, epoch, solved_heads, trained_layers
 from drivetrain.training.epoch import roll_back
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_options import StepResult
 from drivetrain.training.step_records import StepRecords
+from drivetrain.training.step_result import StepResult
 
 
 def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:
@@ -94,31 +92,25 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
             run.peers.raise_gravest()
         else:
             fault_point("step", run)
-            seed, share = run.step_seed(samples), run.batch_parts.share(samples)
-            inputs = None if batch is None else run.mix(run.preprocess(batch, counters.epoch))
+            inputs = None if batch is None else batch_inputs.prepare(run, batch, counters.epoch)
+            share = batch_inputs.share_batch(run, samples)
             learning_rate = run.set_learning_rates()
-            replayed = run.step.try_replay(inputs, seed)
-            if replayed:
+            # A replayed step has its update and its average in it.
+            if (result := run.step.replay(inputs, share)) is None:
+                loss = run.step.compute_gradients(inputs, share)
+            else:
                 run.peers.time_share = run.peers.measure_time_share()
-            loss = replayed or run.step.compute_gradients(inputs, seed, share)
             # The others have summed these gradients too: they learn of a problem from here on in the next step.
             with run.peers.catching():
-                result = update_weights(run, loss, len(inputs) if inputs else 0)
+                if result is None:
+                    result = run.step.update(loss, len(inputs or ()))
+                    if run.ema:
+                        run.ema.update(run.model, result.device_finite)
+                run.local_samples += len(inputs or ())
                 records.add(result, learning_rate)
         counters.step, counters.batch, counters.samples = (
             counters.step + 1,
             counters.batch + 1,
             counters.samples + samples,
         )
-    return result
-
-
-def update_weights(run: Run, loss_or_result: Tensor | StepResult, samples: int) -> StepResult:
-    """Update the weights and their average; a replayed step has a result, because it has updated them already."""
-    if isinstance(loss_or_result, StepResult):
-        result = loss_or_result
-    else:
-        result = run.step.update(loss_or_result, samples)
-        run.average_weights(result.device_finite)
-    run.local_samples += samples
     return result

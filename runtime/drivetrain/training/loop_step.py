@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
-from drivetrain.data.dataset import Batch, Inputs, Targets
+from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.ranks import Ranks
 from drivetrain.errors import SpecError
 from drivetrain.models.frozen_split import evaluating
-from drivetrain.training.step import Step
+from drivetrain.models.loss_function import Denominators
 from drivetrain.training.user_batches import UserBatches
 
 TRIAL_SAMPLES = 32
@@ -89,59 +91,51 @@ class LoopLoss:
         labels[0, labels.shape[1] // 2 :] = -100  # ignored by torch's cross entropy
         return Batch(batch.ids, (*batch.inputs[:label_index], labels, *batch.inputs[label_index + 1 :]), batch.targets)
 
-    def _share_of_batch(self, targets: Targets) -> float:
-        """The weight of the current micro-batch in the loss of its batch, from 0 to 1."""
+    def _share_of_batch(self, micro_batch: Batch) -> float:
+        """The weight of a micro-batch in the loss of its batch, from 0 to 1."""
         user_batches, batch = self.user_batches, self.current_batch
         assert batch is not None
-        if (
-            user_batches.whole
-            or len(user_batches.micro_batch_inputs[0]) == len(batch)
-            or (self.division and self.division.summed)
-        ):
+        if user_batches.whole or len(micro_batch) == len(batch) or (self.division and self.division.summed):
             return 1.0
         if self.division is None or self.division.count is None:
-            return len(user_batches.micro_batch_inputs[0]) / len(batch)
-        micro_batch_values = user_batches.weighted_values(user_batches.micro_batch_inputs, targets)
+            return len(micro_batch) / len(batch)
+        micro_batch_values = user_batches.weighted_values(micro_batch.inputs, micro_batch.targets)
         batch_values = user_batches.weighted_values(batch.inputs, batch.targets)
         return float(
             sum_counts(self.division.count, micro_batch_values) / sum_counts(self.division.count, batch_values)
         )
 
-    def denominators(self, targets: Targets) -> dict[str, Tensor]:
+    def start_denominators(
+        self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
+    ) -> Denominators:
         """Empty: the size of the batch is known."""
-        return {}
+        return dict
 
-    def __call__(self, outputs: Any, targets: Targets, denominators: Mapping[str, Tensor]) -> Tensor:
+    def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
         """The share of a micro-batch in the loss of an update; a scalar."""
-        loss = self.user_batches.mean_loss(outputs, targets)
-        share = self._share_of_batch(targets) / self.batches_per_update
+        loss = self.user_batches.mean_loss(outputs, batch.targets)
+        share = self._share_of_batch(batch) / self.batches_per_update
         if not share:  # without weights the loss may be 0 / 0
             return 0 * next(p for p in self.user_batches.model.parameters() if p.requires_grad).sum()
         return loss if share == 1 else loss * share
 
 
-@dataclass(frozen=True, eq=False)
-class LoopStep(Step):
-    """A step that does not seed the generators, which belong to the user's loop; a second try of a batch restores them."""
+class UserGenerators:
+    """The random generators of a user's loop, which nobody else seeds: another try of a batch restores them."""
 
-    user_batches: UserBatches | None = None
-    random: list[tuple[Tensor, Tensor | None, Any, Any]] = field(default_factory=list)
-    """The states of torch's generators for CPU and GPU, of NumPy's and of Python's before the current batch."""
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.states: tuple[Tensor, Tensor | None, Any, Any] | None = None
+        """Of torch's generators for CPU and GPU, of NumPy's and of Python's before the current batch; None before its first try."""
 
-    def outputs(self, inputs: Inputs) -> Any:
-        """The network's outputs, with this step's precision and memory format."""
-        assert self.user_batches is not None
-        self.user_batches.micro_batch_inputs = inputs
-        return super().outputs(inputs)
-
-    def seed_generators(self, seed: int) -> None:
+    def prepare_try(self, seed: int) -> None:
         """Remember the state of all generators in the first try of a batch, and restore it in the next."""
         on_gpu = self.device.type == "cuda"
-        if not self.random:
+        if self.states is None:
             gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None
-            self.random.append((torch.get_rng_state(), gpu, np.random.get_state(), random.getstate()))
+            self.states = torch.get_rng_state(), gpu, np.random.get_state(), random.getstate()
             return
-        cpu, gpu, numpy_state, python_state = self.random[0]
+        cpu, gpu, numpy_state, python_state = self.states
         torch.set_rng_state(cpu)
         np.random.set_state(numpy_state)
         random.setstate(python_state)

@@ -13,15 +13,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from drivetrain.data.custom.user_loss import CustomTerms
-from drivetrain.data.dataset import NO_LABEL, Head, Targets, onto
+from drivetrain.data.dataset import NO_LABEL, Batch, Head, Targets, onto
+from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.ranks import Ranks
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
+from drivetrain.models.loss_function import Denominators
 
+MAX_EXACT_FLOAT32 = 1 << 24
+"""float32 represents every whole number up to this one."""
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
 NO_TARGETS = torch.empty(0, dtype=torch.int64)
 Terms = Callable[..., Tensor]
@@ -113,26 +119,35 @@ class Objective:
             for name, loss in self.losses.items()
         }
 
-    def scale_denominators(self, denominators: Mapping[str, Tensor], batch_share: float) -> dict[str, Tensor]:
-        """The denominators of a process with this share of the batch: those of a sum add up to 1 over all processes."""
-        return {
-            name: denominator * batch_share if self.losses[name].is_summed else denominator
-            for name, denominator in denominators.items()
-        }
+    def start_denominators(
+        self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
+    ) -> Denominators:
+        """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
+        # Whether the loss is divided by the number of samples, which is known without asking the other processes.
+        if share.samples is not None and all(loss.is_unweighted for loss in self.losses.values()):
+            exact_dtype = torch.float32 if share.samples <= MAX_EXACT_FLOAT32 else torch.float64
+            # Created on the device: a copy from the host would wait for the device.
+            by_head = dict.fromkeys(self.losses, torch.full((), share.samples, dtype=exact_dtype, device=device))
+            return lambda: by_head
+        local_sums = dict.fromkeys(self.losses, torch.zeros((), dtype=torch.float64))
+        if batch is not None:
+            local_sums = self.denominators(batch.targets)
+        # Those of a sum add up to 1 over all processes.
+        sums = [
+            value * share.weight if share.weight != 1 and self.losses[name].is_summed else value
+            for name, value in local_sums.items()
+        ]
+        wait_for_sums = ranks.start_sums(sums)
+        return lambda: dict(zip(local_sums, wait_for_sums(), strict=True))
 
     @property
     def split_obstacle(self) -> str:
         """Why the loss of a batch cannot be computed from the losses of its parts; empty if it can."""
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
-    def zero_denominators(self) -> dict[str, Tensor]:
-        """The denominators of a process without samples."""
-        return {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
-
-    @property
-    def is_unweighted(self) -> bool:
-        """Whether each sample has the weight 1 in all heads, so that the denominators are the number of samples."""
-        return all(loss.is_unweighted for loss in self.losses.values())
+    def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
+        """The contribution of a micro-batch to the loss of its batch; a scalar."""
+        return self(outputs, batch.targets, denominators)
 
     def __call__(
         self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, denominators: Mapping[str, Tensor]

@@ -21,6 +21,7 @@ from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.monitor import Sample
 from drivetrain.tracking.rank_record import RankRecord
+from drivetrain.training import batch_inputs
 from drivetrain.training.run import Run
 
 TRACE_FILE = "trace.json.gz"
@@ -122,7 +123,9 @@ def measure_flops(run: Run) -> dict[str, float] | None:
     try:
         operations = 3 * _count_forward_flops(run)
         return (
-            {"operations": operations, "product": measure_product(run.device, run.step.dtype)} if operations else None
+            {"operations": operations, "product": measure_product(run.device, run.step.forward.dtype)}
+            if operations
+            else None
         )
     except Exception as error:
         # The run is done and its model is written; only a line of the report is missing.
@@ -135,7 +138,7 @@ def _count_forward_flops(run: Run) -> float:
     batch = next(iter(fetch_in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
     run.model.eval()
     with torch.no_grad(), count_flops() as counter:
-        run.step.options.forward(*run.preprocess(batch, None).inputs)
+        run.step.forward.compute(*batch_inputs.preprocess(run, batch, None).inputs)
     return float(counter.get_total_flops() / len(batch.ids))
 
 
@@ -159,7 +162,7 @@ def split_step_time(run: Run) -> None:
     # On a GPU calls return before the computation ends.
     if run.device.type != "cpu":
         return
-    run.configure_step(phase=StepPhases(run).phase)
+    run.step.forward.phase = run.step.updater.phase = StepPhases(run).phase
 
 
 class StepPhases:

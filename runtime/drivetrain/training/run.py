@@ -1,65 +1,69 @@
-"""A run, assembled from job, hardware and plan: model, optimizer, data, step and counters."""
+"""A run: all that a training knows, and where it is. `assemble` makes it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from drivetrain import optimizations
-from drivetrain.data import stateless_random
-from drivetrain.data.custom.iterables import batches_of
-from drivetrain.data.dataset import Batch, Dataset
+from drivetrain.data.dataset import Dataset
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.mixup import mix, uses_mixing
 from drivetrain.distributed.batch_parts import BatchParts
-from drivetrain.distributed.ranks import Ranks, join_ranks
-from drivetrain.distributed.world import LOCAL_RANK
+from drivetrain.distributed.ranks import Ranks
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
-from drivetrain.models import dry_run, lr_groups, strided_convolution
 from drivetrain.models.build import Model
-from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
-from drivetrain.optimizations import AssembledRun
 from drivetrain.plan.plan import Plan
-from drivetrain.system import library_variables
-from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import CHECKPOINTS
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import losses, optimizer, start_checks, torch_setup
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
-from drivetrain.training.checkpoints import resume
+from drivetrain.training.ema import Ema
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
 from drivetrain.training.optimizer import LearningRates, build_rates
 from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.solvable_heads import HeadTraining, SolvableHead
+from drivetrain.training.solvable_heads import SolvableHead
 from drivetrain.training.step import Step
-from drivetrain.training.step_options import build_options
 from drivetrain.training.time_target import MAX_EPOCHS, Counters, TimeTarget
 from drivetrain.training.user_parts import TrainingInfo, UserParts
-from drivetrain.training.weight_update import Ema
 
 
 @dataclass(kw_only=True)
-class Run(AssembledRun):
-    """Everything that a training needs; `loop.fit` drives it."""
+class Run:
+    """Everything that a training needs; `loop.fit` drives it. Optimizations see it as an `AssembledRun`."""
 
+    job: Job
+    hardware: Hardware
     plan: Plan
+    folder: Path
+    device: torch.device
     network: Model
+    model: nn.Module
+    """The module of the network, on its device."""
+    optimizer: torch.optim.Optimizer
+    dataset: Dataset
+    replaced: Dataset | None = None
+    """The original dataset, if cached activations of a frozen prefix have replaced it."""
+    cached: str = ""
+    """The name of that prefix."""
+    prefix_dtype: torch.dtype | None = None
+    """dtype in which a frozen prefix is computed once; None for fp32."""
+    stage: int = 0
+    """How many unfreezings of `model.unfreeze` have happened."""
+    batches: Batches
+    objective: Objective
+    """The loss of all heads."""
     kept_in_eval_mode: list[nn.Module]
     """Modules that stay in evaluation mode, because they are frozen or the program has put them there."""
     step: Step
@@ -99,7 +103,7 @@ class Run(AssembledRun):
 
     def __post_init__(self) -> None:
         train = self.job.train
-        report, per_epoch = partial(_report_event, self.events, self.counters), self.batches.per_epoch
+        report, per_epoch = partial(report_event, self.events, self.counters), self.batches.per_epoch
         self.rates = build_rates(train, self.optimizer, self.user_parts, per_epoch, report)
         self.ema = Ema(self.model, train.ema) if train.ema else None
         self.best_metric = BestMetric(choose_metric(self.job, self.dataset), train.early_stopping, train.schedule)
@@ -113,7 +117,7 @@ class Run(AssembledRun):
     @property
     def peers(self) -> Peers:
         """The processes that train together, with the problem of this one that the others do not know yet."""
-        return self.step.options.peers
+        return self.step.peers
 
     @property
     def ranks(self) -> Ranks:
@@ -176,15 +180,11 @@ class Run(AssembledRun):
 
     def record_step(self) -> None:
         """Record whole steps as CUDA graphs and replay them."""
-        report = partial(_report_event, self.events, self.counters, "step_graph")
         # A recorded step cannot copy class weights from the host.
-        self.step.objective.move(self.device)
-        self.configure_step(captured=CapturedStep(CudaGraphs(self.device).record, self.average_weights, report))
-
-    def average_weights(self, finite: Tensor) -> None:
-        """Update the average of the weights, if there is one and the last update was made."""
-        if self.ema:
-            self.ema.update(self.model, finite)
+        self.objective.move(self.device)
+        update_average = partial(self.ema.update, self.model) if self.ema else lambda finite: None
+        report = partial(report_event, self.events, self.counters, "step_graph")
+        self.step.record(CapturedStep(CudaGraphs(self.device).record, update_average, report))
 
     def train_mode(self) -> None:
         """Set training mode, except for the modules that are kept in evaluation mode."""
@@ -192,36 +192,10 @@ class Run(AssembledRun):
         for module in self.kept_in_eval_mode:
             module.eval()
 
-    def preprocess(self, batch: Batch, epoch: int | None) -> Batch:
-        """The batch on the device, with its inputs preprocessed, and augmented if an epoch is given."""
-        batch = batch.to(self.device)
-        return replace(batch, inputs=self.dataset.prepare(batch.inputs, batch.ids, epoch))
-
-    def mix(self, batch: Batch) -> Batch:
-        """The batch after mixup or cutmix, if the job has them; random numbers depend on (seed, step)."""
-        if not self.dataset.mixable:
-            return batch
-        batch = mix(batch, self.dataset.heads, self.job, self.counters.step)
-        if not uses_mixing(self.job):
-            return batch
-        # Mixing needs the whole batch, so only now does this process take its shard.
-        return batch.take_rows(self.batch_parts.select_own_samples(np.arange(len(batch))))
-
     def set_learning_rates(self) -> float:
         """Set the learning rates of the next step; returns that of the first parameter group."""
-        return self.rates.set(
-            self.counters, self.best_metric.factor(), self.peers.time_share if self.time_target else None
-        )
-
-    def step_seed(self, samples: int | None = None) -> int:
-        """The seed of this step's dropout: a function of (seed, step, rank), so there is no generator state to save.
-
-        Args:
-            samples: the size of the batch over all processes; None if this process computes all of it.
-        """
-        rank = 0 if samples is None or self.batch_parts.is_whole(samples) else self.ranks.number
-        position = (self.counters.step, rank) if rank else (self.counters.step,)
-        return stateless_random.derive_key(self.job.train.seed, "step", *position)
+        share = self.peers.time_share if self.time_target else None
+        return self.rates.set(self.counters, self.best_metric.factor(), share)
 
     def collect_info(self, epoch: int, **values: Any) -> TrainingInfo:
         """The current state for a callback; `values` are further fields of `TrainingInfo`."""
@@ -234,155 +208,6 @@ class Run(AssembledRun):
         return parse_duration(self.job.train.max_time) - self.clock.seconds
 
 
-def assemble(
-    job: Job,
-    hardware: Hardware,
-    plan: Plan,
-    folder: Path,
-    dataset: Dataset,
-    network: Model,
-    signals: Signals,
-    clock: PhaseTimer,
-    epoch: int = 0,
-    user_parts: UserParts | None = None,
-) -> Run:
-    """Assemble a run and apply the plan to it.
-
-    Args:
-        epoch: counted from 0; freezes the layers that are frozen in this epoch.
-        user_parts: optimizer, schedule, metrics and callbacks of a Python program.
-    """
-    fault_point("assemble")
-    user_parts = user_parts or UserParts()
-    events, counters = EventLog(folder), Counters()
-    report = partial(_report_event, events, counters)
-    device, ranks = _join_processes(job, hardware, report)
-    model = network.module.to(device)
-    identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
-    # Around a fault of oneDNN, which computes convolutions on CPUs only.
-    if device.type == "cpu":
-        strided_convolution.rewrite(model)
-    # The optimizer gets all parameters that are trained in any epoch, so layers that unfreeze later are in it.
-    kept_in_eval_mode = _freeze(model, network, job, epoch)
-    rate_groups = lr_groups.make_groups(job, model, network.list_trained())
-    optimizer = _build_optimizer(job, model, rate_groups, user_parts)
-    batch_parts = BatchParts(ranks, job.train.batch)
-    batches = _build_batches(job, dataset, batch_parts, report)
-    options = build_options(model, Peers(ranks), batch_parts.part_size, signals, report)
-    if _needs_two_samples(network, model, dataset, device):
-        options = replace(options, min_samples=2)
-        batches.join_single_sample()
-    run = Run(
-        job=job,
-        hardware=hardware,
-        plan=plan,
-        folder=folder,
-        device=device,
-        dataset=dataset,
-        network=network,
-        model=model,
-        kept_in_eval_mode=kept_in_eval_mode,
-        optimizer=optimizer,
-        batches=batches,
-        signals=signals,
-        clock=clock,
-        step=Step(model, optimizer, _build_objective(job, dataset), job.train.clip_norm, device, options),
-        events=events,
-        counters=counters,
-        batch_parts=batch_parts,
-        stage=network.unfreezing.stage(epoch),
-        lr_groups=rate_groups,
-        user_parts=user_parts,
-        identity=identity,
-    )
-    _apply_plan(run)
-    return run
-
-
-def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:
-    """Set up torch and connect to the other processes; returns this process's device and the processes."""
-    device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
-    for warning in library_variables.list_overrides(os.environ):
-        report("precision", warning)
-    ranks = join_ranks(device)
-    torch_setup.apply_settings(job, hardware, device)
-    return device, ranks
-
-
-def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
-    """Whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
-    with network.unfreezing.during(model, network.unfreezing.last):
-        kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
-        return dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device)
-
-
-def _synchronize_start(
-    ranks: Ranks, job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, model: nn.Module
-) -> dict[str, str]:
-    """Check that all processes have the same data and plan, and copy rank 0's weights; returns `resume.identity`."""
-    identity = resume.collect_identity(hardware, dataset)
-    start_checks.check_identical(ranks, job, dataset, model, identity["data"])
-    start_checks.check_plan(ranks, plan)
-    dataset.notes += start_checks.note_same_samples(ranks, dataset)
-    # User code may initialize weights from random numbers that our seed does not control.
-    ranks.broadcast([*model.parameters(), *model.buffers()])
-    return identity
-
-
-def _build_optimizer(
-    job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts
-) -> torch.optim.Optimizer:
-    """The optimizer of the Python program, or that of the spec."""
-    if user_parts.optimizer:
-        return user_parts.optimizer.build(model)
-    return optimizer.build(job.train.optimizer, model, {name: g.factor for g in rate_groups for name in g.names})
-
-
-def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
-    """The batches of the training data; this process reads its shard of each, or all of it if batches are mixed."""
-    batches = batches_of(dataset, job.train.batch, job.train.seed)
-    start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
-    if not (dataset.mixable and uses_mixing(job)):
-        batches.select_local = batch_parts.select_own_samples
-    batches.shared_memory.processes = batch_parts.ranks.count
-    batches.report = partial(report, "loader")
-    return batches
-
-
-def _apply_plan(run: Run) -> None:
-    """Apply the optimizations of the plan, then decide and check what depends on them, such as the micro-batch size."""
-    for optimization in optimizations.every():
-        value = run.plan.value(optimization.name)
-        if value != optimization.off:
-            optimization.apply(run, value)
-    on_device = run.device.type == "cuda"
-    run.step.state.prefers_device = on_device
-    run.step.state.deterministic_only = on_device and run.job.train.is_deterministic(on_gpu=True)
-    processes, free_bytes = run.ranks.count, run.hardware.memory.available
-    heads = HeadTraining(run.job, run.network, run.readable, run.step, run.user_parts, processes, free_bytes)
-    run.solvable_heads, run.unsolved_reason = heads.find_heads()
-    start_checks.refuse_single_samples(run.job, run.step, processes)
-    sizes = {"processes": processes, "threads": torch.get_num_threads()}
-    run.identity |= {name: str(size) for name, size in sizes.items()}
-
-
-def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:
-    """Freeze the layers that are frozen in `epoch`; returns the modules that stay in evaluation mode."""
-    frozen = freeze(model, network.freeze, job)
-    if not epoch:
-        return frozen
-    network.unfreezing.apply(model, epoch)
-    return [] if network.freeze.train_mode else list(find_frozen_parts(model))
-
-
-def _build_objective(job: Job, dataset: Dataset) -> Objective:
-    """The loss of all heads."""
-    weighting = job.train.class_weights
-    # Only where class weights need them: some datasets read every sample to get the targets.
-    targets = dataset.train.targets if losses.need_targets(dataset.heads, weighting) else {}
-    return losses.build_objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)
-
-
-def _report_event(events: EventLog, counters: Counters, kind: str, text: str) -> None:
+def report_event(events: EventLog, counters: Counters, kind: str, text: str) -> None:
     """Record an event at the current step."""
     events.add(kind, text, counters.step)

@@ -128,7 +128,7 @@ class Saver:
         run, keep = self.run, self.run.job.checkpoint.keep
         weight_bytes = _count_bytes(run.model.state_dict()) + (_count_bytes(run.ema.average) if run.ema else 0)
         checkpoint_bytes = weight_bytes + count_moments(run.job.train.optimizer) * sum(
-            p.nbytes for p in run.step.parameters
+            p.nbytes for p in run.step.updater.parameters
         )
         # While a checkpoint is written, the last `keep` still exist; the best one and model/ contain weights only.
         needed_bytes = (keep + 1) * checkpoint_bytes + 2 * weight_bytes

@@ -17,12 +17,12 @@ from drivetrain.job import Job
 from drivetrain.job.text import TextEncoder
 from drivetrain.models import feature_cache, frozen_split
 from drivetrain.models.build import Model
+from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.networks.word_bag import WordBag
 from drivetrain.optimizations.feature_cache import describe_changing_inputs
 from drivetrain.system.units import format_bytes
 from drivetrain.training.head_solver import SPARSE_HISTORY, Solution
 from drivetrain.training.sparse_rows import SparseRows
-from drivetrain.training.step import Step
 from drivetrain.training.user_parts import UserParts
 
 MEMORY_DIVISOR = 4
@@ -89,7 +89,7 @@ class HeadTraining:
     job: Job
     network: Model
     dataset: Dataset
-    step: Step
+    forward: ForwardPass
     parts: UserParts
     processes: int
     free_memory: int
@@ -122,7 +122,7 @@ class HeadTraining:
 
     def _find_bags(self) -> dict[str, BagHead]:
         """The heads of a bag of words that is trained as a whole; none for another network."""
-        bag = self.step.model
+        bag = self.forward.network
         if not isinstance(bag, WordBag) or not all(parameter.requires_grad for parameter in bag.parameters()):
             return {}
         return {name: BagHead(bag, number) for number, name in enumerate(bag.names)}
@@ -130,9 +130,9 @@ class HeadTraining:
     def _find_trained_heads(self) -> dict[str, LayerHead]:
         """The linear layers of the heads, if they are all that is trained at first; else none."""
         first = {
-            name for name, p in self.step.model.named_parameters() if p.requires_grad
+            name for name, p in self.forward.network.named_parameters() if p.requires_grad
         } - self.network.unfreezing.first.keys()
-        linear = {name: layer for name, layer in self.step.model.named_modules() if isinstance(layer, nn.Linear)}
+        linear = {name: layer for name, layer in self.forward.network.named_modules() if isinstance(layer, nn.Linear)}
         trained = {
             name: layer
             for name, layer in linear.items()
@@ -146,13 +146,13 @@ class HeadTraining:
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
         """The layer whose output is that of the network, by head; none unless every head has one."""
         computed: list[tuple[nn.Linear, Tensor]] = []
-        with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.step.model), torch.no_grad():
+        with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.forward.network), torch.no_grad():
             for layer in layers:
                 hooks.enter_context(
                     layer.register_forward_hook(lambda self, _, output: computed.append((self, output)))
                 )
-            inputs = tuple(x.to(self.step.device) for x in feature_cache.take_first_sample(self.dataset))
-            outputs = self.step.model(*self.step.lay_out(inputs))
+            inputs = tuple(x.to(self.forward.device) for x in feature_cache.take_first_sample(self.dataset))
+            outputs = self.forward.network(*self.forward.lay_out(inputs))
         by_head = outputs if isinstance(outputs, Mapping) else dict.fromkeys(self.dataset.heads, outputs)
         return {
             name: LayerHead(layer)

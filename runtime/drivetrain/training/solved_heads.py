@@ -47,7 +47,7 @@ def solve_heads(run: Run) -> None:
             name: solve_head(
                 training[name],
                 held_out[name],
-                run.step.objective.losses[name],
+                run.objective.losses[name],
                 head.outputs,
                 has_bias=head.has_bias,
                 may_go_on=lambda: run.time_left() > 0,
@@ -106,7 +106,7 @@ def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatur
                 )
             )
         for batch in validation.micro_batches(run, split, size):
-            run.step.outputs_in_fp32(batch.inputs)
+            run.step.forward.outputs_in_fp32(batch.inputs)
             owners = {
                 name: next(other for other in head_inputs if head_inputs[other][0] is inputs[0])
                 for name, inputs in head_inputs.items()

@@ -23,9 +23,9 @@ from drivetrain.distributed.store import find_node_name
 from drivetrain.distributed.world import NODES
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
+from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.plan.plan import Plan
 from drivetrain.training.peers import find_first_text
-from drivetrain.training.step import Step
 
 SEEDS = (
     "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
@@ -117,22 +117,22 @@ SINGLE_SAMPLE = (
 )
 
 
-def refuse_single_samples(job: Job, step: Step, processes: int) -> None:
+def refuse_single_samples(job: Job, forward: ForwardPass, processes: int) -> None:
     """Refuse sizes that are too small for a network that needs two samples at once, if `processes` share a batch.
 
     Raises:
         SpecError: naming the key that makes them so small.
     """
-    if step.options.min_samples == 1:
+    if forward.min_samples == 1:
         return
-    if step.micro_batch == 1:
+    if forward.micro_batch == 1:
         key, setting = ("optimize", "micro_batch"), "1"
     elif job.train.batch < 2 * processes:
         key, setting = (
             ("train", "batch_size"),
             f"{job.train.batch}" + (f" for {processes} processes" if processes > 1 else ""),
         )
-    elif step.options.splitter is not Batch.split:
+    elif forward.splitter is not Batch.split:
         key, setting = ("optimize", "unpadding"), "a text may get a pass of its own"
     else:
         return

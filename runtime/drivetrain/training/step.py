@@ -1,87 +1,82 @@
-"""One optimizer step on one batch, the part of the training that optimizations change.
-
-By default it computes in fp32 on the whole batch. `precision` adds autocast and gradient scaling, `channels_last` a
-memory format, `compile` a compiled forward pass, `micro_batch` a split; the code below stays the same.
-"""
+"""One optimizer step on one batch: a forward pass, an updater, and an exchange of gradients with other processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
 
+from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed import batch_parts
 from drivetrain.distributed.batch_parts import WHOLE, BatchShare
+from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.job.train import Fp16
-from drivetrain.models.buffers import Buffers
-from drivetrain.system import torch_errors
-from drivetrain.system.fault_points import fault_point
-from drivetrain.training import weight_update
-from drivetrain.training.compiled_forward import CompiledForward
-from drivetrain.training.losses import Objective
+from drivetrain.models.compiled_forward import CompiledForward
+from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.models.loss_function import Denominators
+from drivetrain.system import torch_errors, torch_settings
+from drivetrain.system.console import say
+from drivetrain.training.captured_step import CapturedStep
 from drivetrain.training.nonfinite import Scaler
-from drivetrain.training.peers import ComputeAgain
-from drivetrain.training.step_options import StepOptions, StepResult, StepState, stack_loss_and_norm
-from drivetrain.training.weight_update import StepUpdate
-
-MAX_EXACT_FLOAT32 = 1 << 24
-"""float32 represents every whole number up to this one."""
-Denominators = Callable[[], dict[str, Tensor]]
-"""Returns the sum of sample weights of the whole batch by head; the first call waits for the other processes."""
+from drivetrain.training.peers import ComputeAgain, HalfUpdated, Peers, out_of_memory_error
+from drivetrain.training.step_result import BatchLoss, StepResult
+from drivetrain.training.updater import Updater
 
 
-@dataclass(frozen=True, eq=False)
-class Step(StepUpdate):
-    """Forward, backward and update. Its attributes are fixed; `with_options` makes another step that shares its state."""
+class Step:
+    """Forward, backward and update.
 
-    model: nn.Module
-    """The network, whose buffers a failed step restores."""
-    optimizer: torch.optim.Optimizer
-    """Of all parameters that are trained in any epoch."""
-    objective: Objective
-    """The loss of all heads."""
-    clip_norm: float | None
-    """Largest gradient norm; None for no clipping."""
-    device: torch.device
-    """Where network and batches are."""
-    options: StepOptions
-    state: StepState = field(default_factory=StepState)
-    parameters: list[nn.Parameter] = field(init=False)
-    buffers: Buffers = field(init=False)
+    Args:
+        forward: computes outputs and loss.
+        updater: changes the weights.
+        peers: the processes that train together.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", [p for group in self.optimizer.param_groups for p in group["params"]])
-        object.__setattr__(self, "buffers", Buffers(self.model))
+    def __init__(self, forward: ForwardPass, updater: Updater, peers: Peers | None = None) -> None:
+        self.forward, self.updater, self.peers = forward, updater, peers or Peers()
+        self.exchange = GradientExchange(self.peers.ranks)
+        self.recorded: CapturedStep | None = None
+        self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """A context in which a signal may interrupt the step: a compilation takes longer than a user would wait."""
+        self.report: Callable[[str, str], None] = lambda kind, text: say(text)
+        """Records an event, of kind memory, compile or numbers."""
 
-    def with_options(self, **changes: Any) -> Self:
-        """The same step with other options."""
-        return replace(self, options=replace(self.options, **changes))
+    def use_micro_batch(self, samples: int | None) -> None:
+        """Set the micro-batch size; None for the whole batch."""
+        self._drop_recordings()
+        self.forward.micro_batch = samples
 
-    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> Self:
-        """The same step with its forward pass under autocast, and its gradients scaled if `scaling` is given."""
-        return self.with_options(dtype=dtype, scaler=Scaler(scaling))
+    def scale_losses(self, scaling: Fp16) -> None:
+        """Scale the loss, so that gradients in fp16 do not underflow."""
+        self.updater.scaler = Scaler(scaling)
 
-    def compile(self, *, graphs: bool = False) -> Self:
-        """The same step with its forward pass compiled; if the compiler fails, it continues without, reported once."""
-        options = self.options
-        forward = CompiledForward(options.forward, graphs=graphs, report=options.report_compile)
-        return self.with_options(compiled=forward)
+    def compile(self, *, graphs: bool = False) -> None:
+        """Compile the forward pass; if the compiler fails, it continues without, reported once."""
+        report = functools.partial(self.report, "compile")
+        self.forward.compiled = CompiledForward(self.forward.compute, graphs=graphs, report=report)
+
+    def record(self, recorded: CapturedStep) -> None:
+        """Record whole steps and replay them."""
+        self.recorded, self.forward.is_recorded, self.updater.rounds_rates = recorded, True, True
 
     def forget_last_step(self) -> None:
         """Forget the last step, whose result may not have been read, before a checkpoint is restored."""
         self._drop_recordings()
-        self.state.last_result = None
+        self.updater.last_result = None
 
     def fall_back_to_fp32(self) -> None:
         """Compute in fp32 without scaling from now on."""
         self._drop_recordings()
-        self.state.fell_back = self.scaler.fell_back = True
+        self.forward.dtype, self.updater.scaler.fell_back = None, True
 
-    def __call__(self, batch: Batch, seed: int, share: BatchShare = WHOLE) -> StepResult:
+    def _drop_recordings(self) -> None:
+        if self.recorded:
+            self.recorded.drop()
+
+    def __call__(self, batch: Batch, share: BatchShare = WHOLE) -> StepResult:
         """Train one step, completely or not at all, on this process's share of a batch.
 
         If memory runs out in a process that trains alone, the batch is tried again in micro-batches of half the size,
@@ -93,141 +88,140 @@ class Step(StepUpdate):
             RestartSmaller: if memory ran out in one of several processes.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
-        replayed = self.try_replay(batch, seed)
-        return replayed or self.update(self.compute_gradients(batch, seed, share), len(batch))
+        return self.replay(batch, share) or self.update(self.compute_gradients(batch, share), len(batch))
 
-    def try_replay(self, batch: Batch | None, seed: int) -> StepResult | None:
+    def replay(self, batch: Batch | None, share: BatchShare) -> StepResult | None:
         """Replay a recording of a whole step, with its update; returns None if the step must be computed."""
-        if batch is None or not self.options.captured:
+        if batch is None or self.recorded is None:
             return None
-        result = self.options.captured(self, batch, seed)
+        result = self.recorded.replay(self.forward, self.updater, batch, share.seed)
         if result is not None:
-            self.state.sample_hashes = [batch_parts.hash_samples(batch.ids)]
-            self.state.last_result = result
+            result.sample_hashes = [batch_parts.hash_samples(batch.ids)]
+            self.updater.last_result = result
         return result
 
-    def compute_on_device(self, batch: Batch, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Train a step on a batch, like `compute_gradients` and `update`, but no number is read by the host: a
-        CUDA graph can record it. The caller seeds the generators; `rates` are those of the parameter groups, float32.
-
-        Returns:
-            Loss and gradient norm, shape (2,), and whether both are finite, shape ().
-        """
-        self.buffers.remember_content()
-        with self._restrict_kernels():
-            loss = self.objective(self.outputs(batch.inputs), batch.targets, self._start_denominators(batch, WHOLE)())
-            self.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
-            loss = loss.detach()
-        self.scaler.unscale(self.parameters)
-        norm = weight_update.clip_gradients(self.parameters, self.clip_norm)
-        values, finite = stack_loss_and_norm(loss, norm)
-        with weight_update.rates_from_device(self.optimizer, rates):
-            self._update_on_device(finite)
-        self.optimizer.zero_grad(set_to_none=True)
-        return values, finite
-
-    def compute_gradients(self, batch: Batch | None, seed: int, share: BatchShare = WHOLE) -> Tensor:
-        """Compute the gradients of the whole batch, over all processes; returns its loss, and raises as `__call__`.
+    def compute_gradients(self, batch: Batch | None, share: BatchShare = WHOLE) -> BatchLoss:
+        """Compute the gradients of the whole batch, over all processes; raises as `__call__`.
 
         A problem of one process travels with its loss: all drop the step, and raise the most serious one. A process that
         trains alone has no batch if a problem came before it.
         """
+        forward, updater, exchange, peers = self.forward, self.updater, self.exchange, self.peers
         # A forward pass changes BatchNorm's statistics even if the step fails.
-        self.buffers.remember()
-        denominators, peers = self._start_denominators(batch, share), self.options.peers
-        if self.options.exchange.wrap(self.model) and self.state.deterministic_only and batch is not None:
-            self._try_kernels(batch, denominators, seed)
+        updater.buffers.remember()
+        denominators = forward.loss.start_denominators(batch, share, peers.ranks, forward.device)
+        if exchange.wrap(forward.network) and forward.deterministic_only and batch is not None:
+            self._try_kernels(batch, share, denominators)
+        compute_loss = exchange.join(forward.compute_loss)
+        sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
         while True:
             # Gradients that other code has left, such as the step of a second network, are none of this batch.
-            self._forget_gradients()
-            loss = None if batch is None else self._try_batch(batch, denominators, seed)
-            sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
-            missing = torch.zeros((), dtype=torch.float64)
-            total, notes = self.options.exchange.finish(
-                missing if loss is None else loss, [*peers.notes(), sample_hash]
-            )
+            updater.optimizer.zero_grad(set_to_none=True)
+            term = None  # A failed try leaves no graph in memory.
+            loss = torch.zeros((), dtype=torch.float64, device=forward.device)
+            if batch is not None:
+                with self._keeping_problem(len(batch)), forward.trying(share.seed):
+                    micro_batches = list(forward.split(batch))
+                    for number, micro_batch in enumerate(micro_batches, 1):
+                        with exchange.sending(is_last=number == len(micro_batches)):
+                            term = compute_loss(micro_batch, denominators)
+                            updater.scaler.scale_loss(term).backward()  # type: ignore[no-untyped-call]
+                            loss = loss + term.detach()
+                            term = None
+            total, notes = exchange.finish(loss, [*peers.notes(), sample_hash])
             problem = peers.choose_gravest(notes)
             if problem is None:
                 # All processes continue with rank 0's buffers.
-                peers.ranks.broadcast(self.buffers.list_current())
-                self.state.sample_hashes = [note[-1] for note in notes]
-                return total
-            self._discard_step()
+                peers.ranks.broadcast(updater.buffers.list_current())
+                return BatchLoss(total, [note[-1] for note in notes])
+            updater.discard()
             if torch_errors.is_out_of_memory(problem):
                 assert batch is not None, "memory ran out in it"
                 self._halve_micro_batch(len(batch), problem)
             elif not isinstance(problem, ComputeAgain):
                 raise problem
 
-    def _forget_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+    def update(self, loss: BatchLoss, samples: int) -> StepResult:
+        """Update the weights with the gradients of a batch, of which this process has computed `samples`.
 
-    def _try_batch(self, batch: Batch, denominators: Denominators, seed: int) -> Tensor | None:
-        """Accumulate the gradients of this process's share; returns its loss, or None with a problem in `peers`."""
-        peers, interruptible = self.options.peers, self.options.interruptible
+        Raises:
+            RestartSmaller: if memory ran out in one of several processes.
+            HalfUpdated: if memory ran out; micro-batches have half the size from now on.
+        """
+        try:
+            result = self.updater.update(loss.total)
+        except (MemoryError, RuntimeError) as error:
+            if not torch_errors.is_out_of_memory(error):
+                raise
+            if self.peers.ranks.count > 1:
+                raise out_of_memory_error(self.peers.ranks, self.forward.micro_batch or samples) from None
+            self.updater.discard()
+            self._halve_micro_batch(samples, error)
+            raise HalfUpdated("out of memory in the middle of an update") from None
+        result.sample_hashes = loss.sample_hashes
+        return result
+
+    @contextlib.contextmanager
+    def _keeping_problem(self, samples: int) -> Iterator[None]:
+        """A block for the passes of this process's share of a batch, whose error becomes a problem of all processes."""
+        ranks = self.peers.ranks
         # A process that left its backward pass would leave the others waiting for its gradients.
-        is_alone = peers.ranks.count == 1
+        is_alone = ranks.count == 1
         try:
             # Raises at once if a signal has come before.
-            with interruptible() if is_alone else peers.ranks.raising_peer_errors():
-                loss = self._accumulate_gradients(batch, denominators, seed)
+            with self.interruptible() if is_alone else ranks.raising_peer_errors():
+                yield
         except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
-            self._keep_problem(error, len(batch))
-            return None
+            self._keep_problem(error, samples)
+            return
         if not is_alone:
-            with peers.catching(), interruptible():
+            with self.peers.catching(), self.interruptible():
                 pass
-        return loss
 
-    def _try_kernels(self, batch: Batch, denominators: Denominators, seed: int) -> None:
-        """Compute a micro-batch without the others, to find operations without a deterministic kernel.
+    def _keep_problem(self, error: BaseException, samples: int) -> None:
+        """Keep an error as this process's problem; raises what no new try of a batch of `samples` can avoid."""
+        if isinstance(error, KeyboardInterrupt):
+            self.peers.problem = error
+        elif not torch_errors.is_out_of_memory(error):
+            self.peers.problem = self._allow_other_kernels(error)
+        elif self.peers.ranks.count > 1:
+            raise out_of_memory_error(self.peers.ranks, self.forward.micro_batch or samples) from None
+        else:
+            self.peers.problem = error.with_traceback(None)
 
-        Nobody could leave the exchange of gradients because of one.
-        """
-        self.seed_generators(seed)
-        micro_batch = next(iter(self.micro_batches(batch)))
+    def _allow_other_kernels(self, error: BaseException) -> ComputeAgain:
+        """Allow operations without a deterministic kernel if that is what `error` is about, else raise it."""
+        operation = torch_settings.find_nondeterministic_operation(error)
+        if operation is None or not self.forward.deterministic_only:
+            raise error
+        self.forward.deterministic_only = False
+        self.report(
+            "numbers",
+            f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or "
+            "set train.deterministic: false",
+        )
+        return ComputeAgain(f"{operation} has no deterministic kernel")
+
+    def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
+        """Compute a micro-batch, to find operations without a deterministic kernel: nobody can leave an exchange."""
+        micro_batch = next(iter(self.forward.split(batch)))
         try:
-            with self._restrict_kernels():
-                self._compute_loss(micro_batch, denominators).backward()  # type: ignore[no-untyped-call]
+            with self.forward.trying(share.seed):
+                self.forward.compute_loss(micro_batch, denominators).backward()  # type: ignore[no-untyped-call]
         except (MemoryError, RuntimeError) as error:
             self._keep_problem(error, len(batch))
-            self.options.peers.problem = None
-        self._discard_step()
+            self.peers.problem = None
+        self.updater.discard()
 
-    def _start_denominators(self, batch: Batch | None, share: BatchShare) -> Denominators:
-        """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
-        # Whether the loss is divided by the number of samples, which is known without asking the other processes.
-        if share.samples is not None and self.objective.is_unweighted:
-            exact_dtype = torch.float32 if share.samples <= MAX_EXACT_FLOAT32 else torch.float64
-            # Created on the device: a copy from the host would wait for the device.
-            samples = torch.full((), share.samples, dtype=exact_dtype, device=self.device)
-            by_head = dict.fromkeys(self.objective.losses, samples)
-            return lambda: by_head
-        objective = self.objective
-        local_sums = objective.zero_denominators() if batch is None else objective.denominators(batch.targets)
-        if share.weight != 1:
-            local_sums = objective.scale_denominators(local_sums, share.weight)
-        wait_for_sums = self.options.peers.ranks.start_sums(list(local_sums.values()))
-        return lambda: dict(zip(local_sums, wait_for_sums(), strict=True))
-
-    def _accumulate_gradients(self, batch: Batch, denominators: Denominators, seed: int) -> Tensor:
-        """Accumulate the gradients of this process's share on the parameters; the last micro-batch sends them.
-
-        Returns the loss of the share, a scalar.
-        """
-        fault_point("gradients")
-        self.seed_generators(seed)
-        with self._restrict_kernels(), self._share_cast_weights():
-            loss = torch.zeros((), dtype=torch.float64, device=self.device)
-            micro_batches = list(self.micro_batches(batch))
-            for number, micro_batch in enumerate(micro_batches, 1):
-                with self.options.exchange.sending(is_last=number == len(micro_batches)):
-                    share = self.options.exchange.compute_loss(self._compute_loss, micro_batch, denominators)
-                    self.scaler.scale_loss(share).backward()  # type: ignore[no-untyped-call]
-                    loss = loss + share.detach()
-                    del share  # and its graph, before the next forward pass
-            return loss
-
-    def _compute_loss(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
-        return self.objective(self.outputs(micro_batch.inputs), micro_batch.targets, denominators())
+    def _halve_micro_batch(self, batch_samples: int, error: BaseException) -> None:
+        samples = min(self.forward.micro_batch or batch_samples, batch_samples)
+        if obstacle := self.forward.loss.split_obstacle:
+            given = f"{samples} samples at once" if samples > 1 else "the whole batch"
+            raise cannot_split_error(f"out of memory with {given}", obstacle) from None
+        if samples <= self.forward.min_samples:
+            raise torch_errors.out_of_memory_error(error, samples) from None
+        self.use_micro_batch(max(self.forward.min_samples, samples // 2))
+        self.report(
+            "memory",
+            f"out of memory with micro-batch {samples}; continuing with {self.forward.micro_batch}, same batch size",
+        )

@@ -21,7 +21,7 @@ from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_options import StepResult
+from drivetrain.training.step_result import StepResult
 
 MAX_STEPS_LATE = 3
 """Steps that may be queued after one whose result is not read yet; a GPU holds the batches of all of them."""
@@ -64,7 +64,7 @@ class StepRecords:
         """
         run, counters = self.run, self.run.counters
         is_whole = run.batch_parts.is_whole(run.batches.size(counters.batch))
-        digest = batch_parts.digest_batch(run.step.state.sample_hashes, shared=not is_whole)
+        digest = batch_parts.digest_batch(result.sample_hashes, shared=not is_whole)
         position = counters.epoch, counters.batch
         self.pending.append(TrainedStep(counters.step + 1, position, learning_rate, result, digest))
         self._record_all_but(MAX_STEPS_LATE if result.on_device else 0)
@@ -136,7 +136,7 @@ class StepRecords:
 
     def _record(self, step: TrainedStep) -> None:
         run, (loss, norm) = self.run, step.result.read()
-        scaler = run.step.scaler
+        scaler = run.step.updater.scaler
         assert run.metrics is not None
         rate = step.learning_rate
         group_rates = {f"{group.pattern}/lr": rate * group.factor for group in run.lr_groups if group.pattern}
@@ -166,5 +166,5 @@ class StepRecords:
             return
         text = f"step {step.number} skipped: loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g}"
         run.events.add("numbers", text, step.number)
-        ids, scaler = run.batches.order(*step.position)[0], run.step.scaler
+        ids, scaler = run.batches.order(*step.position)[0], run.step.updater.scaler
         run.numerics.record_skipped(step.position, ids, scaler.scale if scaler.active else None)

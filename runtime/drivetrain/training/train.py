@@ -26,6 +26,7 @@ from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import Value
 from drivetrain.training import (
+    batch_inputs,
     effective_settings,
     final_model,
     forecast,
@@ -277,7 +278,7 @@ def _draw_first_batch(run: Run) -> dict[str, Value]:
     batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
     with torch.no_grad():
         ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
-        images = run.mix(ready).inputs[0][:SHOWN_IMAGES].float().cpu()
+        images = batch_inputs.mix_samples(run, ready).inputs[0][:SHOWN_IMAGES].float().cpu()
     scale = run.dataset.preprocessing
     return {"batch/as the network sees it": partial(tile, images, scale.get("mean"), scale.get("std"))}
 

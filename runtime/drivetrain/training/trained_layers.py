@@ -51,15 +51,15 @@ def _reapply_optimizations(run: Run) -> None:
     if run.replaced is not None:
         run.dataset, run.replaced, run.cached = run.replaced, None, ""
         run.batches.split = run.dataset.train
-    failed = run.step.compile_error
-    run.configure_step(forward=run.model, packed_forward=getattr(run.model, "packed", None), packed=False)
+    failed = run.step.forward.compile_error
+    run.step.forward.use_whole_network()
     for optimization in optimizations.every():
         value = run.plan.value(optimization.name)
         is_repeated = optimization.name in STAGE_DEPENDENT and value != optimization.off
         if is_repeated and not (failed and optimization.stage is optimizations.Stage.COMPILE):
             optimization.apply(run, value)
     if failed:
-        run.configure_step(compiled=None)
+        run.step.forward.compiled = None
 
 
 def describe(run: Run) -> list[str]:

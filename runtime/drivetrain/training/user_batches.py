@@ -84,8 +84,6 @@ class UserBatches:
     loss: Callable[[Any, Any], Any] | None
     argument_names: tuple[str, ...] = ()
     """The keys of the current batch, if it is a mapping."""
-    micro_batch_inputs: Inputs = ()
-    """The inputs of the current micro-batch."""
     has_called_loss: bool = False
     whole: str = ""
     """Why the current batch is a `WholeBatch`; empty if it can be split."""

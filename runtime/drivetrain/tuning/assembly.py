@@ -30,6 +30,7 @@ from drivetrain.system.console import report_if_slow, say
 from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.signals import Signals
 from drivetrain.training import effective_settings, recorded_inputs
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
@@ -55,29 +56,29 @@ def assemble_run(
     Raises:
         Replanned: if the plan in the folder has changed so that another process must run it.
     """
-    search = load_search(folder, job, signals, timer)
+    assembly = load_assembly(folder, job, signals, timer)
     stored_plan = plans.load(folder / PLAN_FILE)
     resumes = checkpoint.can_resume(folder)
     if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not is_measured and not resumes:
-        decide = partial(final_plan.finalize, job, search.hardware, stored_plan, search.facts, say)
+        decide = partial(final_plan.finalize, job, assembly.hardware, stored_plan, assembly.facts, say)
         with timer.phase("tune"):
-            search = measure_plan(search, decide, source)
+            assembly = measure_plan(assembly, decide, source)
         has_new_process_settings = any(
-            search.plan.value(name) != stored_plan.value(name) for name in optimizations.list_process_settings()
+            assembly.plan.value(name) != stored_plan.value(name) for name in optimizations.list_process_settings()
         )
         if source and (has_new_process_settings or timeout.has_timed_out()):
-            RunFiles(folder).write_json(PLAN_FILE, search.plan.to_json())
+            RunFiles(folder).write_json(PLAN_FILE, assembly.plan.to_json())
             raise Replanned("the measured settings need a new process")
-    run = apply_plan(search, timer)
-    for line in final_plan.list_changes(stored_plan, search.plan) if resumes and run.ranks.is_rank0 else ():
+    run = apply_plan(assembly, timer)
+    for line in final_plan.list_changes(stored_plan, assembly.plan) if resumes and run.ranks.is_rank0 else ():
         run.events.add("resume", line)
     return run
 
 
-def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | None = None) -> MicroBatchSearch:
-    """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
+def load_assembly(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | None = None) -> Assembly:
+    """Load data, network and plan of such a folder before anything is measured."""
     timer = timer or PhaseTimer()
     machine = hardware.from_json(RunFiles(folder).read_json(HARDWARE_FILE))
     device_check.check_build(machine)
@@ -103,32 +104,32 @@ def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | No
     plan = final_plan.finalize(job, machine, plans.load(folder / PLAN_FILE), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
         raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
-    return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)
+    return Assembly(job, machine, plan, dataset, network, facts, folder, signals, say)
 
 
 def measure_plan(
-    search: MicroBatchSearch, decide: Callable[[Mapping[str, Measurement]], Plan], source: SpecSource | None = None
-) -> MicroBatchSearch:
-    """Measure what the job leaves open; returns the same search with the plan that follows.
+    assembly: Assembly, decide: Callable[[Mapping[str, Measurement]], Plan], source: SpecSource | None = None
+) -> Assembly:
+    """Measure what the job leaves open; returns the same with the plan that follows.
 
     Args:
-        search: data, network and plan so far.
+        assembly: data, network and plan so far.
         decide: makes the plan with these measurements.
         source: the spec, if child processes may measure process settings.
     """
     # The micro-batch that fits comes first, since the tuner measures with it.
-    memory_measurements = search.load_or_measure()
+    memory_measurements = MicroBatchSearch(assembly).load_or_measure()
     if memory_measurements:
-        search = replace(search, plan=decide(memory_measurements))
-    measurements = tuner.load_or_measure(search, source)
-    return replace(search, plan=decide(measurements | memory_measurements)) if measurements else search
+        assembly = replace(assembly, plan=decide(memory_measurements))
+    measurements = tuner.load_or_measure(assembly, source)
+    return replace(assembly, plan=decide(measurements | memory_measurements)) if measurements else assembly
 
 
-def apply_plan(search: MicroBatchSearch, timer: PhaseTimer) -> Run:
+def apply_plan(assembly: Assembly, timer: PhaseTimer) -> Run:
     """Assemble the run of these data and this network under their plan; reports and records the effective settings."""
-    run = search.assemble(timer)
+    run = assembly.assemble(timer)
     if run.ranks.count > 1:
-        batch_norm_note = "; BatchNorm normalizes each share by itself" * search.facts.has("BatchNorm")
+        batch_norm_note = "; BatchNorm normalizes each share by itself" * assembly.facts.has("BatchNorm")
         say(f"processes: {run.ranks.count}, each trains on its share of every batch{batch_norm_note}")
     effective_settings.record(run, say)
     return run

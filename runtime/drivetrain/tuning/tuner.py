@@ -34,9 +34,9 @@ from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.system import timeout
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import numerics_check, process_settings, tuner_state, variants
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
 from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
@@ -57,12 +57,12 @@ class Tuner(VariantBuilder):
     """Measures for one job.
 
     Args:
-        search: data, network and plan so far, as for every builder.
+        assembly: data, network and plan so far, as for every builder.
         source: the spec, if child processes may measure process settings.
     """
 
-    def __init__(self, search: MicroBatchSearch, source: SpecSource | None = None) -> None:
-        super().__init__(search)
+    def __init__(self, assembly: Assembly, source: SpecSource | None = None) -> None:
+        super().__init__(assembly)
         self.source = source
         self.compile_seconds = MIN_COMPILE_SECONDS
         self.start_seconds = process_seconds() if source else 0.0
@@ -233,25 +233,25 @@ class Tuner(VariantBuilder):
         return variants.judge(pair, compile_seconds, min(self._limit_seconds, self.run.total_steps * step_seconds))
 
 
-def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) -> dict[str, Measurement]:
+def load_or_measure(assembly: Assembly, source: SpecSource | None = None) -> dict[str, Measurement]:
     """Results for all candidates: from the cache, else measured now if the run is long enough.
 
     `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
     `full` measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured, too.
     """
-    job, hardware, plan, dataset, say = search.job, search.hardware, search.plan, search.dataset, search.say
+    job, hardware, plan, dataset, say = assembly.job, assembly.hardware, assembly.plan, assembly.dataset, assembly.say
     mode = job.optimize.get("measure", "auto")
     open_names = [row.name for row in plan.decisions if row.source == CHOICE]
     if mode == "off" or not open_names:
         return {}
-    speed_key = make_speed_key(job, hardware, dataset, search.network, source is not None)
+    speed_key = make_speed_key(job, hardware, dataset, assembly.network, source is not None)
     stored = evidence.load(hardware, speed_key)
     # The samples are hashed only if there is something to compare them with; that takes a while.
-    keys = speed_key, make_numbers_key(speed_key, job, dataset, search.network) if stored else None
+    keys = speed_key, make_numbers_key(speed_key, job, dataset, assembly.network) if stored else None
     if keys[1] and (checked := evidence.load(hardware, keys[1])):
         say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
         return checked
-    tuner = Tuner(search, source)
+    tuner = Tuner(assembly, source)
     if tuner.run.ends_solved:
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
@@ -263,7 +263,7 @@ def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) 
         full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
         measurements = tuner.tune(full_seconds if mode == "full" else None)
     if measurements:
-        keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, search.network)
+        keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, assembly.network)
         store_measurements(job, hardware, keys, measurements, say)
     return measurements
 

@@ -23,11 +23,12 @@ from drivetrain.models.recompute import RecomputedBlock
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan.plan import Plan
 from drivetrain.system.fault_points import fault_point
+from drivetrain.training import batch_inputs
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.captured_step import WARMUP_STEPS
 from drivetrain.training.run import Run
-from drivetrain.training.step_options import StepResult
+from drivetrain.training.step_result import StepResult
 from drivetrain.training.torch_setup import synchronize
-from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import PairedTiming
 
 MIN_SPEEDUP = 1.02
@@ -82,10 +83,10 @@ class Variant:
         """
         fault_point("tuner step")
         run, batch = self.run, next(self.batches)
-        run.set_learning_rates()
+        run.rates.set(run.counters, run.best_metric.factor())
         for _ in range(MAX_SETTLING_STEPS):
-            result = run.step(run.mix(run.preprocess(batch, 0)), run.step_seed())
-            if self.scale_fits or not run.step.scaler.active or result.finite:
+            result = run.step(batch_inputs.prepare(run, batch, 0), batch_inputs.share_batch(run))
+            if self.scale_fits or not run.step.updater.scaler.active or result.finite:
                 break
         self.scale_fits = True
         run.counters.step += 1
@@ -187,12 +188,12 @@ class VariantBuilder:
     """Builds variants of one run, and the reference for their numbers.
 
     Args:
-        search: data, plan so far, and the network with its initial weights, which are never changed.
+        assembly: data, plan so far, and the network with its initial weights, which are never changed.
     """
 
-    def __init__(self, search: MicroBatchSearch) -> None:
-        self.search, self.say = search, search.say
-        self.run = search.assemble_copy(search.plan)
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly, self.say = assembly, assembly.say
+        self.run = assembly.assemble_copy(assembly.plan)
         self.batches_by_kind: dict[Value, list[Batch]] = {}
         self.compared_steps = COMPARED_STEPS
         """Steps whose losses and gradient norms are compared."""
@@ -201,13 +202,13 @@ class VariantBuilder:
     @cached_property
     def facts(self) -> Workload:
         """What the choices of optimizations depend on; the network computes a sample for it."""
-        return inspect_workload(self.search.dataset, self.search.network.module)
+        return inspect_workload(self.assembly.dataset, self.assembly.network.module)
 
     def build(self, plan: Plan) -> Variant:
         """A new copy of the network under a plan, at the first batch."""
-        cache = self.search.dataset.cache
+        cache = self.assembly.dataset.cache
         cached_before = dict(cache)
-        run = self.search.assemble_copy(plan)
+        run = self.assembly.assemble_copy(plan)
         if cached_before:
             # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
             cache.clear()

@@ -26,7 +26,7 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import decode_cache
 from drivetrain.plan import plan
-from drivetrain.training import run
+from drivetrain.training import assemble, run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
@@ -189,7 +189,7 @@ def assemble_run(folder: Path, on: bool, cache: Path) -> run.Run:
         if optimization.name != "decode_cache"
     }
     run_plan = plan.resolve(job, machine, facts, plain=not on, replay=others_off if on else {})
-    return run.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
+    return assemble.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
 
 
 def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytes
     plain, ours = assemble_run(tmp_path, False, tmp_path / "c"), assemble_run(tmp_path, True, tmp_path / "c")
     assert not decode_cache.effective(plain)
     assert decode_cache.effective(ours)
-    layouts = [run.step.lay_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
+    layouts = [run.step.forward.lay_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
     assert layouts[0] == layouts[1]
     assert tiny.losses(ours, 6) == tiny.losses(plain, 6)
     assert evaluate(ours) == evaluate(plain)

@@ -19,6 +19,7 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.training import batch_inputs
 from tests import pictures, tiny
 from tests.messages import saying, says
 from tests.tiny import assemble_plain_run
@@ -108,7 +109,7 @@ def test_every_form_trains_to_the_same_bits(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["", ", class_weights: {owl: 4}"])
 def test_the_loss_is_torchs(home: Path, tmp_path: Path, weights: str) -> None:
     run = assemble_plain_run(job(home, "bars.csv", FORMS["bars.csv"], train_more=weights), tmp_path)
-    batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
+    batch = batch_inputs.preprocess(run, next(iter(run.batches.epoch(0))), 0)
     run.train_mode()
     outputs = run.model(*batch.inputs)
     positive = torch.tensor([1.0, 1.0, 4.0]) if weights else None
@@ -122,15 +123,15 @@ def test_mixup_and_label_smoothing_of_labels(home: Path, tmp_path: Path) -> None
     run = assemble_plain_run(
         job(home, "bars.csv", data_keys, train_more=", loss: {name: bce, label_smoothing: 0.1}"), tmp_path
     )
-    batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
-    mixed = run.mix(batch)
+    batch = batch_inputs.preprocess(run, next(iter(run.batches.epoch(0))), 0)
+    mixed = batch_inputs.mix_samples(run, batch)
     assert not torch.equal(mixed.targets[""], batch.targets[""])
     input_change = mixed.inputs[0] - batch.inputs[0]
     assert torch.allclose(input_change.mean(dim=(1, 2, 3)).sum(), torch.tensor(0.0), atol=1e-4)
     smoothed_targets = mixed.targets[""] * 0.9 + 0.05
     run.train_mode()
     expected = functional.binary_cross_entropy_with_logits(run.model(*mixed.inputs), smoothed_targets)
-    assert run.step(mixed, 0).loss == pytest.approx(expected.item(), rel=1e-5)
+    assert run.step(mixed).loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_split_keeps_rare_labels_on_both_sides(home: Path) -> None:
@@ -226,7 +227,7 @@ def test_numbers_are_those_of_a_table_task(home: Path, tmp_path: Path) -> None:
     )
     assert_same_targets(run.dataset, load(job_spec.load(home / "table.yaml")))
     assert_same_targets(run.dataset, load(job(home, "numbers.npz", "channels: 1", task="image-regression")))
-    batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
+    batch = batch_inputs.preprocess(run, next(iter(run.batches.epoch(0))), 0)
     run.train_mode()
     expected = functional.mse_loss(run.model(*batch.inputs), batch.targets[""])
     assert tiny.losses(run, 1)[0] == pytest.approx(expected.item(), rel=1e-6)

@@ -15,6 +15,7 @@ from drivetrain.data.series.augment import SeriesPreprocessing
 from drivetrain.errors import SpecError
 from drivetrain.job.series import SeriesAugment, TimeMask, TimeWarp, WindowWarp
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.training import batch_inputs
 from tests import tiny
 
 COUNT, LENGTH = 600, 40
@@ -152,7 +153,9 @@ def test_workers_and_resume_give_the_same_batches(tmp_path: Path) -> None:
         run = tiny.assemble_plain_run(job_spec.load(series(tmp_path, EVERY)), tmp_path)
         run.batches.workers = workers
         return [
-            run.preprocess(batch, epoch).inputs[0] for epoch in range(first, 3) for batch in run.batches.epoch(epoch)
+            batch_inputs.preprocess(run, batch, epoch).inputs[0]
+            for epoch in range(first, 3)
+            for batch in run.batches.epoch(epoch)
         ]
 
     plain = read_inputs(0, 0)

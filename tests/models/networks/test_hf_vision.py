@@ -17,7 +17,7 @@ from drivetrain.models import saved_model
 from drivetrain.models.builders import BUILDERS
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.folder import quiet_transformers
-from drivetrain.training import run
+from drivetrain.training import batch_inputs, run
 from tests import task_cases, tiny
 from tests.messages import saying, says, says_only
 from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, save_network
@@ -43,9 +43,9 @@ def test_families_begin_with_their_weights_and_train(folder: Path, family: str) 
     assert all(torch.equal(first_weights[name], before[name]) for name in first_weights)
     assert all(name.startswith("pooler.") for name in before.keys() - first_weights.keys())
     training_run.train_mode()
-    training_run.set_learning_rates()
+    training_run.rates.set(training_run.counters, training_run.best_metric.factor())
     for batch in training_run.batches.epoch(0):
-        training_run.step(training_run.preprocess(batch, 0), 0)
+        training_run.step(batch_inputs.preprocess(training_run, batch, 0))
     after = backbone(training_run)
     unchanged = {
         name

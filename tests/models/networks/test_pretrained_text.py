@@ -23,7 +23,7 @@ from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks.text_encoder import TextNetwork
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.pretrained import hub_client
-from drivetrain.training import run
+from drivetrain.training import batch_inputs, run
 from tests import reports, tiny
 from tests.messages import omits, saying, says, says_only
 from tests.task_cases import Case, collect_outputs, train_case
@@ -64,9 +64,9 @@ def test_it_trains_freezes_and_reloads(folder: Path) -> None:
     training_run = assemble_run(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
     before = weights(folder / "saved" / "model.safetensors")
     training_run.train_mode()
-    training_run.set_learning_rates()
+    training_run.rates.set(training_run.counters, training_run.best_metric.factor())
     for batch in training_run.batches.epoch(0):
-        training_run.step(training_run.preprocess(batch, 0), 0)
+        training_run.step(batch_inputs.preprocess(training_run, batch, 0))
     after = encoder(training_run)
     unchanged = {name for name in before if torch.equal(before[name], after[name])}
     assert unchanged == {name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from drivetrain.data.dataset import Batch
-from drivetrain.distributed.batch_parts import WHOLE
+from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.errors import SpecError
 from drivetrain.job import dot_key
 from drivetrain.models.builders import BUILDERS
@@ -73,7 +73,7 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
     training_run = tiny.assemble_plain_run(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
     batch = first_batch(training_run, 20)
     outputs = training_run.model(*batch.inputs)
-    loss = training_run.step.objective(outputs, batch.targets, training_run.step.objective.denominators(batch.targets))
+    loss = training_run.objective(outputs, batch.targets, training_run.objective.denominators(batch.targets))
     counts = training_run.dataset.train.targets["causa"].bincount(minlength=8)
     weights = len(training_run.dataset.train) / (8 * counts)
     causa = F.cross_entropy(outputs["causa"], batch.targets["causa"], weights, label_smoothing=0.1)
@@ -87,8 +87,8 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
 
 def gradient(training_run: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
     training_run.step.use_micro_batch(micro_batch)
-    training_run.step._accumulate_gradients(batch, training_run.step._start_denominators(batch, WHOLE), 0)
-    flat_gradient = torch.cat([p.grad.flatten() for p in training_run.step.parameters if p.grad is not None])
+    training_run.step.compute_gradients(batch)
+    flat_gradient = torch.cat([p.grad.flatten() for p in training_run.step.updater.parameters if p.grad is not None])
     training_run.model.zero_grad()
     return flat_gradient
 
@@ -147,9 +147,9 @@ def test_frozen_parts_stay_as_they_are(tmp_path: Path, freeze: str, frozen: tupl
     training_run = assemble_frozen(tmp_path, freeze)
     before = {name: p.clone() for name, p in training_run.model.named_parameters()}
     training_run.train_mode()
-    training_run.set_learning_rates()
+    training_run.rates.set(training_run.counters, training_run.best_metric.factor())
     for seed in range(2):
-        training_run.step(first_batch(training_run, 32), seed)
+        training_run.step(first_batch(training_run, 32), BatchShare(seed=seed))
     unchanged = {name for name, p in training_run.model.named_parameters() if torch.equal(before[name], p)}
     assert unchanged == {name for name in before if any(part in name for part in frozen)}
 

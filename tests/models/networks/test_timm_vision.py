@@ -19,6 +19,7 @@ from drivetrain.errors import SpecError
 from drivetrain.launch import network
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks import timm_vision
+from drivetrain.training import batch_inputs
 from tests import hub_server, task_cases, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
@@ -76,9 +77,9 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     )
     assert torch.equal(training_run.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
     training_run.train_mode()
-    training_run.set_learning_rates()
+    training_run.rates.set(training_run.counters, training_run.best_metric.factor())
     for batch in training_run.batches.epoch(0):
-        training_run.step(training_run.preprocess(batch, 0), 0)
+        training_run.step(batch_inputs.preprocess(training_run, batch, 0))
     reloaded = BUILDERS["timm"](**json.loads(json.dumps(training_run.network.arguments)))
     reloaded.load_state_dict(training_run.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)

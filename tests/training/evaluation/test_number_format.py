@@ -9,6 +9,7 @@ import torch
 
 from drivetrain.data.dataset import Head
 from drivetrain.models import inspection
+from drivetrain.training import batch_inputs
 from drivetrain.training.checkpoints import run_state
 from drivetrain.training.evaluation import validation
 from drivetrain.training.nonfinite import Scaler
@@ -23,8 +24,8 @@ def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
     exact.model.load_state_dict(short.model.state_dict())
     short.model.eval()
     exact.model.eval()
-    inputs = short.preprocess(next(iter(short.batches.epoch(0))), None).inputs
-    assert not torch.equal(short.step.outputs(inputs), exact.step.outputs(inputs))  # type: ignore[arg-type]
+    inputs = batch_inputs.preprocess(short, next(iter(short.batches.epoch(0))), None).inputs
+    assert not torch.equal(short.step.forward.outputs(inputs), exact.step.forward.outputs(inputs))  # type: ignore[arg-type]
     assert validation.evaluate(short) == validation.evaluate(exact)
 
 
@@ -53,7 +54,7 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
     monkeypatch.setattr(validation, "_measure_losses", lambda _: losses)
     run.counters.epoch = epoch
     validation.check_precision(run)
-    assert (run.step.dtype is not None) is stays
+    assert (run.step.forward.dtype is not None) is stays
     events = (tmp_path / "events.jsonl").read_text() if (tmp_path / "events.jsonl").exists() else ""
     if not stays:
         assert says(events, "apart-continuing-fp32")

@@ -67,7 +67,7 @@ def test_operations_are_those_of_the_network(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(profiling, "MIN_RUN_SECONDS", 0.0)
     run = tiny.assemble_run(tmp_path, tiny.job())
     run.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))
-    run.configure_step(forward=run.model)
+    run.step.forward.compute = run.model
     flops = profiling.measure_flops(run)
     assert flops is not None
     assert flops["operations"] == 3 * 2 * (64 * 5 + 5 * 3)
@@ -86,7 +86,7 @@ def test_a_network_that_cannot_be_counted_is_an_event(
     monkeypatch.setattr(profiling, "MIN_RUN_SECONDS", 0.0)
     run = tiny.assemble_run(tmp_path, tiny.job())
     run.model = Broken()
-    run.configure_step(forward=run.model)
+    run.step.forward.compute = run.model
     assert profiling.measure_flops(run) is None
     assert says(capsys.readouterr().out, "efficiency-could-measured-like")
 

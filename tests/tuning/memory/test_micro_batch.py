@@ -18,8 +18,9 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models import inspection, recompute
 from drivetrain.models.build import build
+from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.plan import evidence, plan
-from drivetrain.training.step import Step
+from drivetrain.training.assemble import Assembly
 from drivetrain.tuning.memory import meter, micro_batch, size_search
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
@@ -61,8 +62,8 @@ class Scale:
     def guard(self, ceiling: meter.Ceiling) -> Iterator[None]:
         yield
 
-    def pass_(self, step: Step, count: int) -> None:
-        bytes_per_sample = 1 << 18 if recompute.is_recomputed(step.model) else 1 << 20
+    def pass_(self, forward: ForwardPass, count: int) -> None:
+        bytes_per_sample = 1 << 18 if recompute.is_recomputed(forward.network) else 1 << 20
         self.most = max(self.most, count * bytes_per_sample)
 
 
@@ -71,13 +72,13 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets how many MiB of samples may be held."""
 
     def limit(room: int) -> None:
-        scale, outputs = Scale(room), Step.outputs
+        scale, outputs = Scale(room), ForwardPass._choose_computation
 
-        def count_samples(self: Step, inputs: Any) -> Any:
+        def count_samples(self: ForwardPass, inputs: Any) -> Any:
             scale.pass_(self, len(inputs[0]))
             return outputs(self, inputs)
 
-        monkeypatch.setattr(Step, "outputs", count_samples)
+        monkeypatch.setattr(ForwardPass, "_choose_computation", count_samples)
         monkeypatch.setattr(meter, "meter_for", lambda device: scale)
 
     return limit
@@ -90,12 +91,12 @@ def limit_memory_with_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
     def limit(room: int, batch: int) -> None:
         scale, outputs, next_batch, time_step = (
             Scale(room, batch=batch << 20),
-            Step.outputs,
+            ForwardPass._choose_computation,
             SizeSearch._next_batch,
             SizeSearch._time_step,
         )
 
-        def count_samples(self: Step, inputs: Any) -> Any:
+        def count_samples(self: ForwardPass, inputs: Any) -> Any:
             scale.pass_(self, len(inputs[0]))
             return outputs(self, inputs)
 
@@ -109,7 +110,7 @@ def limit_memory_with_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
             finally:
                 scale.most, scale.there = scale.most + scale.there, 0
 
-        monkeypatch.setattr(Step, "outputs", count_samples)
+        monkeypatch.setattr(ForwardPass, "_choose_computation", count_samples)
         monkeypatch.setattr(SizeSearch, "_next_batch", make_batch)
         monkeypatch.setattr(SizeSearch, "_time_step", step)
         monkeypatch.setattr(meter, "meter_for", lambda device: scale)
@@ -153,7 +154,7 @@ def measure_sizes(
     random_state = torch.random.get_rng_state()
     facts = inspection.inspect_workload(data, network.module)
     job_plan = plan.resolve(job, machine, facts)
-    measurements = MicroBatchSearch(
+    inputs = Assembly(
         job,
         machine,
         job_plan,
@@ -163,7 +164,8 @@ def measure_sizes(
         folder,
         tiny.QuietSignals(),
         (lambda line: None) if messages is None else messages.append,
-    ).load_or_measure()
+    )
+    measurements = MicroBatchSearch(inputs).load_or_measure()
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(random_state, torch.random.get_rng_state())
     assert not recompute.is_recomputed(network.module)
@@ -320,5 +322,5 @@ def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
     limit_memory(200)
     stored_values = plan.load(tmp_path / "auto" / "plan.json").values()
     resumed_run = assemble_run(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")), stored_values)
-    assert resumed_run.plan.value("micro_batch") == resumed_run.step.micro_batch == 6
+    assert resumed_run.plan.value("micro_batch") == resumed_run.step.forward.micro_batch == 6
     assert json.loads((tmp_path / "auto" / "plan.json").read_text())["seen"]["micro_batch"]["same"]

@@ -1,14 +1,8 @@
-"""The part of a run that optimizations read and change; the runs of training and of a user's loop inherit it.
-
-The packages of plan, tracking and training stand above this one. The Protocols name the few things that optimizations
-use of theirs.
-"""
+"""A run as optimizations see it. The packages of plan, tracking and training stand above this one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from drivetrain.optimizations.interface.choice import Value
 
@@ -19,11 +13,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from drivetrain.data.dataset import Batch, Dataset, Inputs
+    from drivetrain.data.dataset import Dataset
     from drivetrain.data.loader.batches import Batches
     from drivetrain.hardware.facts import Hardware
     from drivetrain.job import Job
     from drivetrain.job.train import Fp16
+    from drivetrain.models.forward_pass import ForwardPass
 
 
 class ReadablePlan(Protocol):
@@ -44,97 +39,66 @@ class Timer(Protocol):
     def phase(self, name: str, /) -> AbstractContextManager[None]: ...
 
 
-class ReadableOptions(Protocol):
-    """`training.step_options.StepOptions`."""
-
-    @property
-    def packed_forward(self) -> Callable[..., Any] | None: ...
-
-    @property
-    def packed(self) -> bool: ...
-
-    @property
-    def memory_format(self) -> torch.memory_format: ...
-
-    @property
-    def splitter(self) -> Callable[[Batch, int], Iterable[Batch]]: ...
-
-
 class ConfigurableStep(Protocol):
-    """`training.step.Step`. Its options are fixed: a step with others is a new one."""
+    """`training.step.Step`."""
 
     @property
-    def options(self) -> ReadableOptions: ...
-
-    @property
-    def dtype(self) -> torch.dtype | None: ...
-
-    @property
-    def micro_batch(self) -> int | None: ...
-
-    @property
-    def compiled(self) -> bool: ...
-
-    @property
-    def graphs(self) -> bool: ...
-
-    @property
-    def records(self) -> bool: ...
-
-    def with_options(self, **changes: Any) -> Self: ...
-
-    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> Self: ...
-
-    def compile(self, *, graphs: bool = False) -> Self: ...
+    def forward(self) -> ForwardPass: ...
 
     def use_micro_batch(self, samples: int | None) -> None: ...
 
-    def lay_out(self, inputs: Inputs) -> Inputs: ...
+    def scale_losses(self, scaling: Fp16) -> None: ...
+
+    def compile(self, *, graphs: bool = False) -> None: ...
 
 
-@dataclass(kw_only=True)
-class NetworkRun:
+class NetworkRun(Protocol):
     """A network and its training step on a device; all that a loop of the user's own has of a run."""
 
-    job: Job
-    hardware: Hardware
-    plan: ReadablePlan
-    device: torch.device
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    step: ConfigurableStep
+    @property
+    def job(self) -> Job: ...
 
-    def configure_step(self, **options: object) -> None:
-        """Give the step other options."""
-        self.step = self.step.with_options(**options)
+    @property
+    def hardware(self) -> Hardware: ...
 
-    def autocast_step(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
-        """Run the step's forward pass under autocast, and scale its gradients if `scaling` is given."""
-        self.step = self.step.autocast(dtype, scaling)
+    @property
+    def plan(self) -> ReadablePlan: ...
 
-    def compile_step(self, *, graphs: bool = False) -> None:
-        """Compile the step's forward pass."""
-        self.step = self.step.compile(graphs=graphs)
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def step(self) -> ConfigurableStep: ...
 
 
-@dataclass(kw_only=True)
-class AssembledRun(NetworkRun):
-    """A run with its data and its folder. The methods without a body belong to `training.run.Run`."""
+class AssembledRun(NetworkRun, Protocol):
+    """`training.run.Run`: the same with its data and its folder."""
 
-    folder: Path
     dataset: Dataset
-    batches: Batches
-    events: EventRecorder
-    clock: Timer
-    replaced: Dataset | None = None
-    """The original dataset, if cached activations of a frozen prefix have replaced it."""
-    cached: str = ""
-    """The name of that prefix."""
-    stage: int = 0
-    """How many unfreezings of `model.unfreeze` have happened."""
-    prefix_dtype: torch.dtype | None = None
-    """dtype in which a frozen prefix is computed once; None for fp32."""
+    replaced: Dataset | None
+    cached: str
+    prefix_dtype: torch.dtype | None
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def batches(self) -> Batches: ...
+
+    @property
+    def events(self) -> EventRecorder: ...
+
+    @property
+    def clock(self) -> Timer: ...
+
+    @property
+    def stage(self) -> int: ...
 
     def record_step(self) -> None:
         """Record whole steps as CUDA graphs and replay them."""
-        raise NotImplementedError

@@ -23,11 +23,11 @@ def collect_state(run: Run) -> dict[str, object]:
     return {
         "counters": counters,
         "watch": run.best_metric.state(),
-        "scaler": run.step.scaler.state(),
+        "scaler": run.step.updater.scaler.state(),
         "ema_updates": run.ema.updates if run.ema else None,
         "last": run.last_metrics,
         "numerics": run.numerics.state(),
-        "micro_batch": run.step.micro_batch,
+        "micro_batch": run.step.forward.micro_batch,
         "identity": run.identity,
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         **_read_stream(run),
@@ -89,8 +89,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         run.batches.state = (run.counters.epoch, run.counters.batch, state.get("stream"))
     run.best_metric.load(state["watch"])
     run.step.forget_last_step()
-    run.step.scaler.load(state["scaler"])
-    if run.step.scaler.fell_back:
+    run.step.updater.scaler.load(state["scaler"])
+    if run.step.updater.scaler.fell_back:
         run.step.fall_back_to_fp32()
     if run.ema:
         average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
@@ -102,7 +102,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
             parameter.requires_grad_(name not in state["frozen"])
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
-        run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
+        run.step.use_micro_batch(min(state["micro_batch"], run.step.forward.micro_batch or state["micro_batch"]))
 
 
 def count_evaluated_epochs(run: Run) -> int:

@@ -14,6 +14,7 @@ from drivetrain.data.dataset import Batch, Split
 from drivetrain.data.loader import batches
 from drivetrain.models import forward
 from drivetrain.system import torch_errors
+from drivetrain.training import batch_inputs
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from drivetrain.training.run import Run
 
@@ -39,7 +40,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     with (
         run.signals.protect_section(),
         averaged_weights,
-        run.step.buffers.keep_unchanged(),
+        run.step.updater.buffers.keep_unchanged(),
         run.peers.same_outcome(),
         run.signals.allow_interruption(),
     ):
@@ -59,7 +60,7 @@ def check_precision(run: Run) -> None:
     epochs 1, 2, 4, 8, ...; a format that the job asks for stays, and the difference is recorded.
     """
     epoch, row = run.counters.epoch, run.plan.row("precision")
-    if run.step.dtype is None or epoch & (epoch - 1):
+    if run.step.forward.dtype is None or epoch & (epoch - 1):
         return
     loss, fp32_loss = _measure_losses(run)
     classes = all(head.classes for head in run.dataset.heads.values())
@@ -79,12 +80,14 @@ def check_precision(run: Run) -> None:
 
 def _measure_losses(run: Run) -> tuple[float, float]:
     """The loss of the first validation batches of each process, in the training's format and in fp32."""
-    accumulators = [MetricAccumulator(run.dataset.heads, run.step.objective) for _ in range(2)]
-    batch_size = run.step.micro_batch or default_batch_size(run)
+    accumulators = [MetricAccumulator(run.dataset.heads, run.objective) for _ in range(2)]
+    batch_size = run.step.forward.micro_batch or default_batch_size(run)
     run.model.eval()
-    with forward.without_gradients(run.model), run.signals.protect_section(), run.step.buffers.keep_unchanged():
+    with forward.without_gradients(run.model), run.signals.protect_section(), run.step.updater.buffers.keep_unchanged():
         for batch in itertools.islice(micro_batches(run, run.dataset.validation, batch_size), FORMAT_BATCHES):
-            for accumulator, outputs in zip(accumulators, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
+            for accumulator, outputs in zip(
+                accumulators, (run.step.forward.outputs, run.step.forward.outputs_in_fp32), strict=True
+            ):
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
             accumulator.sum_over_processes(run.ranks)
@@ -102,7 +105,7 @@ def default_batch_size(run: Run) -> int:
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
     """Compute in batches of the usual size; if memory runs out, start over with half as many samples per batch."""
-    size = run.step.micro_batch or default_batch_size(run)
+    size = run.step.forward.micro_batch or default_batch_size(run)
     while True:
         try:
             return compute(size)
@@ -111,16 +114,16 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
                 raise
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
-        run.step.options.report_memory(f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")
+        run.step.report("memory", f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")
         size //= 2
 
 
 def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
-    accumulator = MetricAccumulator(run.dataset.heads, run.step.objective)
+    accumulator = MetricAccumulator(run.dataset.heads, run.objective)
     run.user_parts.metrics.begin()
     with forward.without_gradients(run.model):
         for micro_batch in micro_batches(run, run.dataset.validation, batch_size):
-            outputs = run.step.outputs_in_fp32(micro_batch.inputs)
+            outputs = run.step.forward.outputs_in_fp32(micro_batch.inputs)
             accumulator.add(outputs, micro_batch.targets, micro_batch.ids)
             run.user_parts.metrics.add(outputs, micro_batch.targets, run.dataset.heads)
     return accumulator
@@ -137,4 +140,6 @@ def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
         report=settings.report,
         shard=(run.ranks.number, run.ranks.count),
     )
-    return (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))
+    return (
+        part for batch in local_batches for part in run.step.forward.split(batch_inputs.preprocess(run, batch, None))
+    )

@@ -6,27 +6,17 @@ change. If not even one sample fits, blocks are recomputed. Results are cached f
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
-from drivetrain.data.dataset import Dataset
-from drivetrain.hardware.facts import Hardware
-from drivetrain.job import Job
-from drivetrain.job.workload import Workload
-from drivetrain.models.build import Model
 from drivetrain.optimizations import Effect, Value, gradient_checkpointing, micro_batch
 from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan import CHOICE, Plan, format_value
-from drivetrain.system.signals import Signals
+from drivetrain.plan.plan import CHOICE, format_value
 from drivetrain.system.units import format_bytes
-from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.run import Run, assemble
-from drivetrain.training.user_parts import UserParts
+from drivetrain.training.assemble import Assembly
 from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult
 
@@ -40,24 +30,12 @@ ADDED_BYTES = "memory"
 """The evidence stores under this name how many bytes the chosen size adds to those of the network at rest."""
 
 
-@dataclass
 class MicroBatchSearch:
-    """The search for one job.
+    """The search for one run; it measures with copies of its network."""
 
-    Args:
-        facts: properties of model and data.
-    """
-
-    job: Job
-    hardware: Hardware
-    plan: Plan
-    dataset: Dataset
-    network: Model
-    facts: Workload
-    folder: Path
-    signals: Signals
-    say: Callable[[str], None]
-    parts: UserParts | None = None
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.job, self.plan, self.facts, self.say = assembly.job, assembly.plan, assembly.facts, assembly.say
 
     def load_or_measure(self) -> dict[str, Measurement]:
         """Measure, or load, the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
@@ -67,7 +45,7 @@ class MicroBatchSearch:
             self.say(f"fit: micro_batch is not searched: {self.facts.indivisible}")
             return {}
         key = self._make_key()
-        stored = evidence.load(self.hardware, key)
+        stored = evidence.load(self.assembly.hardware, key)
         if stored and self._still_fits(stored):
             self.say(f"fit: measured before, on {stored['micro_batch'].date}; reusing the results")
             return _select_decisions(stored)
@@ -82,7 +60,7 @@ class MicroBatchSearch:
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
         # A failure is not kept: more memory may be free the next time.
         if sizes.largest:
-            evidence.store(self.hardware, [key], result, lambda line: self.say(f"fit: {line}"))
+            evidence.store(self.assembly.hardware, [key], result, lambda line: self.say(f"fit: {line}"))
         return _select_decisions(result)
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
@@ -92,7 +70,7 @@ class MicroBatchSearch:
             sizes, speeds = self._search_sizes(recompute)
             # The plan, or the network, leaves no choice about recomputing.
             may_decide = self._source("gradient_checkpointing") == CHOICE and not recompute
-            if not may_decide or gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True):
+            if not may_decide or gradient_checkpointing.refuse(self.job, self.assembly.hardware, self.facts, True):
                 return sizes, speeds
             # Not even the smallest size fits: only recomputing can help.
             if sizes.largest == 0:
@@ -100,7 +78,7 @@ class MicroBatchSearch:
                 sizes, speeds = self._search_sizes(True)
                 return replace(sizes, recompute_reason="without it even the smallest micro-batch does not fit"), speeds
             # Larger micro-batches may pay for recomputing: in speed, if that was measured, or for BatchNorm.
-            batch = min(self.job.train.batch, len(self.dataset.train))
+            batch = min(self.job.train.batch, len(self.assembly.dataset.train))
             if sizes.largest < batch and (speeds or self._has_batch_norm):
                 self.say(f"fit: {batch} samples do not fit into memory at once; retrying with gradient_checkpointing")
                 recomputed_sizes, recomputed_speeds = self._search_sizes(True)
@@ -122,23 +100,11 @@ class MicroBatchSearch:
         # Every size would be compiled separately.
         values: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
         # The epoch with the most trainable layers needs the most memory, and has little to cache.
-        last_epoch = self.network.unfreezing.last
+        last_epoch = self.assembly.network.unfreezing.last
         if last_epoch:
             values["feature_cache"] = False
-        run = self.assemble_copy(self.plan.with_values(values), last_epoch)
+        run = self.assembly.assemble_copy(self.plan.with_values(values), last_epoch)
         return SizeSearch(run, 2 if self._has_batch_norm else 1)  # a single sample has no variance
-
-    def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
-        """A run with a copy of the network under another plan, to measure with; `epoch` says which layers are frozen."""
-        clone = replace(self.network, module=copy.deepcopy(self.network.module))
-        return replace(self, plan=plan, network=clone).assemble(PhaseTimer(), epoch)
-
-    def assemble(self, timer: PhaseTimer, epoch: int = 0) -> Run:
-        """The run of these data and this network under their plan."""
-        job, hardware, network = self.job, self.hardware, self.network
-        return assemble(
-            job, hardware, self.plan, self.folder, self.dataset, network, self.signals, timer, epoch, self.parts
-        )
 
     @property
     def _has_batch_norm(self) -> bool:
@@ -149,14 +115,14 @@ class MicroBatchSearch:
         """Whether BatchNorm would get a micro-batch of a single sample, which has no variance."""
         batch = self.job.train.batch
         # Of a whole batch, or of the last one of an epoch.
-        totals = (batch, len(self.dataset.train) % batch)
+        totals = (batch, len(self.assembly.dataset.train) % batch)
         return self._has_batch_norm and any(total > count and total % count == 1 for total in totals)
 
     def _source(self, name: str) -> str:
         return self.plan.row(name).source
 
     def _meter(self) -> meter.MemoryMeter:
-        return meter.meter_for(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+        return meter.meter_for(torch.device("cuda:0" if self.assembly.hardware.gpu else "cpu"))
 
     def _still_fits(self, stored: Mapping[str, Measurement]) -> bool:
         memory = self._meter()
@@ -166,21 +132,21 @@ class MicroBatchSearch:
     def _make_key(self) -> str:
         """The name of the evidence, from everything that changes the memory of a step."""
         train = self.job.train
-        shapes = {name: list(value.shape) for name, value in self.network.module.state_dict().items()}
-        max_length = max(getattr(self.dataset.train, "lengths", [0]), default=0)
+        shapes = {name: list(value.shape) for name, value in self.assembly.network.module.state_dict().items()}
+        max_length = max(getattr(self.assembly.dataset.train, "lengths", [0]), default=0)
         settings = [
             "fit",
             train.optimizer.kind,
             str(train.loss),
             train.ema,
             self.plan.values(),
-            self.hardware.memory.limit,
+            self.assembly.hardware.memory.limit,
             int(max_length),
             str(getattr(self.job.data, "augment", None)),
             self.job.checkpoint.every,
-            *self.network.unfreezing.first,
+            *self.assembly.network.unfreezing.first,
         ]
-        return evidence.make_key(self.hardware, self.facts, train.batch, shapes, settings)
+        return evidence.make_key(self.assembly.hardware, self.facts, train.batch, shapes, settings)
 
 
 def explain_recomputing(

@@ -19,6 +19,7 @@ from drivetrain.errors import OutOfMemory
 from drivetrain.job.values import parse_interval
 from drivetrain.system import units
 from drivetrain.system.fault_points import fault_point
+from drivetrain.training import batch_inputs
 from drivetrain.training.evaluation.validation import default_batch_size
 from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.run import Run
@@ -87,11 +88,11 @@ class SizeSearch:
 
     def __init__(self, run: Run, min_size: int = 1) -> None:
         self.run, self.min_size, self.meter = run, min_size, meter.meter_for(run.device)
-        run.configure_step(report_memory=lambda text: None)
+        run.step.report = lambda kind, text: None
         run.batches.report = lambda text: None
         self.batch_size = min(run.job.train.batch, len(run.dataset.train))
         self.use_size(self.batch_size)
-        self.weight_bytes = sum(p.nbytes for p in run.step.parameters)
+        self.weight_bytes = sum(p.nbytes for p in run.step.updater.parameters)
         self.is_warm = False
         self.batch_peak = self.bytes_before_step = 0
         """Bytes, whatever the size: the peak while a batch is made, and what is in use beside a step on it."""
@@ -149,7 +150,7 @@ class SizeSearch:
                     seconds = self._time_step(batch, 2 * count)
         except (OutOfMemory, HalfUpdated, MemoryError):
             return None, float("inf")
-        if step.micro_batch != count:
+        if step.forward.micro_batch != count:
             return None, float("inf")
         self.is_warm = True
         return self.meter.peak(), seconds
@@ -157,12 +158,12 @@ class SizeSearch:
     def _bytes_to_come(self) -> int:
         """Bytes still to come after the activations: gradients and, with the first update, optimizer state."""
         # A backward pass computes the gradient of the first parameter last.
-        gradients = 1 if self.run.step.parameters[0].grad is None else 0
+        gradients = 1 if self.run.step.updater.parameters[0].grad is None else 0
         return self.weight_bytes * (gradients + (0 if self.is_warm else 2))
 
     def _next_batch(self) -> Batch:
         """A whole batch, ready for a step."""
-        return self.run.mix(self.run.preprocess(next(self.training_batches), 0))
+        return batch_inputs.prepare(self.run, next(self.training_batches), 0)
 
     def _time_step(self, batch: Batch, count: int) -> float:
         """Seconds of a training step on the first `count` samples, with the whole batch in memory."""
@@ -170,7 +171,7 @@ class SizeSearch:
         run = self.run
         run.train_mode()
         start = time.perf_counter()
-        run.step(next(batch.split(count)), run.step_seed())
+        run.step(next(batch.split(count)), batch_inputs.share_batch(run))
         synchronize(run.device)
         return time.perf_counter() - start
 
@@ -182,8 +183,8 @@ class SizeSearch:
         batch = next(self.validation_batches)
         self.meter.reset_peak()
         with run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext():
-            for part in run.step.micro_batches(run.preprocess(next(batch.split(count)), None)):
-                run.step.outputs(part.inputs)
+            for part in run.step.forward.split(batch_inputs.preprocess(run, next(batch.split(count)), None)):
+                run.step.forward.outputs(part.inputs)
         return self.meter.peak()
 
     def measure_speeds(self, sizes: Sequence[int]) -> dict[int, float]:

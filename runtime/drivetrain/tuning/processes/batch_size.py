@@ -10,14 +10,15 @@ from drivetrain.plan import evidence
 from drivetrain.system.units import format_bytes as readable
 from drivetrain.tuning import assembly, batch_size
 from drivetrain.tuning.measuring_child import MeasuringCall
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.memory.size_search import SizeLadder, SizeSearch
 
 
 def measure(call: MeasuringCall) -> None:
     """Store the speeds of all sizes and the choice."""
-    micro_batches = assembly.load_search(call.folder, call.job, call.signals)
-    search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
-    speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
+    inputs = assembly.load_assembly(call.folder, call.job, call.signals)
+    search = MicroBatchSearch(inputs).prepare_search(inputs.plan.value("gradient_checkpointing") is True)
+    speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(inputs.dataset.train)))
     best = batch_size.choose_size(speeds)
     call.store(
         {

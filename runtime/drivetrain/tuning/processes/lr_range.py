@@ -21,7 +21,7 @@ import numpy.typing as npt
 from drivetrain.errors import NumericsError, SpecError
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
-from drivetrain.training import optimizer
+from drivetrain.training import batch_inputs, optimizer
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.tuning import assembly
@@ -76,7 +76,7 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
     numbered = ((epoch, *row) for epoch in itertools.count() for row in enumerate(run.batches.epoch(epoch)))
     for rate, (epoch, _, batch) in zip(rates.tolist(), numbered, strict=False):
         optimizer.set_rate(run.optimizer, rate)
-        result = run.step(run.mix(run.preprocess(batch, epoch)), run.step_seed())
+        result = run.step(batch_inputs.prepare(run, batch, epoch), batch_inputs.share_batch(run))
         run.counters.step += 1
         run.signals.check()
         if not result.finite:

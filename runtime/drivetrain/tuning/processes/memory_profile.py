@@ -36,7 +36,9 @@ class MemoryRow:
 
 def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
-    ceiling, measured_rows = measure_sizes(assembly.load_search(call.folder, call.job, call.signals))
+    ceiling, measured_rows = measure_sizes(
+        MicroBatchSearch(assembly.load_assembly(call.folder, call.job, call.signals))
+    )
     report(measured_rows, ceiling, call.folder)
 
 

@@ -21,8 +21,9 @@ from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation
 from drivetrain.system.child_process import read_requests
 from drivetrain.system.files import read_json
+from drivetrain.training.assemble import assemble
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.run import Run, assemble
+from drivetrain.training.run import Run
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
 
@@ -48,7 +49,12 @@ def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool =
     """Report the first steps with their losses (`no_dropout`: without dropout), then serve requests."""
     run = variant.run
     notes: list[str] = []
-    run.configure_step(report_memory=notes.append)
+
+    def report(kind: str, text: str) -> None:
+        if kind == "memory":
+            notes.append(text)
+
+    run.step.report = report
     with blame_job_code(run.job):
         start = time.perf_counter()
         if no_dropout:
@@ -58,8 +64,8 @@ def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool =
         numbers += [variant.train_step().read() for _ in range(COMPARED_STEPS - 1)]
         run.train_mode()
         step_seconds = variant.time_steps(WARM_STEPS) / WARM_STEPS
-    if run.step.compile_error:
-        notes.append(f"compile failed: {run.step.compile_error}")
+    if run.step.forward.compile_error:
+        notes.append(f"compile failed: {run.step.forward.compile_error}")
     samples_per_step = len(run.dataset.train) / run.batches.per_epoch
     answer(
         {

@@ -1,0 +1,145 @@
+"""The forward pass of a training step: outputs and loss of a network in the precision, format and form of the plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.data.dataset import Batch, Inputs
+from drivetrain.data.stateless_random import seed_for_device
+from drivetrain.models.compiled_forward import CompiledForward
+from drivetrain.models.loss_function import Denominators, LossFunction
+from drivetrain.system import torch_settings
+from drivetrain.system.fault_points import fault_point
+
+
+class ForwardPass:
+    """Computes outputs and loss of a network. Optimizations set its attributes while a run is assembled.
+
+    Args:
+        network: whose outputs are computed.
+        loss: of these outputs.
+        device: of network and batches.
+    """
+
+    def __init__(self, network: nn.Module, loss: LossFunction, device: torch.device) -> None:
+        self.network, self.loss, self.device = network, loss, device
+        self.compiled: CompiledForward | None = None
+        """`compute` under torch.compile."""
+        self.is_recorded = False
+        """Whether whole steps are recorded as CUDA graphs, which then have the compiled kernels in them."""
+        self.dtype: torch.dtype | None = None
+        """The dtype of autocast; None for fp32."""
+        self.memory_format = torch.contiguous_format
+        """The layout that images get; rounding depends on it."""
+        self.micro_batch: int | None = None
+        """Samples at a time; None for the whole batch."""
+        self.usual_size: int | None = None
+        """Samples of a full batch that this process computes; None if a pass of any size may be compiled."""
+        self.splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
+        """Splits a batch into micro-batches of at most the given number of samples."""
+        self.min_samples = 1
+        """Samples that a pass needs: two if the network cannot normalize a single one."""
+        self.deterministic_only = False
+        """Whether operations without a deterministic kernel are refused."""
+        self.seed_generators: Callable[[int], None] = partial(seed_for_device, device)
+        """Prepares the random generators for a try of a batch."""
+        self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
+        """The context that measures the time of `forward`."""
+        self.use_whole_network()
+
+    def use_whole_network(self) -> None:
+        """Compute all layers, on inputs with their padding."""
+        self.compute: Callable[..., Any] = self.network
+        """Computes the outputs: the network, or its layers after a frozen prefix whose outputs are cached."""
+        self.packed_compute: Callable[..., Any] | None = getattr(self.network, "packed", None)
+        """The same on inputs without padding, if the network can compute that."""
+        self.is_packed = False
+        """Whether `compute` is the one without padding."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is compiled, and the compiler has not failed."""
+        return self.compiled is not None and self.compiled.failure is None
+
+    @property
+    def compile_error(self) -> str | None:
+        """Why compilation failed; None if it did not."""
+        return self.compiled.failure if self.compiled else None
+
+    @property
+    def replays_kernels(self) -> bool:
+        """Whether compiled kernels are recorded as a CUDA graph of their own and replayed."""
+        return self.compiled is not None and self.is_compiled and self.compiled.graphs and not self.is_recorded
+
+    def compute_loss(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
+        """The contribution of a micro-batch to the loss of its batch; a scalar."""
+        with self.cast(), self.phase("forward"):
+            outputs = self._choose_computation(micro_batch.inputs)(*self.lay_out(micro_batch.inputs))
+        return self.loss.compute(outputs, micro_batch, denominators())
+
+    def outputs(self, inputs: Inputs) -> Any:
+        """The outputs for an evaluation, in the precision of the training."""
+        with self.cast():
+            return self.outputs_in_fp32(inputs)
+
+    def outputs_in_fp32(self, inputs: Inputs) -> Any:
+        """The outputs without autocast, as an evaluation of the stored model computes them."""
+        with self.phase("forward"):
+            return self._choose_computation(inputs)(*self.lay_out(inputs))
+
+    def _choose_computation(self, inputs: Inputs) -> Callable[..., Any]:
+        """The compiled pass for the usual size of training, the uncompiled one for all others."""
+        usual_size = self.micro_batch or self.usual_size
+        # Evaluation and an epoch's last batch would each be compiled again.
+        is_usual = usual_size is None or usual_size == len(inputs[0])
+        if self.compiled is None or not torch.is_grad_enabled() or not is_usual:
+            return self.compute
+        return partial(self.compiled, replay=self.replays_kernels and not self.micro_batch)
+
+    def cast(self) -> contextlib.AbstractContextManager[object]:
+        """The autocast context; in fp32 a context that does nothing."""
+        return contextlib.nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+
+    def lay_out(self, inputs: Inputs) -> Inputs:
+        """The inputs, with images in this memory format."""
+        layout = self.memory_format
+        return tuple(x.contiguous(memory_format=layout) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs)
+
+    def split(self, batch: Batch) -> Iterable[Batch]:
+        """The micro-batches of a batch."""
+        size = self.micro_batch or len(batch)
+        # A remainder of one sample would be too small for a network that needs two.
+        if self.min_samples > 1 and 1 < size < len(batch) and len(batch) % size == 1:
+            return batch.split_evenly(len(batch) // size)
+        return self.splitter(batch, size)
+
+    @contextlib.contextmanager
+    def trying(self, seed: int) -> Iterator[None]:
+        """A block for the forward and backward passes of a batch, which begins with these random numbers."""
+        fault_point("gradients")
+        self.seed_generators(seed)
+        with self.restrict_kernels(), self._share_cast_weights():
+            yield
+
+    def restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
+        """A block that raises where an operation has no deterministic kernel, if these are refused."""
+        if self.deterministic_only:
+            return torch_settings.require_deterministic_kernels()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _share_cast_weights(self) -> Iterator[None]:
+        """Cast each weight once for all micro-batches; autocast stays off outside of the forward pass."""
+        is_split = self.micro_batch is not None or self.splitter is not Batch.split
+        if self.dtype is None or not is_split or not torch_settings.casts_keep_gradients():
+            yield
+            return
+        # The outermost autocast owns the cache of cast weights, and clears it at its end.
+        with self.cast(), torch.autocast(self.device.type, enabled=False):
+            yield

@@ -1,0 +1,32 @@
+"""What a training step needs of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from drivetrain.data.dataset import Batch
+from drivetrain.distributed.batch_parts import BatchShare
+from drivetrain.distributed.ranks import Ranks
+
+Denominators = Callable[[], Mapping[str, Tensor]]
+"""Returns the sum of sample weights of the whole batch by head; the first call waits for the other processes."""
+
+
+class LossFunction(Protocol):
+    """The loss of a job, or of a loop that the user writes."""
+
+    @property
+    def split_obstacle(self) -> str:
+        """Why the loss of a batch cannot be computed from the losses of its micro-batches; empty if it can."""
+
+    def start_denominators(
+        self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device, /
+    ) -> Denominators:
+        """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
+
+    def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor], /) -> Tensor:
+        """The contribution of a micro-batch to the loss of its batch; a scalar."""

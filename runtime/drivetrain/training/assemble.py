@@ -1,0 +1,227 @@
+"""Assembles a run from job, hardware, plan, data and network."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from drivetrain import optimizations
+from drivetrain.data.custom.iterables import batches_of
+from drivetrain.data.dataset import Dataset
+from drivetrain.data.loader.batches import Batches
+from drivetrain.data.mixup import uses_mixing
+from drivetrain.distributed.batch_parts import BatchParts
+from drivetrain.distributed.ranks import Ranks, join_ranks
+from drivetrain.distributed.world import LOCAL_RANK
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+from drivetrain.models import dry_run, lr_groups, strided_convolution
+from drivetrain.models.build import Model
+from drivetrain.models.forward_pass import ForwardPass
+from drivetrain.models.freeze import find_frozen_parts, freeze
+from drivetrain.models.lr_groups import LrGroup
+from drivetrain.plan.plan import Plan
+from drivetrain.system import library_variables
+from drivetrain.system.fault_points import fault_point
+from drivetrain.system.signals import Signals
+from drivetrain.tracking.event_log import EventLog
+from drivetrain.training import losses, optimizer, start_checks, torch_setup
+from drivetrain.training.checkpoints import resume
+from drivetrain.training.losses import Objective
+from drivetrain.training.peers import Peers
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run, report_event
+from drivetrain.training.solvable_heads import HeadTraining
+from drivetrain.training.step import Step
+from drivetrain.training.time_target import Counters
+from drivetrain.training.updater import Updater
+from drivetrain.training.user_parts import UserParts
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a run is assembled from; the tuner replaces its plan."""
+
+    job: Job
+    hardware: Hardware
+    plan: Plan
+    dataset: Dataset
+    network: Model
+    facts: Workload
+    """Properties of model and data."""
+    folder: Path
+    signals: Signals
+    say: Callable[[str], None]
+    parts: UserParts | None = None
+
+    def assemble(self, timer: PhaseTimer, epoch: int = 0) -> Run:
+        """Assemble the run; `epoch` says which layers are frozen."""
+        job, hardware, plan, dataset, network = self.job, self.hardware, self.plan, self.dataset, self.network
+        return assemble(job, hardware, plan, self.folder, dataset, network, self.signals, timer, epoch, self.parts)
+
+    def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
+        """Assemble a run with a copy of the network under another plan, to measure with."""
+        clone = replace(self.network, module=copy.deepcopy(self.network.module))
+        return replace(self, plan=plan, network=clone).assemble(PhaseTimer(), epoch)
+
+
+def assemble(
+    job: Job,
+    hardware: Hardware,
+    plan: Plan,
+    folder: Path,
+    dataset: Dataset,
+    network: Model,
+    signals: Signals,
+    clock: PhaseTimer,
+    epoch: int = 0,
+    user_parts: UserParts | None = None,
+) -> Run:
+    """Assemble a run and apply the plan to it.
+
+    Args:
+        epoch: counted from 0; freezes the layers that are frozen in this epoch.
+        user_parts: optimizer, schedule, metrics and callbacks of a Python program.
+    """
+    fault_point("assemble")
+    user_parts = user_parts or UserParts()
+    events, counters = EventLog(folder), Counters()
+    report = partial(report_event, events, counters)
+    device, ranks = _join_processes(job, hardware, report)
+    model = network.module.to(device)
+    identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
+    # Around a fault of oneDNN, which computes convolutions on CPUs only.
+    if device.type == "cpu":
+        strided_convolution.rewrite(model)
+    # The optimizer gets all parameters that are trained in any epoch, so layers that unfreeze later are in it.
+    kept_in_eval_mode = _freeze(model, network, job, epoch)
+    rate_groups = lr_groups.make_groups(job, model, network.list_trained())
+    optimizer = _build_optimizer(job, model, rate_groups, user_parts)
+    batch_parts = BatchParts(ranks, job.train.batch)
+    batches = _build_batches(job, dataset, batch_parts, report)
+    objective = _build_objective(job, dataset)
+    forward = ForwardPass(model, objective, device)
+    forward.usual_size = batch_parts.part_size
+    if _needs_two_samples(network, model, dataset, device):
+        forward.min_samples = 2
+        batches.join_single_sample()
+    step = Step(forward, Updater(model, optimizer, job.train.clip_norm), Peers(ranks))
+    step.interruptible, step.report = signals.allow_interruption, report
+    run = Run(
+        job=job,
+        hardware=hardware,
+        plan=plan,
+        folder=folder,
+        device=device,
+        dataset=dataset,
+        network=network,
+        model=model,
+        kept_in_eval_mode=kept_in_eval_mode,
+        optimizer=optimizer,
+        batches=batches,
+        signals=signals,
+        clock=clock,
+        objective=objective,
+        step=step,
+        events=events,
+        counters=counters,
+        batch_parts=batch_parts,
+        stage=network.unfreezing.stage(epoch),
+        lr_groups=rate_groups,
+        user_parts=user_parts,
+        identity=identity,
+    )
+    _apply_plan(run)
+    return run
+
+
+def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:
+    """Set up torch and connect to the other processes; returns this process's device and the processes."""
+    device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
+    for warning in library_variables.list_overrides(os.environ):
+        report("precision", warning)
+    ranks = join_ranks(device)
+    torch_setup.apply_settings(job, hardware, device)
+    return device, ranks
+
+
+def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
+    """Whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
+    with network.unfreezing.during(model, network.unfreezing.last):
+        kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
+        return dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device)
+
+
+def _synchronize_start(
+    ranks: Ranks, job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, model: nn.Module
+) -> dict[str, str]:
+    """Check that all processes have the same data and plan, and copy rank 0's weights; returns `resume.identity`."""
+    identity = resume.collect_identity(hardware, dataset)
+    start_checks.check_identical(ranks, job, dataset, model, identity["data"])
+    start_checks.check_plan(ranks, plan)
+    dataset.notes += start_checks.note_same_samples(ranks, dataset)
+    # User code may initialize weights from random numbers that our seed does not control.
+    ranks.broadcast([*model.parameters(), *model.buffers()])
+    return identity
+
+
+def _build_optimizer(
+    job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts
+) -> torch.optim.Optimizer:
+    """The optimizer of the Python program, or that of the spec."""
+    if user_parts.optimizer:
+        return user_parts.optimizer.build(model)
+    return optimizer.build(job.train.optimizer, model, {name: g.factor for g in rate_groups for name in g.names})
+
+
+def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
+    """The batches of the training data; this process reads its shard of each, or all of it if batches are mixed."""
+    batches = batches_of(dataset, job.train.batch, job.train.seed)
+    start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
+    if not (dataset.mixable and uses_mixing(job)):
+        batches.select_local = batch_parts.select_own_samples
+    batches.shared_memory.processes = batch_parts.ranks.count
+    batches.report = partial(report, "loader")
+    return batches
+
+
+def _apply_plan(run: Run) -> None:
+    """Apply the optimizations of the plan, then decide and check what depends on them, such as the micro-batch size."""
+    for optimization in optimizations.every():
+        value = run.plan.value(optimization.name)
+        if value != optimization.off:
+            optimization.apply(run, value)
+    on_device = run.device.type == "cuda"
+    run.step.updater.prefers_device = on_device
+    run.step.forward.deterministic_only = on_device and run.job.train.is_deterministic(on_gpu=True)
+    processes, free_bytes = run.ranks.count, run.hardware.memory.available
+    heads = HeadTraining(run.job, run.network, run.readable, run.step.forward, run.user_parts, processes, free_bytes)
+    run.solvable_heads, run.unsolved_reason = heads.find_heads()
+    start_checks.refuse_single_samples(run.job, run.step.forward, processes)
+    sizes = {"processes": processes, "threads": torch.get_num_threads()}
+    run.identity |= {name: str(size) for name, size in sizes.items()}
+
+
+def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:
+    """Freeze the layers that are frozen in `epoch`; returns the modules that stay in evaluation mode."""
+    frozen = freeze(model, network.freeze, job)
+    if not epoch:
+        return frozen
+    network.unfreezing.apply(model, epoch)
+    return [] if network.freeze.train_mode else list(find_frozen_parts(model))
+
+
+def _build_objective(job: Job, dataset: Dataset) -> Objective:
+    """The loss of all heads."""
+    weighting = job.train.class_weights
+    # Only where class weights need them: some datasets read every sample to get the targets.
+    targets = dataset.train.targets if losses.need_targets(dataset.heads, weighting) else {}
+    return losses.build_objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)

@@ -1,0 +1,99 @@
+"""Clips gradients, and lets torch's fused optimizers skip an update or take their learning rates on the device.
+
+Their kernels take a flag, on the device, whether numbers are finite, and change nothing if not. So the host need not wait
+for the gradients before it queues the update and the next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, of shape ().
+
+    Args:
+        parameters: of the optimizer.
+        max_norm: None for no clipping, which costs no pass over the gradients.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # A sparse gradient may have a row several times; its sum counts.
+    rows = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    total_norm: Tensor = nn.utils.get_total_norm(rows)
+    if max_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
+    return total_norm
+
+
+FUSED_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Optimizers whose fused kernels take `found_inf`, as for torch's GradScaler."""
+
+
+def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the device can skip an update by itself.
+
+    Not before the first update: the kernel would leave momentum that it creates uninitialized.
+    """
+    if not isinstance(optimizer, FUSED_KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
+        return False
+    if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
+        return True
+    return all(_has_state(optimizer, group) for group in optimizer.param_groups)
+
+
+def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
+        return True
+    return all(p in optimizer.state for p in group["params"] if p.grad is not None)
+
+
+@torch.no_grad()
+def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters their first momentum that have a gradient for the first time after others had theirs: layers that
+    were frozen, or that no batch has used. torch's fused kernel takes all parameters of a group or none for new.
+
+    The kernel then computes what a first step is in torch: a momentum that is the gradient itself.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if not group["momentum"] or not group.get("fused"):
+            continue
+        used = [p for p in group["params"] if p.grad is not None]
+        without_momentum = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+        for p in without_momentum if len(without_momentum) < len(used) else ():
+            gradient = p.grad + group["weight_decay"] * p
+            optimizer.state[p]["momentum_buffer"] = gradient * (group["dampening"] / group["momentum"])
+
+
+@contextlib.contextmanager
+def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
+    """A block in which an update takes its learning rates from the device: `rates` by group, float32."""
+    before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
+        group["lr"] = rate
+        if "capturable" in group:
+            group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group, (number, capturable) in zip(optimizer.param_groups, before, strict=True):
+            group["lr"] = number
+            if "capturable" in group:
+                group["capturable"] = capturable
+
+
+@contextlib.contextmanager
+def skip_unless(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
+    """A block in which an update changes nothing unless `finite`, a boolean tensor of shape () on the device."""
+    optimizer.grad_scale, optimizer.found_inf = None, finite.logical_not().float()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]

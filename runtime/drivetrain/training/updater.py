@@ -1,0 +1,125 @@
+"""The update of the weights in a training step: gradients are clipped by their norm, and a bad step changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.data.dataset import onto
+from drivetrain.models.buffers import Buffers
+from drivetrain.system.fault_points import fault_point
+from drivetrain.training.fused_update import (
+    can_skip_update,
+    clip_gradients,
+    create_missing_momentum,
+    rates_from_device,
+    skip_unless,
+)
+from drivetrain.training.nonfinite import Scaler
+from drivetrain.training.step_result import StepResult, build_result, stack_loss_and_norm
+
+
+class Updater:
+    """Updates the weights with the gradients of a batch, or restores what its forward pass has changed.
+
+    Args:
+        network: whose buffers a failed step restores.
+        optimizer: of all parameters that are trained in any epoch.
+        clip_norm: largest gradient norm; None for no clipping.
+    """
+
+    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+        self.optimizer, self.clip_norm = optimizer, clip_norm
+        self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.device = next((p.device for p in self.parameters), torch.device("cpu"))
+        self.buffers, self.scaler = Buffers(network), Scaler()
+        self.prefers_device = False
+        """Whether the device decides if an update is made, where it can; the host then reads the result later."""
+        self.rounds_rates = False
+        """Whether learning rates are rounded to float32, as they are in recorded steps."""
+        self.last_result: StepResult | None = None
+        """The result of the last step, which is read before that of the next."""
+        self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
+        """The context that measures the time of `optimizer`."""
+
+    def update(self, loss: Tensor) -> StepResult:
+        """Update the weights with the gradients of a batch, unless its loss or a gradient is not finite."""
+        fault_point("update")
+        self.scaler.unscale(self.parameters)
+        norm = clip_gradients(self.parameters, self.clip_norm)
+        result = build_result(loss, norm, self.can_update_on_device(), self.follow_results())
+        if result.on_device:
+            self._update_on_device(result.device_finite)
+        else:
+            self._update_on_host(result)
+        self.last_result = result
+        return result
+
+    def update_on_device(self, loss: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same without a number that the host reads, so that a CUDA graph can record it; `rates` by group, float32.
+
+        Returns:
+            Loss and gradient norm, shape (2,), and whether both are finite, shape ().
+        """
+        self.scaler.unscale(self.parameters)
+        norm = clip_gradients(self.parameters, self.clip_norm)
+        values, finite = stack_loss_and_norm(loss, norm)
+        with rates_from_device(self.optimizer, rates):
+            self._update_on_device(finite)
+        return values, finite
+
+    def discard(self) -> None:
+        """Drop the gradients, and restore the buffers."""
+        self.buffers.rewind()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def can_update_on_device(self) -> bool:
+        """Whether the device can skip an update with numbers that are not finite, without waiting for the host."""
+        return self.prefers_device and can_skip_update(self.optimizer) and self.buffers.are_in_place()
+
+    def rates_on_device(self) -> Tensor:
+        """The learning rates of the parameter groups on the device, shape (groups,), float32."""
+        return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
+
+    def follow_results(self) -> Callable[[bool], None]:
+        """What the host does once it has read the result of the next step: its scale follows all steps in their order."""
+        # Weak: a result that nobody else has will never be read.
+        last = weakref.ref(self.last_result) if self.last_result else lambda: None
+
+        def follow(finite: bool) -> None:
+            if earlier := last():
+                earlier.read()
+            self.scaler.update(finite)
+
+        return follow
+
+    def _update_on_host(self, result: StepResult) -> None:
+        if self.last_result:
+            self.last_result.read()
+        self.scaler.leave_device()
+        if result.finite:
+            self._run_optimizer()
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.discard()
+
+    def _update_on_device(self, finite: Tensor) -> None:
+        """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
+        with skip_unless(self.optimizer, finite):
+            self._run_optimizer()
+        self.buffers.keep_if(finite)
+        self.scaler.update_on_device(finite)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _run_optimizer(self) -> None:
+        with self.phase("optimizer"):
+            create_missing_momentum(self.optimizer)
+            if not self.rounds_rates or isinstance(self.optimizer.param_groups[0]["lr"], Tensor):
+                self.optimizer.step()
+                return
+            with rates_from_device(self.optimizer, self.rates_on_device()):
+                self.optimizer.step()
