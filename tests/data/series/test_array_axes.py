@@ -42,7 +42,7 @@ def test_axes_are_named_unless_windows_have_more_rows_than_channels(tmp_path: Pa
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=shape), y=np.arange(40) % 2)
     with pytest.raises(DataError, check=saying("windows-of-rows-or-of-channels", *shape[1:])) as error:
         series.load(job(tmp_path / "a.npz"))
-    assert "set data.axes: channels-time if the last axis is the time, else time-channels" in str(error.value)
+    assert says(error.value.action, "set-data-axes-channels")
     for axes, expected in (("time-channels", shape[1:]), ("channels-time", shape[:0:-1])):
         assert gather_windows(series.load(job(tmp_path / "a.npz", axes=axes)).train).shape[1:] == expected
 
