@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import pwd
-import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -189,13 +188,8 @@ def find_obstacle(path: Path) -> str | None:
     if name := next((name for name in KEY_NAMES if os.path.lexists(path / name)), None):
         return f"it holds keys: {name}"
     hub = path.parent if path.name == "token" else path
-    if (hub / "hub").is_dir() and (hub / "token").is_file():  # the folder of the hub's caches, which can be anywhere
-        return "it holds keys: token"
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return None  # opening it reports what is wrong
-    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is neither a file nor a folder"
+    # The folder of the hub's caches can be anywhere.
+    return "it holds keys: token" if (hub / "hub").is_dir() and (hub / "token").is_file() else None
 
 
 def _list_homes() -> set[Path]:
