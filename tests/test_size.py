@@ -78,7 +78,7 @@ MOST: dict[str, tuple[int, int]] = {
     "inference": (15, 1_844),
     "job": (23, 3_459),
     "job_spec": (13, 2_696),
-    "launch": (19, 2_707),
+    "launch": (19, 2_701),
     "models": (39, 5_372),
     "optimizations": (27, 2_249),
     "plan": (7, 799),
