@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,23 @@ def build_unpooled_step(strict: bool, messages: list[str]) -> Step:
     step.report = lambda kind, text: messages.append(text)
     step.forward.deterministic_only = strict
     return step
+
+
+def test_a_signal_before_the_step_ends_it() -> None:
+    """The context raises where it is entered, and the weights stay as they are."""
+    step = build_unpooled_step(False, [])
+    weights = [parameter.detach().clone() for parameter in step.forward.network.parameters()]
+
+    @contextlib.contextmanager
+    def interrupt() -> Iterator[None]:
+        raise KeyboardInterrupt
+        yield
+
+    step.interruptible = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        step(Batch(np.arange(6), (torch.randn(6, 1, 8, 8),), {"": torch.arange(6) % 3}))
+    for earlier, now in zip(weights, step.forward.network.parameters(), strict=True):
+        assert torch.equal(earlier, now)
 
 
 def test_an_operation_without_deterministic_kernel_is_named_once_and_training_continues() -> None:

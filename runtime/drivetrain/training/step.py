@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -117,17 +117,9 @@ class Step:
         while True:
             # Gradients that other code has left, such as the step of a second network, are none of this batch.
             updater.optimizer.zero_grad(set_to_none=True)
-            term = None  # A failed try leaves no graph in memory.
             loss = torch.zeros((), dtype=torch.float64, device=forward.device)
             if batch is not None:
-                with self._keeping_problem(len(batch)), forward.trying(share.seed):
-                    micro_batches = list(forward.split(batch))
-                    for number, micro_batch in enumerate(micro_batches, 1):
-                        with exchange.sending(is_last=number == len(micro_batches)):
-                            term = compute_loss(micro_batch, denominators)
-                            updater.scaler.scale_loss(term).backward()  # type: ignore[no-untyped-call]
-                            loss = loss + term.detach()
-                            term = None
+                loss = self._try_batch(batch, share, denominators, compute_loss)
             total, notes = exchange.finish(loss, [*peers.notes(), sample_hash])
             problem = peers.choose_gravest(notes)
             if problem is None:
@@ -161,22 +153,35 @@ class Step:
         result.sample_hashes = loss.sample_hashes
         return result
 
-    @contextlib.contextmanager
-    def _keeping_problem(self, samples: int) -> Iterator[None]:
-        """A block for the passes of this process's share of a batch, whose error becomes a problem of all processes."""
+    def _try_batch(
+        self, batch: Batch, share: BatchShare, denominators: Denominators, compute_loss: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        """Compute the gradients of this process's share of a batch; an error becomes a problem of all processes.
+
+        Returns:
+            The sum of the losses, a scalar; nothing that matters after a problem.
+        """
         ranks = self.peers.ranks
         # A process that left its backward pass would leave the others waiting for its gradients.
         is_alone = ranks.count == 1
+        total = torch.zeros((), dtype=torch.float64, device=self.forward.device)
         try:
             # Raises at once if a signal has come before.
-            with self.interruptible() if is_alone else ranks.raising_peer_errors():
-                yield
+            with self.interruptible() if is_alone else ranks.raising_peer_errors(), self.forward.trying(share.seed):
+                micro_batches = list(self.forward.split(batch))
+                for number, micro_batch in enumerate(micro_batches, 1):
+                    with self.exchange.sending(is_last=number == len(micro_batches)):
+                        loss = compute_loss(micro_batch, denominators)
+                        self.updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+                        total = total + loss.detach()
+                        del loss  # or its graph would stay until the next one is complete
         except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
-            self._keep_problem(error, samples)
-            return
+            self._keep_problem(error, len(batch))
+            return total
         if not is_alone:
             with self.peers.catching(), self.interruptible():
                 pass
+        return total
 
     def _keep_problem(self, error: BaseException, samples: int) -> None:
         """Keep an error as this process's problem; raises what no new try of a batch of `samples` can avoid."""
