@@ -134,7 +134,7 @@ def measure(trial: Trial, options: argparse.Namespace) -> dict[str, Any]:
         result = run_drivetrain("train", str(job), *settings, "--runs", str(runs), "--new", "--json")
         return read_run(Path(json.loads(result)["run"]))
     except subprocess.CalledProcessError as error:
-        return {"failed": " | ".join(f"{error.stdout}{error.stderr}".strip().splitlines()[-3:])[:400]}
+        return {"failed": " | ".join(f"{error.stdout}{error.stderr}".strip().splitlines()[-4:])[:600]}
 
 
 def draft_job(trial: Trial, folder: Path, options: argparse.Namespace) -> Path:

@@ -120,7 +120,7 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
     assert stored["optimizer"] == "sgd"
     rates = [row["lr"] for row in stored["steps"]]
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 10, 40)[: len(rates)])
-    assert [path.name for path in out.iterdir()] == ["find-lr.json"]
+    assert not (out / "state.json").exists()
     assert not (tmp_path / "runs").exists()
     line = re.search(r"optimizer: \{name: sgd, lr: (\S+)\}", done.stdout)
     assert line, done.stdout
