@@ -226,6 +226,6 @@ def _check_paths_exist(paths: Sequence[Path]) -> None:
             "files or folders that this process can access",
             " ".join(suggestions) or "check the spelling; a container can access only the project and mounted folders",
         )
-    special = [f"{path} {kind}" for path in paths if (kind := describe_special_file(path.stat().st_mode))]
+    special = [f"{path} {kind}" for path in paths if (kind := describe_special_file(path))]
     if special:
         raise DataError(f"data: {', '.join(special[:5])}", "files or folders", TAKE_FILE)

@@ -77,14 +77,14 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
 def find_obstacle(path: Path) -> str | None:
     """Why a path cannot be read, as the end of a sentence; None if it can."""
     try:
-        special = describe_special_file(path.stat().st_mode)
+        path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return _MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:
         return f"is not a path: {error}"
-    if special:
+    if special := describe_special_file(path):
         return special
     return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
 

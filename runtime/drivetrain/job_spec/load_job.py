@@ -26,7 +26,7 @@ from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, drop_invalid_valu
 from drivetrain.job_spec.yaml_file import MAX_BYTES, read, set_value
 from drivetrain.pretrained import earlier_run
 from drivetrain.storage.remote_address import is_remote
-from drivetrain.system.files import NOT_A_FILE, TAKE_FILE, open_file
+from drivetrain.system.files import TAKE_FILE, describe_special_file, open_file
 
 
 def load(
@@ -289,7 +289,7 @@ def _check_paths(job: Job) -> None:
             f"make samples ARGS={job.name}"
             if is_example
             else suggestion
-            or (TAKE_FILE if all(wrong.endswith(NOT_A_FILE) for _, _, wrong in missing) else "")
+            or (TAKE_FILE if all(describe_special_file(job.resolve(path)) for _, path, _ in missing) else "")
             or nearby_hint
             or "check the spelling; a container can access only the project and mounted folders",
         )

@@ -289,7 +289,7 @@ def _import_quietly(job: Job | None) -> Iterator[Any]:
 def _refuse_special_files(job: Job, folder: Path) -> None:
     """Refuse a folder with a pipe, a socket or a device: libraries read its files, and would wait for ever."""
     for file in sorted(folder.iterdir()):
-        if kind := file.exists() and describe_special_file(file.stat().st_mode):
+        if kind := describe_special_file(file):
             _refuse(job, f"{file} {kind}", _POSSIBLE, TAKE_FILE)
 
 

@@ -208,7 +208,8 @@ def _write_zeros(file: IO[bytes], size: int) -> None:
     file.flush()
 
 
-NOT_A_FILE = ", not a file"
+TAKE_FILE = "write what it gives into a file, and name that file"
+"""What to do with a pipe, a socket or a device."""
 _SPECIAL_FILES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -217,14 +218,13 @@ _SPECIAL_FILES = {
 }
 
 
-def describe_special_file(mode: int) -> str:
-    """What a file is, by its mode, if it is neither a regular file nor a folder, such as "is a named pipe"; else empty."""
-    kind = _SPECIAL_FILES.get(stat.S_IFMT(mode))
-    return f"is {kind}{NOT_A_FILE}" if kind else ""
-
-
-TAKE_FILE = "write what it gives into a file, and name that file"
-"""What to do with a pipe, a socket or a device."""
+def describe_special_file(path: Path) -> str:
+    """Describe a pipe, a socket or a device, such as "is a named pipe, not a file"; empty for all else."""
+    try:
+        kind = _SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
+    except (OSError, ValueError):
+        return ""
+    return f"is {kind}, not a file" if kind else ""
 
 
 def open_file(path: Path, flags: int = 0) -> io.BufferedReader:
@@ -236,7 +236,7 @@ def open_file(path: Path, flags: int = 0) -> io.BufferedReader:
     Raises:
         OSError: if it cannot be opened; EINVAL for a pipe, a socket or a device, where reading could wait for ever.
     """
-    if kind := describe_special_file(os.stat(path).st_mode):
+    if kind := describe_special_file(path):
         raise OSError(errno.EINVAL, kind, str(path))
     # One that somebody puts in place meanwhile does not block either.
     return open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags | os.O_NONBLOCK))
