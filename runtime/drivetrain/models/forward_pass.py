@@ -78,23 +78,23 @@ class ForwardPass:
         return self.compiled is not None and self.is_compiled and self.compiled.graphs and not self.is_recorded
 
     def compute_loss(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
-        """The contribution of a micro-batch to the loss of its batch; a scalar."""
+        """Compute the contribution of a micro-batch to the loss of its batch; a scalar."""
         with self.cast(), self.phase("forward"):
             outputs = self._choose_computation(micro_batch.inputs)(*self.lay_out(micro_batch.inputs))
         return self.loss.compute(outputs, micro_batch, denominators())
 
     def outputs(self, inputs: Inputs) -> Any:
-        """The outputs for an evaluation, in the precision of the training."""
+        """Compute the outputs for an evaluation, in the precision of the training."""
         with self.cast():
             return self.outputs_in_fp32(inputs)
 
     def outputs_in_fp32(self, inputs: Inputs) -> Any:
-        """The outputs without autocast, as an evaluation of the stored model computes them."""
+        """Compute the outputs without autocast, as an evaluation of the stored model does."""
         with self.phase("forward"):
             return self._choose_computation(inputs)(*self.lay_out(inputs))
 
     def _choose_computation(self, inputs: Inputs) -> Callable[..., Any]:
-        """The compiled pass for the usual size of training, the uncompiled one for all others."""
+        """Choose the compiled pass for the usual size of training, the uncompiled one for all others."""
         usual_size = self.micro_batch or self.usual_size
         # Evaluation and an epoch's last batch would each be compiled again.
         is_usual = usual_size is None or usual_size == len(inputs[0])
@@ -103,16 +103,16 @@ class ForwardPass:
         return partial(self.compiled, replay=self.replays_kernels and not self.micro_batch)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
-        """The autocast context; in fp32 a context that does nothing."""
+        """Return the autocast context; in fp32 one that does nothing."""
         return contextlib.nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
     def lay_out(self, inputs: Inputs) -> Inputs:
-        """The inputs, with images in this memory format."""
+        """Put images into the memory format of the plan."""
         layout = self.memory_format
         return tuple(x.contiguous(memory_format=layout) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs)
 
     def split(self, batch: Batch) -> Iterable[Batch]:
-        """The micro-batches of a batch."""
+        """Split a batch into its micro-batches."""
         size = self.micro_batch or len(batch)
         # A remainder of one sample would be too small for a network that needs two.
         if self.min_samples > 1 and 1 < size < len(batch) and len(batch) % size == 1:
@@ -121,14 +121,14 @@ class ForwardPass:
 
     @contextlib.contextmanager
     def trying(self, seed: int) -> Iterator[None]:
-        """A block for the forward and backward passes of a batch, which begins with these random numbers."""
+        """Seed the random numbers for the forward and backward passes of a batch, which the block computes."""
         fault_point("gradients")
         self.seed_generators(seed)
         with self.restrict_kernels(), self._share_cast_weights():
             yield
 
     def restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
-        """A block that raises where an operation has no deterministic kernel, if these are refused."""
+        """Raise in the block where an operation has no deterministic kernel, if these are refused."""
         if self.deterministic_only:
             return torch_settings.require_deterministic_kernels()
         return contextlib.nullcontext()

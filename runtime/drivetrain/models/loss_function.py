@@ -1,4 +1,4 @@
-"""What a training step needs of a loss."""
+"""The interface of a loss, as a training step uses it."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ class LossFunction(Protocol):
         """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
 
     def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor], /) -> Tensor:
-        """The contribution of a micro-batch to the loss of its batch; a scalar."""
+        """Compute the contribution of a micro-batch to the loss of its batch; a scalar."""

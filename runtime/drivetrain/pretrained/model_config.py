@@ -319,7 +319,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def digest_values(config: Mapping[str, object]) -> str:
-    """SHA-256 of the values of a config.json, in whatever order and form they are written."""
+    """Hash the values of a config.json by SHA-256, in whatever order and form they are written."""
     values = parse_json(to_json({key: value for key, value in config.items() if key != "content"}))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

@@ -198,7 +198,7 @@ def _run_block(
 
 @dataclass(frozen=True)
 class LoopRun:
-    """What a loop of the user has of a run."""
+    """The parts of a run that a loop of the user has."""
 
     job: EmbeddedJob
     hardware: Hardware

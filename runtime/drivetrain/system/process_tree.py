@@ -46,7 +46,7 @@ def read_released_bytes(root: Path = Path("/")) -> int:
 
 
 def _read_sizes(path: Path) -> dict[str, int]:
-    """The lines `Name: 12 kB` of a file of the kernel, in bytes; empty if it cannot be read."""
+    """Read the lines `Name: 12 kB` of a file of the kernel, in bytes; empty if it cannot be read."""
     try:
         rows = [line.split() for line in path.read_text("ascii", "replace").splitlines()]
     except OSError:

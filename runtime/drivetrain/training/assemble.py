@@ -48,7 +48,7 @@ from drivetrain.training.user_parts import UserParts
 
 @dataclass(frozen=True)
 class Assembly:
-    """What a run is assembled from; the tuner replaces its plan."""
+    """The parts a run is assembled from; the tuner replaces its plan."""
 
     job: Job
     hardware: Hardware
@@ -176,14 +176,14 @@ def _synchronize_start(
 def _build_optimizer(
     job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts
 ) -> torch.optim.Optimizer:
-    """The optimizer of the Python program, or that of the spec."""
+    """Build the optimizer of the spec, or take the one of the Python program."""
     if user_parts.optimizer:
         return user_parts.optimizer.build(model)
     return optimizer.build(job.train.optimizer, model, {name: g.factor for g in rate_groups for name in g.names})
 
 
 def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
-    """The batches of the training data; this process reads its shard of each, or all of it if batches are mixed."""
+    """Build the batches of the training data; this process reads its shard of each, or all if batches are mixed."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
     if not (dataset.mixable and uses_mixing(job)):
@@ -220,7 +220,7 @@ def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.M
 
 
 def _build_objective(job: Job, dataset: Dataset) -> Objective:
-    """The loss of all heads."""
+    """Build the loss of all heads."""
     weighting = job.train.class_weights
     # Only where class weights need them: some datasets read every sample to get the targets.
     targets = dataset.train.targets if losses.need_targets(dataset.heads, weighting) else {}

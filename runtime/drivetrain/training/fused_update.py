@@ -55,8 +55,8 @@ def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bo
 
 @torch.no_grad()
 def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters their first momentum that have a gradient for the first time after others had theirs: layers that
-    were frozen, or that no batch has used. torch's fused kernel takes all parameters of a group or none for new.
+    """Initialize momentum for parameters that get their first gradient late: layers that were frozen, or that no batch has
+    used. torch's fused kernel treats either all parameters of a group as new or none.
 
     The kernel then computes what a first step is in torch: a momentum that is the gradient itself.
     """
@@ -74,7 +74,7 @@ def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 @contextlib.contextmanager
 def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
-    """A block in which an update takes its learning rates from the device: `rates` by group, float32."""
+    """Let updates in the block take their learning rates from the device: `rates` by group, float32."""
     before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
         group["lr"] = rate
@@ -91,7 +91,7 @@ def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterat
 
 @contextlib.contextmanager
 def skip_unless(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
-    """A block in which an update changes nothing unless `finite`, a boolean tensor of shape () on the device."""
+    """Skip updates in the block unless `finite`, a boolean tensor of shape () on the device."""
     optimizer.grad_scale, optimizer.found_inf = None, finite.logical_not().float()  # type: ignore[attr-defined]
     try:
         yield

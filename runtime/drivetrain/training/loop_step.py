@@ -80,7 +80,7 @@ class LoopLoss:
         return division or Division(self.weight_of, obstacle=obstacle)
 
     def _mask_labels(self, batch: Batch) -> Batch:
-        """The batch with half of its first sample's labels masked, so that a loss per label differs from one per sample."""
+        """Mask half of the first sample's labels, so that a loss per label differs from one per sample."""
         names = self.user_batches.argument_names
         if self.user_batches.loss is not None or "labels" not in names:
             return batch
@@ -92,7 +92,7 @@ class LoopLoss:
         return Batch(batch.ids, (*batch.inputs[:label_index], labels, *batch.inputs[label_index + 1 :]), batch.targets)
 
     def _share_of_batch(self, micro_batch: Batch) -> float:
-        """The weight of a micro-batch in the loss of its batch, from 0 to 1."""
+        """Compute the weight of a micro-batch in the loss of its batch, from 0 to 1."""
         user_batches, batch = self.user_batches, self.current_batch
         assert batch is not None
         if user_batches.whole or len(micro_batch) == len(batch) or (self.division and self.division.summed):
@@ -108,11 +108,11 @@ class LoopLoss:
     def start_denominators(
         self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
     ) -> Denominators:
-        """Empty: the size of the batch is known."""
+        """Return no sums: the size of the batch is known."""
         return dict
 
     def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
-        """The share of a micro-batch in the loss of an update; a scalar."""
+        """Compute the share of a micro-batch in the loss of an update; a scalar."""
         loss = self.user_batches.mean_loss(outputs, batch.targets)
         share = self._share_of_batch(batch) / self.batches_per_update
         if not share:  # without weights the loss may be 0 / 0
@@ -126,7 +126,7 @@ class UserGenerators:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.states: tuple[Tensor, Tensor | None, Any, Any] | None = None
-        """Of torch's generators for CPU and GPU, of NumPy's and of Python's before the current batch; None before its first try."""
+        """States of torch's (CPU, GPU), NumPy's and Python's generators before this batch; None before its first try."""
 
     def prepare_try(self, seed: int) -> None:
         """Remember the state of all generators in the first try of a batch, and restore it in the next."""

@@ -111,7 +111,7 @@ class Objective:
                 self.losses[name] = replace(loss, class_weights=onto(device, loss.class_weights))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
-        """The sum of sample weights by head, 1 for a loss that is a sum; `targets` are those of the whole batch."""
+        """Sum the sample weights by head, 1 for a loss that is a sum; `targets` has the whole batch."""
         return {
             name: torch.ones((), dtype=torch.float64, device=targets[name].device)
             if loss.is_summed
@@ -146,7 +146,7 @@ class Objective:
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
     def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
-        """The contribution of a micro-batch to the loss of its batch; a scalar."""
+        """Compute the contribution of a micro-batch to the loss of its batch; a scalar."""
         return self(outputs, batch.targets, denominators)
 
     def __call__(

@@ -198,11 +198,11 @@ class Run:
         return self.rates.set(self.counters, self.best_metric.factor(), share)
 
     def collect_info(self, epoch: int, **values: Any) -> TrainingInfo:
-        """The current state for a callback; `values` are further fields of `TrainingInfo`."""
+        """Collect the current state for a callback; `values` are further fields of `TrainingInfo`."""
         return TrainingInfo(self.folder, self.counters.step, self.total_steps, epoch, self.total_epochs, **values)
 
     def time_left(self) -> float:
-        """Seconds until `max_time` of this attempt; infinite without one."""
+        """Return the seconds until `max_time` of this attempt; infinite without one."""
         if self.job.train.max_time is None:
             return float("inf")
         return parse_duration(self.job.train.max_time) - self.clock.seconds

@@ -117,9 +117,8 @@ class Step:
         while True:
             # Gradients that other code has left, such as the step of a second network, are none of this batch.
             updater.optimizer.zero_grad(set_to_none=True)
-            loss = torch.zeros((), dtype=torch.float64, device=forward.device)
-            if batch is not None:
-                loss = self._try_batch(batch, share, denominators, compute_loss)
+            missing = torch.zeros((), dtype=torch.float64, device=forward.device)
+            loss = missing if batch is None else self._try_batch(batch, share, denominators, compute_loss)
             total, notes = exchange.finish(loss, [*peers.notes(), sample_hash])
             problem = peers.choose_gravest(notes)
             if problem is None:

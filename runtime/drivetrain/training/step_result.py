@@ -46,7 +46,7 @@ class StepResult:
         """As in `BatchLoss`."""
 
     def read(self) -> tuple[float, float]:
-        """Loss and gradient norm; the first call waits until the device has computed them."""
+        """Read loss and gradient norm; the first call waits until the device has computed them."""
         if self._numbers is None:
             if self._computed:
                 self._computed.synchronize()
@@ -74,7 +74,7 @@ class StepResult:
 
 
 def _copy_without_waiting(values: Tensor) -> Tensor:
-    """A copy on the host that is made later; where no memory can be pinned (WSL#8447), one that waits for the GPU."""
+    """Start a copy to the host; where no memory can be pinned (WSL#8447), it waits for the GPU."""
     try:
         return values.to("cpu", non_blocking=True)
     except RuntimeError as error:
@@ -84,13 +84,13 @@ def _copy_without_waiting(values: Tensor) -> Tensor:
 
 
 def build_result(loss: Tensor, norm: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> StepResult:
-    """The result of a step from its loss and gradient norm, scalars on the device."""
+    """Build the result of a step from its loss and gradient norm, scalars on the device."""
     values, finite = stack_loss_and_norm(loss, norm)
     return StepResult(values, finite, on_device, on_read)
 
 
 def stack_loss_and_norm(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and gradient norm, shape (2,) float64, and whether both are finite, shape ()."""
+    """Stack loss and gradient norm, shape (2,) float64; also returns whether both are finite, shape ()."""
     values = torch.stack([loss.double(), norm.double()])
     # x - x is 0 for a finite number, else NaN: three kernels, where torch.isfinite launches five.
     return values, (values - values).sum() == 0

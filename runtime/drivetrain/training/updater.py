@@ -82,11 +82,11 @@ class Updater:
         return self.prefers_device and can_skip_update(self.optimizer) and self.buffers.are_in_place()
 
     def rates_on_device(self) -> Tensor:
-        """The learning rates of the parameter groups on the device, shape (groups,), float32."""
+        """Copy the learning rates of the parameter groups to the device, shape (groups,), float32."""
         return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
 
     def follow_results(self) -> Callable[[bool], None]:
-        """What the host does once it has read the result of the next step: its scale follows all steps in their order."""
+        """Make the callback of the next result, once the host has read it: the scale follows all steps in their order."""
         # Weak: a result that nobody else has will never be read.
         last = weakref.ref(self.last_result) if self.last_result else lambda: None
 

@@ -53,7 +53,7 @@ class ConfigurableStep(Protocol):
 
 
 class NetworkRun(Protocol):
-    """A network and its training step on a device; all that a loop of the user's own has of a run."""
+    """A network and its training step on a device; a loop of the user has no more."""
 
     @property
     def job(self) -> Job: ...
