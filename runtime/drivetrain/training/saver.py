@@ -210,10 +210,21 @@ class Saver:
         return path
 
     def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
+        self._restore_folder_name()
+        folder = self.run.checkpoints
+        while True:
+            try:
+                return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
+            except StorageError:
+                # The folder can be renamed while the checkpoint is written, too.
+                if not self._restore_folder_name():
+                    raise
+
+    def _restore_folder_name(self) -> str:
+        """Give the run folder its name again; returns its other name if somebody has renamed it, or an empty text."""
         if other := self.folder.restore():
             self.run.events.add("storage", NamedFolder.MESSAGE.format(other, self.folder.path), self.run.counters.step)
-        folder = self.run.checkpoints
-        return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
+        return other
 
 
 def count_moments(spec: Optimizer) -> int:

@@ -68,7 +68,7 @@ def save(
         StorageError: if it cannot be written; nothing is left behind.
     """
     final = folder / name
-    unfinished = unfinished_folder(final)
+    unfinished = folder / f".tmp-{name}-{os.getpid()}"
     try:
         create_unfinished(unfinished)
         groups = split_frozen(tensors, frozen)
@@ -87,14 +87,10 @@ def save(
     return final
 
 
-def unfinished_folder(final: Path) -> Path:
-    """The folder in which a checkpoint is written before it gets its name."""
-    return final.parent / f".tmp-{final.name}-{os.getpid()}"
-
-
 def create_unfinished(unfinished: Path) -> None:
     """Create the folder for an unfinished checkpoint, empty; raises OSError if it cannot be created."""
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    # Without its parents: a run folder that was renamed could not get its name again beside a new one.
+    unfinished.parent.mkdir(exist_ok=True)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
 
@@ -169,11 +165,7 @@ def load(path: Path) -> Loaded:
 
 
 def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The whole tensors of a verified checkpoint, by file.
-
-    Raises:
-        OSError, ValueError: if they cannot be read.
-    """
+    """Read the tensors of a verified checkpoint, by file; raises OSError or ValueError if they cannot be read."""
     names = [name for name in list_files(path) if name.endswith(".safetensors")]
     tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
     tensors[MODEL_STEM] |= tensors.pop(FROZEN_STEM, {})
@@ -181,11 +173,7 @@ def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The plain values of a verified checkpoint.
-
-    Raises:
-        OSError, ValueError: if they cannot be read.
-    """
+    """Read the plain values of a verified checkpoint; raises OSError or ValueError if they cannot be read."""
     state, problem = RunFiles(path).read_checked_object(run_files.STATE_FILE)
     if problem:
         raise ValueError(f"{run_files.STATE_FILE} is {problem}")
