@@ -28,7 +28,7 @@ COMMIT, IMAGE = "DRIVETRAIN_COMMIT", "DRIVETRAIN_IMAGE_ID"
 _MAX_BYTES = 1 << 22
 """Largest file of a repository that is read: packed-refs has a line for each branch and tag."""
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_BRANCH = re.compile(r"ref: (refs/[^\s:?*\[\\]+)")
+_BRANCH = re.compile(r"ref: (refs/(?!.*\.\.)[^\s:?*\[\\]+)")
 
 
 def write(run: Path, commits: Sequence[str]) -> None:
@@ -73,30 +73,26 @@ def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
 
 def read_commit(folder: Path) -> str | None:
     """Return the commit that a folder's repository has checked out; None without a repository, or before its first commit."""
-    try:
-        directory = _find_git_directory(Path(os.path.realpath(folder)))
-        return _read_head(directory) if directory else None
-    except OSError:
-        return None
+    folder = Path(os.path.realpath(folder))
+    directory = next(filter(None, map(_find_git_directory, (folder, *folder.parents))), None)
+    head = _read_small(directory / "HEAD") if directory else ""
+    if directory and (branch := _BRANCH.fullmatch(head)):
+        shared = _find_shared_directory(directory)
+        packed = re.search(rf"^(\w+) {re.escape(branch[1])}$", _read_small(shared / "packed-refs"), re.MULTILINE)
+        head = _read_small(shared / branch[1]) or (packed[1] if packed else "")
+    return head if _COMMIT.fullmatch(head) else None  # nothing else of a file is recorded
 
 
 def read_origin(root: Path) -> str | None:
     """Return the address of the remote `origin` of the repository in a folder, not of one around it; None without one."""
-    try:
-        directory = _find_own_directory(root)
-        settings = _read_small(_find_shared_directory(directory) / "config") if directory else ""
-    except OSError:
-        return None
+    directory = _find_git_directory(root)
+    settings = _read_small(_find_shared_directory(directory) / "config") if directory else ""
     section = settings.partition('[remote "origin"]')[2].partition("\n[")[0]
     address = re.search(r"^\s*url\s*=\s*(\S+)", section, re.MULTILINE)
     return address[1] if address else None
 
 
-def _find_git_directory(folder: Path) -> Path | None:
-    return next(filter(None, map(_find_own_directory, (folder, *folder.parents))), None)
-
-
-def _find_own_directory(root: Path) -> Path | None:
+def _find_git_directory(root: Path) -> Path | None:
     entry = root / ".git"
     if entry.is_file():  # a worktree or a submodule names the place of its files
         return root / _read_small(entry).removeprefix("gitdir:").strip()
@@ -105,40 +101,16 @@ def _find_own_directory(root: Path) -> Path | None:
 
 def _find_shared_directory(directory: Path) -> Path:
     """Return where a worktree's branches and settings are: it shares them with the repository that it belongs to."""
-    return directory / _read_small(directory / "commondir") if (directory / "commondir").exists() else directory
-
-
-def _read_head(directory: Path) -> str | None:
-    """Return the commit of HEAD: itself, or the one of the branch that it names.
-
-    Raises:
-        OSError: if a file cannot be read.
-    """
-    head = _read_small(directory / "HEAD")
-    branch = _BRANCH.fullmatch(head)
-    if branch is None:
-        return _keep_commit(head)
-    if ".." in branch[1]:
-        return None
-    shared = _find_shared_directory(directory)
-    if (shared / branch[1]).exists():
-        return _keep_commit(_read_small(shared / branch[1]))
-    for line in _read_small(shared / "packed-refs").splitlines():
-        commit, _, name = line.partition(" ")
-        if name == branch[1]:
-            return _keep_commit(commit)
-    return None
-
-
-def _keep_commit(text: str) -> str | None:
-    """Return a text if it is a commit, so that nothing else of a file is recorded."""
-    return text if _COMMIT.fullmatch(text) else None
+    return directory / _read_small(directory / "commondir")
 
 
 def _read_small(path: Path) -> str:
-    """Read a small regular file, without the white space around its text; raises OSError for anything else."""
-    with open_file(path, os.O_NOFOLLOW) as file:
-        return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
+    """Read a small regular file, without the white space around its text; empty if it is missing, or anything else."""
+    try:
+        with open_file(path, os.O_NOFOLLOW) as file:
+            return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
 
 
 def describe_image() -> dict[str, str] | None:
