@@ -32,7 +32,7 @@ def convert_local(path: Path) -> None:
     """Make safetensors of the weights of a local network if they are only there as pickle, and say so."""
     if paths := find_target(path):
         convert(*paths)
-        say(f"{paths[1]}: made of the tensors of {paths[0].name}, which a process without a network read")
+        say(f"{paths[1]}: made of the tensors of {paths[0].name}, which a limited process read")
 
 
 def check_suffix(job: Job, file: Path) -> None:

@@ -1,7 +1,7 @@
 """Fetches chosen files of a repository on the Hugging Face hub once; later runs use the cache and need no network.
 
 A revision is resolved to a commit once, and the list of a commit's files is recorded. Every file is compared with its hash
-before it gets its final name. A pickle is converted in an isolated process. Code in a repository is neither fetched nor run.
+before it gets its final name. A pickle is converted in a limited process. Code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _download(
 
 def _convert(client: HubClient, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
     """Convert a pickle in the cache; the weights become a file of the cache like others."""
-    client.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
+    client.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in a limited process")
     folder = repository.folder(f".{commit}.converting")
     shutil.rmtree(folder, ignore_errors=True)
     try:
