@@ -10,6 +10,7 @@ import pytest
 from drivetrain.cli import command_line, commands, main
 from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.errors import SpecError
+from tests.messages import says
 
 
 def test_an_abbreviation_is_no_consent() -> None:
@@ -97,3 +98,18 @@ def test_without_a_command_the_first_steps_are_printed(capsys: pytest.CaptureFix
     assert (exit_info.value.code, output.out, output.err) == (2, "", command_line.FIRST_STEPS)
     for step in ("drivetrain train jobs/digits.yaml", "drivetrain init DATA", "drivetrain --help"):
         assert step in output.err
+
+
+@pytest.mark.parametrize("line", ["report STORE", "predict STORE x.csv", "train a.yaml --extend STORE"])
+def test_a_run_in_a_store_is_not_read_there(line: str) -> None:
+    with pytest.raises(SpecError) as error:
+        command_line.parse(line.replace("STORE", "s3://me:hidden@b/runs/parts-001").split())
+    assert says(str(error.value), "a-run-in-a-store-is-not-read-there")
+    assert "hidden" not in str(error.value)
+
+
+def test_runs_are_written_to_a_folder() -> None:
+    with pytest.raises(SpecError) as error:
+        command_line.parse(["train", "job.yaml", "--runs", "s3://me:hidden@b/runs"])
+    assert says(str(error.value), "runs-is-an-address")
+    assert "hidden" not in str(error.value)

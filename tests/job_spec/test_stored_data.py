@@ -120,8 +120,6 @@ def test_validate_asks_no_store(tmp_path: Path, proxy: FaultyStore, capsys: pyte
     assert main(["validate", str(path)]) == 0
     assert not proxy.requests
     assert says(capsys.readouterr().out, "copy-drivetrain-fetch")
-    assert main(["validate", "--remote", str(path)]) == 0
-    assert "data.train: s3://bucket/v/t.csv: 1 file" in capsys.readouterr().out
     assert main(["fetch", str(path)]) == 0
     assert "s3://bucket/v/t.csv: 1 file" in capsys.readouterr().out
     assert main(["validate", str(path)]) == 0

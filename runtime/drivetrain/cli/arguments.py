@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from drivetrain.cli import runs_option
 from drivetrain.cli.command_parser import CommandParser
 from drivetrain.data.formats.csv_dialect import OPTION
 from drivetrain.errors import SpecError, nearest
@@ -80,10 +79,6 @@ def _add_plan(add: Add) -> None:
     _add_set(command)
     command.add_switch("--schema", "print the JSON schema of job files")
     command.add_switch("--json", "print JSON: each file with its problems")
-    command.add_switch("--remote", "also use every object store that the jobs name: list, read, write a probe")
-    command.add_argument(
-        "--runs", type=runs_option.parse, default=runs_option.LOCAL, metavar="ADDRESS", help="as for `train`"
-    )
     command = add("plan", "show the settings chosen for this machine and job, with reasons; without JOB its hardware")
     command.add_argument(
         "job", type=Path, nargs="?", help="the job file (YAML); without it, show the hardware that this process may use"
@@ -106,10 +101,10 @@ def _add_runs(command: CommandParser, *, plain: bool = True) -> CommandParser:
     _add_verbose(command)
     command.add_argument(
         "--runs",
-        type=runs_option.parse,
-        default=runs_option.LOCAL,
+        type=named_run.parse_parent,
+        default=named_run.RUNS,
         metavar="DIR",
-        help="parent of the run folders (default: runs); s3://BUCKET/PATH, gs:// or az:// copies runs/ there",
+        help="parent of the run folders (default: runs)",
     )
     if plain:
         command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")

@@ -79,7 +79,7 @@ def validate(options: argparse.Namespace) -> int:
         return 0
     if not options.jobs:
         raise SpecError("drivetrain validate: JOB is missing", "job files (YAML), or --schema", "name a job file")
-    return validation.validate(options.jobs, options.set, remote=options.remote, as_json=options.json)
+    return validation.validate(options.jobs, options.set, as_json=options.json)
 
 
 def _show_hardware(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.cli import commands, runs_option
+from drivetrain.cli import commands
 from drivetrain.cli.arguments import list_commands, make_parser
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
@@ -92,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Check the runs and options that the parser cannot check; `watch` without a run means the newest."""
-    runs_option.apply(options)
     if options.command == "watch" and options.run is None:
         options.run = named_run.find_newest()
     named = [options.run] if hasattr(options, "run") else options.runs if options.command == "compare" else []

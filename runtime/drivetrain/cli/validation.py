@@ -1,4 +1,4 @@
-"""`drivetrain validate`: job files, the cells of their CSV files, and the stores that they name."""
+"""`drivetrain validate`: job files, and the cells of their CSV files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 from drivetrain.errors import DrivetrainError
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.supervisor import remote_check
 from drivetrain.system.console import say, say_error, say_json
 
 
-def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool = False, as_json: bool = False) -> int:
+def validate(paths: Sequence[Path], assignments: Sequence[str], *, as_json: bool = False) -> int:
     """Check job files; returns the exit code of the first that is not valid, or 0.
 
     Args:
         paths: of the job files.
         assignments: `KEY=VALUE` over all of them.
-        remote: whether the stores that they name are used, too.
         as_json: whether to print JSON for a program, beside the errors as text.
 
     Raises:
@@ -29,7 +27,7 @@ def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool 
     for path in paths:
         result: dict[str, Any] = {"file": str(path), "exit_code": 0}
         try:
-            result |= _validate(path, assignments, remote=remote)
+            result |= _validate(path, assignments)
         except DrivetrainError as error:
             if len(paths) == 1 and not as_json:
                 raise
@@ -43,17 +41,10 @@ def validate(paths: Sequence[Path], assignments: Sequence[str], *, remote: bool 
     return next((int(result["exit_code"]) for result in results if result["exit_code"]), 0)
 
 
-def _validate(path: Path, assignments: Sequence[str], *, remote: bool) -> dict[str, Any]:
-    """What a valid job is, and what its stores answer."""
+def _validate(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
+    """Describe a valid job."""
     job = job_spec.load(path, assignments)
-    notes = [*job.notes, *data_cells.check(job)]
-    valid = {"name": job.name, "task": job.task, "notes": notes}
-    if not remote:
-        return valid
-    wrong = remote_check.check(job, notes.append)
-    for error in wrong:
-        say_error(error)
-    return valid | (wrong[0].to_json() if wrong else {})
+    return {"name": job.name, "task": job.task, "notes": [*job.notes, *data_cells.check(job)]}
 
 
 def _show(result: Mapping[str, Any]) -> None:

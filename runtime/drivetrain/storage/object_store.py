@@ -84,12 +84,6 @@ class ObjectStore:
         """The content of an object; None if there is none."""
         return _none_if(Trouble.MISSING, lambda: self.get(name))
 
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        """`length` bytes of an object from `start` on."""
-        return self._ask(
-            "read", name, lambda: bytes(_client().get_range(self._store, name, start=start, length=length))
-        )
-
     def stream(self, name: str) -> Iterator[bytes]:
         """The content of an object in pieces; a connection that is cut is taken up again where it ended."""
         pieces = self._ask(
@@ -217,7 +211,7 @@ def _none_if(kind: Trouble, request: Callable[[], T]) -> T | None:
 
 
 def check_writable(store: ObjectStore) -> None:
-    """Check that a place can be written as the copies of runs are: list it, and write, read and remove a small object.
+    """Check that a store lists, and creates an object only once.
 
     Raises:
         RemoteError: with what the store refuses; also if it takes conditions without keeping them, since two machines
@@ -225,34 +219,24 @@ def check_writable(store: ObjectStore) -> None:
     """
     store.folders()
     name = f"{PROBE_NAME}{uuid.uuid4().hex}"
-    try:
-        _check_conditions(store, name)
-    except RemoteError:
-        with contextlib.suppress(RemoteError):
-            store.delete([name])
-        raise
-    store.delete([name])
-
-
-def _check_conditions(store: ObjectStore, name: str) -> None:
+    problem = ""
     try:
         store.create(name, b"first")
-        written = store.get(name)
-        if store.create(name, b"second") or store.get(name) != written:
-            raise _unconditional(store, "it wrote over an object that must not exist")
+        problem = "it wrote over an object that must not exist" if store.create(name, b"second") else ""
     except RemoteError as error:
-        if error.trouble is Trouble.REFUSED and "501" in error.given:
-            raise _unconditional(store, "it answered 501") from None
-        raise
-
-
-def _unconditional(store: ObjectStore, observation: str) -> RemoteError:
-    return RemoteError(
-        Trouble.REFUSED,
-        f"{store.address}: the store has no conditional writes: {observation}",
-        "a store in which one of two writers is refused (If-None-Match): those of Amazon, Google and Azure",
-        "update the store, or name another one",
-    )
+        if error.trouble is not Trouble.REFUSED or "501" not in error.given:
+            raise
+        problem = "it answered 501"
+    finally:
+        with contextlib.suppress(RemoteError) if problem else contextlib.nullcontext():
+            store.delete([name])
+    if problem:
+        raise RemoteError(
+            Trouble.REFUSED,
+            f"{store.address}: the store has no conditional writes: {problem}",
+            "a store in which one of two writers is refused (If-None-Match): those of Amazon and Google",
+            "update the store, or name another one",
+        )
 
 
 def _open_store(address: RemoteAddress, patience: Patience) -> Any:

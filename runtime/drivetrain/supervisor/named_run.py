@@ -30,6 +30,14 @@ def parse(text: str) -> Path:
     return below if not path.exists() and below.exists() else path
 
 
+def parse_parent(text: str) -> Path:
+    """Return the folder of `--runs`; raises SpecError for an address in a store."""
+    if is_remote(text):
+        action = "`--set checkpoint.copy_to=ADDRESS` also copies the runs to a store"
+        raise SpecError("--runs is an address in a store", "a folder of this machine", action)
+    return Path(text)
+
+
 def list_names(prefix: str, **_: object) -> list[str]:
     """List the names below runs/ that begin with a prefix, for completion."""
     return [path.name for path in sorted(RUNS.glob(f"{glob.escape(prefix)}*")) if path.is_dir()]
