@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,19 +26,6 @@ _POSSIBLE_ENCODINGS = (
 _CURRENCY = "\u00a4"
 _IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
 """Signs of Windows-1252 that can stand between two letters."""
-LANGUAGE_SHARE = 0.95
-"""Share of accented letters that are those of one language, from which on the text is taken for that language."""
-_WESTERN_LETTERS = (
-    *("áéíóúüñ", "àâæçéèêëîïôœùûüÿ", "äöüßé", "àèéìíîòóùú", "ãáâàçéêíõóôúü", "àçèéíïòóúüñ", "æøåéèóò", "åäöéüà"),
-    *("áðéíóúýþæö", "éëïóöüèêáí", "äõöüšž", "éïèêñöçü"),
-)
-"""Spanish, French, German, Italian, Portuguese, Catalan, Danish and Norwegian, Swedish and Finnish, Icelandic, Dutch,
-Estonian, English."""
-_OTHER_LETTERS = {
-    "windows-1250": ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "âăîşţ", "čćđšž"),
-    "windows-1254": ("çğ\u0131öşüâîû",),
-}
-"""Polish, Czech, Slovak, Hungarian, Romanian, Croatian and Slovene; Turkish."""
 
 
 def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
@@ -144,8 +130,8 @@ def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None
         return files.usual.encoding
     number, line = bad[0]
     if _is_western([line for _, line in bad]):
-        text = _extract(line, "windows-1252")
-        files.notes.append(f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{text}`")
+        note = f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{_extract(line, 'windows-1252')}`"
+        files.notes.append(f"{note}; if it reads wrong, {files.advice('encoding', ['windows-1250', 'windows-1254'])}")
         return "windows-1252"
     names_by_text: dict[str, str] = {}
     for name in _POSSIBLE_ENCODINGS:
@@ -172,15 +158,9 @@ def _extract(line: bytes, name: str) -> str:
 def _is_western(lines: list[bytes]) -> bool:
     """Whether text in Windows-1252 looks like a language of Western Europe.
 
-    Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, the
-    currency sign where ISO 8859-15 has that of the euro, or exactly the letters of a language that it cannot write.
+    Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, or the
+    currency sign where ISO 8859-15 has that of the euro.
     """
-    text_bytes = b"".join(lines)
-    if _best_language_share(text_bytes, "windows-1252", _WESTERN_LETTERS) < LANGUAGE_SHARE and any(
-        _best_language_share(text_bytes, encoding, languages) >= LANGUAGE_SHARE
-        for encoding, languages in _OTHER_LETTERS.items()
-    ):
-        return False
     letters = pairs = unlikely = total = 0
     for line in lines:
         try:
@@ -257,15 +237,3 @@ def _find_first_bad_byte(line: bytes) -> int | None:
     except UnicodeDecodeError as error:
         return line[error.start]
     return None
-
-
-def _best_language_share(text: bytes, encoding: str, languages: tuple[str, ...]) -> float:
-    """The largest share of the accented letters that a language has."""
-    letters = Counter(
-        sign
-        for sign in text.decode(encoding, "replace").replace("\u0130", "\u0131").lower()
-        if sign > "\x7f" and sign.isalpha()
-    )
-    # What the encoding cannot read, or a sign in the midst of words, is no letter of any language.
-    total = sum(letters.values()) or 1
-    return max(sum(count for letter, count in letters.items() if letter in language) for language in languages) / total
