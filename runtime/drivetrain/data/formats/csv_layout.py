@@ -13,6 +13,7 @@ from pathlib import Path
 
 from drivetrain.data.formats import csv_dialect, text_encoding
 from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles, find_usual_delimiter
+from drivetrain.data.formats.times import is_plain_number
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import clean_text
@@ -154,7 +155,9 @@ def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, f
         return
     # What looks like cells is no header, so the lines above it are rows, too.
     columns = zip(names, zip(*below, strict=True), strict=True)
-    if len(set(names)) < width or any(not name.strip() or is_number(name) or name in cells for name, cells in columns):
+    if len(set(names)) < width or any(
+        not name.strip() or is_plain_number(name) or name in cells for name, cells in columns
+    ):
         return
     raise DataError(
         f"{key}: {path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
@@ -238,10 +241,10 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
         return
     columns = list(zip(*below, strict=True))
     filled = [[cell for cell in cells if cell.strip()] for cells in columns]
-    numbers = [column for column, cells in enumerate(filled) if cells and all(map(is_number, cells))]
+    numbers = [column for column, cells in enumerate(filled) if cells and all(map(is_plain_number, cells))]
     texts = [column for column in range(len(first)) if column not in set(numbers)]
     # A name over numbers is a header, whatever stands over texts.
-    if not all(is_number(first[column]) for column in numbers):
+    if not all(is_plain_number(first[column]) for column in numbers):
         return
     names = ",".join(f"c{number}" for number in range(1, min(len(first), MAX_EXAMPLE_NAMES) + 1))
     if texts:
@@ -257,15 +260,6 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
             "a first row with the names of the columns",
             f"write a line with the names above it, such as {names}",
         )
-
-
-def is_number(cell: str) -> bool:
-    """Whether Python reads a cell as a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:

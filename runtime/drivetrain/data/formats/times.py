@@ -355,23 +355,14 @@ def _parse(texts: pyarrow.ChunkedArray, form: str, name: str, source: Source) ->
 
 
 def _check_not_future(texts: pyarrow.ChunkedArray, times: Any, name: str, source: Source) -> None:
-    """Check that no date with a year of two digits is later than this year, since 40 may be 1940.
-
-    Raises:
-        DataError: if one is.
-    """
+    """Refuse years of two digits that are later than this year, since 40 may be 1940; raises DataError."""
     from pyarrow import compute
 
-    from drivetrain.data.formats import column_values
-
-    years = compute.year(times)
-    is_future = compute.fill_null(compute.greater(years, date.today().year), False).to_numpy(zero_copy_only=False)
-    if is_future.any():
-        row = int(is_future.argmax())
-        year = years[row].as_py()
+    row = compute.index(compute.fill_null(compute.greater(compute.year(times), date.today().year), False), True).as_py()
+    if row >= 0:
         raise DataError(
-            f'{source.key}: {int(is_future.sum()):,} dates of column "{name}" of {source.path} have two digits for the year and can be of two '
-            f"centuries: {source.name_row(row)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
+            f'{source.key}: column "{name}" of {source.path} has years of two digits that can be of two centuries: '
+            f"{source.name_row(row)} has `{texts[row]}`",
             "years of four digits",
             "write the years with four digits",
         )
