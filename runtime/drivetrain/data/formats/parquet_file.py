@@ -1,7 +1,7 @@
 """Reads Parquet files: typed columns, some rows at a time, so many that they fit into memory.
 
-A column may write a text of megabytes once and refer to it from a million rows (a dictionary), or from each text to the one
-before it. So the rows that are decoded at once are as many as would fit if each had the longest text.
+A column may write a text of megabytes once and refer to it from a million rows (a dictionary). Such a column is read as it is
+written, and its texts are counted before each row gets its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyarrow import ArrowInvalid, Table, chunked_array, compute, concat_tables, parquet, string, types
+from pyarrow import ArrowInvalid, Table, binary, chunked_array, compute, concat_tables, parquet, string, types
 
 from drivetrain.data import decoded_size
 from drivetrain.data.decoded_size import DecodedSize
@@ -25,8 +25,6 @@ MEMORY_PARTS = 16
 """A batch of rows takes at most the memory divided by this."""
 MAX_BATCH_ROWS = 1 << 20
 """Most rows of a batch, for a table that is read as a whole."""
-FIRST_ROWS = 64
-"""Number of rows in which the first text of a column is looked for."""
 MAX_PACKING = 1000
 """Largest ratio of the content of texts or images to their compressed page that can occur."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
@@ -78,7 +76,7 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
     for index, field in enumerate(table.schema):
         column = table[field.name]
         if types.is_dictionary(column.type):
-            decoded_size.check_fits(_count_value_bytes(column), f'column "{field.name}" of {subject}', key)
+            decoded_size.check_fits(sum(map(_count_bytes, column.chunks)), f'column "{field.name}" of {subject}', key)
             chunks = [_take_values(chunk) for chunk in column.chunks]
             column = chunked_array(chunks) if chunks else column.cast(column.type.value_type)
         elif types.is_run_end_encoded(column.type):
@@ -110,19 +108,27 @@ def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return chunked_array(reversed(small), string())
 
 
-def _count_value_bytes(column: pyarrow.ChunkedArray) -> int:
-    size, kind = 0, column.type.value_type
-    for chunk in column.chunks:
-        if types.is_primitive(kind) or types.is_fixed_size_binary(kind):
-            size += len(chunk) * max(1, kind.bit_width // 8)
-        elif types.is_nested(kind):
+def _count_bytes(array: Any, *, reserved: bool = False) -> int:
+    """Count the bytes of an array once its dictionaries, also those in structs and lists, are replaced by their values.
+
+    With `reserved`, the bytes that Arrow reserves for that: each value is taken for one of mean length.
+    """
+    if types.is_dictionary(array.type):
+        values = array.dictionary
+        if reserved:
+            return len(array) * (int(values.nbytes) // max(1, len(values)))
+        if types.is_nested(values.type):
             # Rare: each is taken for as long as all of them.
-            size += len(chunk) * int(chunk.dictionary.nbytes)
-        else:
-            values = chunk.dictionary.cast("string") if types.is_string_view(kind) else chunk.dictionary
-            lengths = compute.binary_length(values).take(chunk.indices)
-            size += 4 * len(chunk) + int(compute.sum(lengths).as_py() or 0)
-    return size
+            return len(array) * int(values.nbytes)
+        if types.is_primitive(values.type) or types.is_fixed_size_binary(values.type):
+            return len(array) * max(1, int(values.type.bit_width) // 8)
+        lengths = compute.binary_length(values.cast("string") if types.is_string_view(values.type) else values)
+        return 4 * len(array) + int(compute.sum(lengths.take(array.indices).cast("int64")).as_py() or 0)
+    if types.is_struct(array.type):
+        return sum(_count_bytes(field, reserved=reserved) for field in array.flatten())
+    if types.is_list(array.type) or types.is_large_list(array.type):
+        return 4 * len(array) + _count_bytes(array.flatten(), reserved=reserved)
+    return int(array.nbytes)
 
 
 @dataclass(frozen=True)
@@ -131,27 +137,14 @@ class _Chunk:
 
     path: str
     """Path of the column, with dots before the fields of a struct."""
-    values: int
-    """Number of values."""
-    unpacked: int
-    """Bytes of its pages without compression."""
-    packed: int
-    """Bytes in the file."""
-    width: int
-    """Bytes of a value; 0 if they differ."""
-    encodings: tuple[str, ...]
-    repeated: bool
-    """Whether a row has a list of values."""
-
-    @property
-    def average(self) -> int:
-        """Bytes of a value, if each is written in full."""
-        return self.unpacked // max(1, self.values) + 4
-
-    @property
-    def has_dictionary(self) -> bool:
-        """Whether values are written once, and rows refer to them."""
-        return any("DICTIONARY" in encoding for encoding in self.encodings)
+    size: int
+    """Bytes of all values, where none is shared."""
+    value: int
+    """Bytes that a value takes at most, or on average if each is written in full."""
+    largest: int
+    """Bytes that are decoded at once, however few rows are read."""
+    has_dictionary: bool
+    """Whether texts are written once, and rows refer to them."""
 
 
 def read_table(source: Path, columns: Sequence[str], subject: str, key: str, rows: int | None = None) -> Any:
@@ -162,61 +155,48 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
         pyarrow.ArrowException, OSError: if the file cannot be read.
     """
     with parquet.ParquetFile(source) as opened:
-        schema = opened.schema_arrow
-        # Parts that grow while they are decoded take memory beside those that are done.
-        limit = decoded_size.free_memory() * 3 // 4
-        if rows is None:
-            declared = DecodedSize(subject, key, limit)
-            for group in range(opened.num_row_groups):
-                for chunk in _iterate_chunks(opened, group, columns):
-                    declared.add(_count_bytes(opened, source, group, chunk, limit))
+        metadata, schema = opened.metadata, opened.schema_arrow
+        groups = [list(_iterate_chunks(opened, group, columns)) for group in range(opened.num_row_groups)]
     if missing := sorted(set(columns) - set(schema.names)):
         raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
+    # Parts that grow while they are decoded take memory beside those that are done.
+    limit = decoded_size.free_memory() * 3 // 4
+    if rows is None:
+        DecodedSize(subject, key, limit).add(sum(chunk.size for group in groups for chunk in group))
+    texts = {chunk.path for group in groups for chunk in group if chunk.has_dictionary}
+    kinds = pyarrow.schema([_replace_views(schema.field(name)) for name in columns])
     # What is declared may be wrong, so the decoded batches are counted, too.
-    size = DecodedSize(subject, key, limit)
-    parts: list[Any] = []
-    count = 0
-    for batch in read_batches(source, columns, rows or MAX_BATCH_ROWS, subject, key):
-        size.add(batch.nbytes)
-        parts.append(batch.select(list(columns)))
-        count += len(batch)
-        if rows is not None and count >= rows:
-            break
-    if not parts:
-        return schema.empty_table().select(list(columns))
-    table = Table.from_batches(parts).replace_schema_metadata(schema.metadata)
-    return table if rows is None else table.slice(0, rows)
+    size, part_limit, parts, count = DecodedSize(subject, key, limit), limit // MEMORY_PARTS, [], 0
+    with parquet.ParquetFile(source, metadata=metadata, read_dictionary=sorted(texts)) as file:
+        for number, group in enumerate(groups):
+            for chunk in group:
+                decoded_size.check_fits(chunk.largest, f'column "{chunk.path}" of {subject}', key)
+            most = part_limit // (1 + sum(chunk.value for chunk in group))
+            most = max(1, min(most, rows or MAX_BATCH_ROWS))
+            for batch in file.iter_batches(most, row_groups=[number], columns=list(columns)):
+                size.add(sum(map(_count_bytes, batch.columns)))
+                reserved = sum(_count_bytes(column, reserved=True) for column in batch.columns)
+                step = max(1, len(batch) * part_limit // max(part_limit, reserved))
+                rows_in_order = batch.select(list(columns))
+                parts += [rows_in_order.slice(start, step).cast(kinds) for start in range(0, len(batch), step)]
+                count += len(batch)
+                if rows is not None and count >= rows:
+                    return Table.from_batches(parts).slice(0, rows).replace_schema_metadata(schema.metadata)
+    return Table.from_batches(parts, kinds).replace_schema_metadata(schema.metadata)
 
 
-def read_batches(
-    source: Path, columns: Sequence[str], most: int, subject: str, key: str
-) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows of a file, at most `most` at a time.
-
-    Raises:
-        DataError: if the lists of a column, or one of its pages, do not fit into memory.
-        pyarrow.ArrowException, OSError: if the file cannot be read.
-    """
-    with parquet.ParquetFile(source) as opened:
-        for group in range(opened.num_row_groups):
-            limit = decoded_size.free_memory()
-            # Bytes of a row at most.
-            width = 1
-            for chunk in _iterate_chunks(opened, group, columns):
-                size = DecodedSize(f'column "{chunk.path}" of {subject}', key, limit)
-                if chunk.repeated:
-                    # Any one row may have all values.
-                    size.add(chunk.values * (chunk.width or 4))
-                longest = _estimate_longest_value(opened, source, group, chunk, limit)
-                if chunk.repeated:
-                    size.add(chunk.values * longest)
-                else:
-                    width += longest
-                    # A page is unpacked whole.
-                    size.add(chunk.unpacked if chunk.unpacked > MAX_PACKING * chunk.packed else 0)
-            yield from opened.iter_batches(
-                max(1, min(most, limit // MEMORY_PARTS // width)), row_groups=[group], columns=list(columns)
-            )
+def _replace_views(field: pyarrow.Field) -> pyarrow.Field:
+    """A field with plain texts where it has views, since a dictionary cannot become views."""
+    kind = field.type
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        kind = string() if types.is_string_view(kind) else binary()
+    elif types.is_struct(kind):
+        kind = pyarrow.struct([_replace_views(inner) for inner in kind.fields])
+    elif types.is_list(kind):
+        kind = pyarrow.list_(_replace_views(kind.value_field))
+    elif types.is_large_list(kind):
+        kind = pyarrow.large_list(_replace_views(kind.value_field))
+    return field.with_type(kind)
 
 
 def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]:
@@ -225,66 +205,15 @@ def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator
     for index in range(row_group.num_columns):
         part, column = row_group.column(index), opened.schema.column(index)
         path = str(part.path_in_schema)
-        if any(path == name or path.startswith(f"{name}.") for name in columns):
-            fixed = column.length if part.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
-            yield _Chunk(
-                path,
-                int(part.num_values),
-                int(part.total_uncompressed_size),
-                int(part.total_compressed_size),
-                int(_WIDTHS.get(part.physical_type, fixed)),
-                tuple(map(str, part.encodings)),
-                column.max_repetition_level > 0,
-            )
-
-
-def _count_bytes(opened: Any, source: Path, group: int, chunk: _Chunk, limit: int) -> int:
-    """Bytes of a column of a row group; those of a text that many rows share for each of them, if they may be many."""
-    declared = max(chunk.values * chunk.width, chunk.unpacked)
-    if chunk.width or declared > limit or not chunk.has_dictionary:
-        return declared
-    # Few rows need no count, even if each had the longest text.
-    if chunk.values * max(4, _estimate_longest_value(opened, source, group, chunk, limit)) <= limit // MEMORY_PARTS:
-        return declared
-    size = 0
-    rows = max(1, min(MAX_BATCH_ROWS, limit // MEMORY_PARTS // chunk.average))
-    for arrays in _read_dictionaries(opened, source, group, chunk, rows):
-        for array in arrays:
-            lengths = compute.binary_length(array.dictionary).take(array.indices)
-            size += int(compute.sum(lengths.cast("int64")).as_py() or 0)
-        if size > limit:
-            break
-    return max(size, declared)
-
-
-def _estimate_longest_value(opened: Any, source: Path, group: int, chunk: _Chunk, limit: int) -> int:
-    """Bytes that a value of a column takes at most, or on average if each is written in full."""
-    if chunk.width:
-        return chunk.width
-    if chunk.unpacked * chunk.values <= limit // MEMORY_PARTS or "DELTA_BYTE_ARRAY" in chunk.encodings:
-        return chunk.unpacked
-    if not chunk.has_dictionary:
-        return chunk.average
-    for arrays in _read_dictionaries(opened, source, group, chunk, FIRST_ROWS):
-        dictionaries = [array.dictionary for array in arrays if len(array.dictionary)]
-        if longest := [compute.max(compute.binary_length(values)).as_py() for values in dictionaries]:
-            return chunk.average + max(length or 0 for length in longest)
-    return chunk.average
-
-
-def _read_dictionaries(opened: Any, source: Path, group: int, chunk: _Chunk, rows: int) -> Iterator[list[Any]]:
-    """Yield the arrays with a dictionary of a column of a row group, for `rows` rows at a time."""
-    with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
-        for batch in file.iter_batches(rows, row_groups=[group], columns=[chunk.path]):
-            yield [array for column in batch.columns for array in _iterate_dictionaries(column)]
-
-
-def _iterate_dictionaries(array: Any) -> Iterator[Any]:
-    """Yield the arrays with a dictionary inside of an array of structs and lists."""
-    if types.is_dictionary(array.type):
-        yield array
-    elif types.is_struct(array.type):
-        for index in range(array.type.num_fields):
-            yield from _iterate_dictionaries(array.field(index))
-    elif types.is_nested(array.type):
-        yield from _iterate_dictionaries(array.values)
+        if not any(path == name or path.startswith(f"{name}.") for name in columns):
+            continue
+        values, unpacked = int(part.num_values), int(part.total_uncompressed_size)
+        fixed = column.length if part.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
+        width = int(_WIDTHS.get(part.physical_type, fixed))
+        # In this encoding a text refers to the one before it.
+        average = unpacked if "DELTA_BYTE_ARRAY" in part.encodings else unpacked // max(1, values) + 4
+        # A row may have all values of a list, and a page is unpacked whole.
+        is_packed = unpacked > MAX_PACKING * part.total_compressed_size
+        largest = values * (width or average) if column.max_repetition_level else unpacked if is_packed else 0
+        has_dictionary = not width and any("DICTIONARY" in encoding for encoding in part.encodings)
+        yield _Chunk(path, max(values * width, unpacked), width or average, largest, has_dictionary)
