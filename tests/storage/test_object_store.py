@@ -122,7 +122,7 @@ def test_it_gives_up_in_time(proxy: FaultyStore, fault: Fault) -> None:
     proxy.fault = lambda number, method, path: fault
     with pytest.raises(RemoteError, check=saying("store-does-not-answer")) as caught:
         store.put("x", b"1")
-    assert caught.value.passing
+    assert caught.value.trouble is Trouble.AWAY
     assert caught.value.exit_code == 7
     assert proxy.endpoint in caught.value.action
 
@@ -142,7 +142,7 @@ def test_a_bucket_that_is_not_there(proxy: FaultyStore) -> None:
     for task in (lambda: store.put("x", b"1"), lambda: store.get("x"), lambda: store.objects()):
         with pytest.raises(RemoteError) as caught:
             task()
-        assert caught.value.trouble is Trouble.NO_BUCKET
+        assert caught.value.trouble is Trouble.REFUSED
         assert says(format_error(caught.value), "there-is-no-bucket-nowhere")
         assert proxy.endpoint in caught.value.given
 
@@ -159,7 +159,7 @@ def test_no_permission(store: ObjectStore, proxy: FaultyStore) -> None:
     for task in (lambda: store.put("x", b"1"), lambda: store.get("x"), lambda: store.objects()):
         with pytest.raises(RemoteError) as caught:
             task()
-        assert caught.value.trouble is Trouble.DENIED
+        assert caught.value.trouble is Trouble.REFUSED
         assert says(format_error(caught.value), "store-refuses-accessdenied", 403)
         assert "AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY" in caught.value.action
 
