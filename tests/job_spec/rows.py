@@ -20,7 +20,7 @@ LISTS = {
     "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),
     "{metrics}": ", ".join(f"validation/{name}" for name in (*CLASS_METRICS, *RANKING_METRICS, KAPPA)),
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
-    "{store}": "s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH; without user, password and query",
+    "{store}": "s3://BUCKET/PATH, gs://BUCKET/PATH; without user, password and query",
     "{yaml}": "YAML: `key: value`, indented by spaces",
     "{fix}": "fix the line; tabs and unclosed brackets are usual causes",
 }

@@ -13,7 +13,6 @@ from drivetrain.storage.remote_address import BadAddress, is_remote, parse
         ("s3://bucket", "bucket", ""),
         ("s3://my-bucket.x/runs/a b/", "my-bucket.x", "runs/a b"),
         ("gs://bucket_1/runs", "bucket_1", "runs"),
-        ("az://container/runs", "container", "runs"),
         ("https://host.example:8443/data/x.parquet", "host.example:8443", "data/x.parquet"),
         ("S3://bucket/x", "bucket", "x"),
     ],

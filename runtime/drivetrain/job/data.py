@@ -31,7 +31,7 @@ class Data(Spec):
 
     train: FilePath = Field(
         description="training data: a folder or file, relative to the job's folder, then the project; `hf://datasets/OWNER/NAME`, "
-        "with @REVISION and a path if wanted; a file or folder in an object store, s3://BUCKET/PATH, gs:// or az://; "
+        "with @REVISION and a path if wanted; a file or folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH; "
         "or a file at https://"
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")

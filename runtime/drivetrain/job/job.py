@@ -61,7 +61,7 @@ class Checkpoint(Spec):
     )
     copy_to: StoreAddress | None = Field(
         None,
-        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, for a copy of each checkpoint and of the run, "
+        description="a folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH, for a copy of each checkpoint and of the run, "
         "from which the same command resumes on another machine; credentials come from the environment",
     )
 

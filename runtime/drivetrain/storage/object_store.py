@@ -186,7 +186,7 @@ class ObjectStore:
             try:
                 return self._ask(task, name, request)
             except RemoteError as error:
-                if not error.passing or time.monotonic() + pause > end:
+                if error.trouble is not Trouble.AWAY or time.monotonic() + pause > end:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
@@ -276,8 +276,6 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
             return stores.S3Store(address.host, prefix=address.path or None, **settings)
         case "gs":
             return stores.GCSStore(address.host, prefix=address.path or None, **settings)
-        case "az":
-            return stores.AzureStore(address.host, prefix=address.path or None, **settings)
     return stores.HTTPStore.from_url(str(address), **settings)
 
 

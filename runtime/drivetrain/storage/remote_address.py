@@ -1,4 +1,4 @@
-"""The address of something in an object store: `s3://bucket/path`, `gs://`, `az://container/path`, `https://host/path`."""
+"""The address of something in an object store: `s3://bucket/path`, `gs://bucket/path`, `https://host/path`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from drivetrain.errors import SpecError
 from drivetrain.system.web import is_loopback
 
-BUCKETS = ("s3", "gs", "az")
+BUCKETS = ("s3", "gs")
 """Schemes of stores that list, write and write conditionally."""
 WEB = ("https", "http")
 """Schemes of servers that are only read, each file by its own address."""
-POSSIBLE = "s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH"
+POSSIBLE = "s3://BUCKET/PATH, gs://BUCKET/PATH"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -31,7 +31,7 @@ class RemoteAddress:
 
     scheme: str
     host: str
-    """The bucket or container; of a web address the host with its port."""
+    """The bucket; of a web address the host with its port."""
     path: str
     """Without slashes at either end; empty for the whole bucket."""
 

@@ -9,20 +9,17 @@ from collections.abc import Mapping
 ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 """Where the store is, for one that is not the provider's own; not secret."""
 NEEDED = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
-    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
 }
 """What most users set."""
-PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_"}
 FILES = (
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AZURE_FEDERATED_TOKEN_FILE",
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
     "GOOGLE_SERVICE_ACCOUNT_PATH",
@@ -31,7 +28,7 @@ FILES = (
 RENEWED = tuple(name for name in FILES if name.endswith("_TOKEN_FILE"))
 """Those whose file the platform replaces before its token ends."""
 _ENDPOINT = re.compile(r"https?://[^/]", re.IGNORECASE)
-_DIRECT = ("_ACCESS_KEY_ID", "_KEY", "_SAS_TOKEN", "_BEARER_TOKEN")
+_DIRECT = ("_ACCESS_KEY_ID", "_KEY", "_BEARER_TOKEN")
 """Endings of variables that hold a credential."""
 _LOCAL = (
     "AWS_CA_BUNDLE",
@@ -40,8 +37,6 @@ _LOCAL = (
     "AWS_PAGER",
     "AWS_PROFILE",
     "AWS_SHARED_CREDENTIALS_FILE",
-    "AZURE_CLIENT_CERTIFICATE_PATH",
-    "AZURE_CONFIG_DIR",
 )
 """Read by other programs only."""
 
