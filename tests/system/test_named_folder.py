@@ -42,9 +42,10 @@ def test_another_folder_has_its_name(folder: Path) -> None:
     assert (folder / "job.yaml").read_text() == "name: new"
 
 
-def test_it_is_gone(folder: Path) -> None:
+def test_it_is_deleted(folder: Path) -> None:
+    """Nobody can move it back."""
     named = NamedFolder(folder)
     (folder / "job.yaml").unlink()
     folder.rmdir()
-    with pytest.raises(StorageError, check=saying("while-run-trains")):
+    with pytest.raises(StorageError, check=saying("folder-was-deleted-while")):
         named.restore()

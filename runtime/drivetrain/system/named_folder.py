@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 
 from drivetrain.errors import StorageError
+from drivetrain.system.file_lock import is_at
 
 
 class NamedFolder:
@@ -27,19 +28,20 @@ class NamedFolder:
         Raises:
             StorageError: if it is gone, or another one has its name.
         """
-        try:
-            if os.path.samestat(os.stat(self.path), os.fstat(self.handle)):
-                return ""
-        except FileNotFoundError:
-            pass
+        if is_at(self.handle, self.path):
+            return ""
         other = self._current()
         try:
             os.rename(other, self.path)  # never over a folder that has files
         except OSError as error:
+            again = "run the same command again"
+            change, cure = f"moved to {other}", f"move it back to {self.path}, and {again}; what was saved is in it"
+            if not os.fstat(self.handle).st_nlink:
+                change, cure = "deleted", f"{again}; it starts anew, or from the run's copy in a store"
             raise StorageError(
-                f"{self.path}: the folder was moved to {other} while the run trains: {error.strerror}",
+                f"{self.path}: the folder was {change} while the run trains: {error.strerror}",
                 "a run folder that keeps its name until the run has ended",
-                f"move it back to {self.path}, and run the same command again; what was saved is in it",
+                cure,
             ) from None
         return other
 

@@ -1,7 +1,7 @@
 """Writes TensorBoard event files in a thread, so that they never delay a step or end a run; draws their confusion matrices.
 
-TensorBoard's own writer of records is imported in that thread: it takes longer than fifty steps of a small network. Its writer
-of files has one more thread, which prints a traceback where the disk is full.
+TensorBoard's writer of records is imported in that thread: it takes longer than fifty steps of a small network. Its writer of
+files has one more thread, which prints a traceback where the disk is full.
 """
 
 from __future__ import annotations
@@ -71,44 +71,38 @@ class TensorBoardWriter:
 
     def _write(self, item: _QueuedValues | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # The reader goes through the files of a run in the order of their names.
+        self.folder.mkdir(exist_ok=True)  # and no run folder that was deleted
+        events = [Event(wall_time=time.time(), file_version="brain.Event:2")]
+        if self.after is not None:
+            events.append(Event(step=self.after + 1, session_log=SessionLog(status=SessionLog.START)))
+        # The reader takes the files of a run in the order of their names.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         with (self.folder / name).open("wb") as file:
             writer = RecordWriter(file)
-            writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            if self.after is not None:
-                start = SessionLog(status=SessionLog.START)
-                event = Event(step=self.after + 1, wall_time=time.time(), session_log=start)
+            for event in events:
                 writer.write(event.SerializeToString())
             while item is not None:
-                writer.write(_build_event(*item).SerializeToString())
+                step, moment, values = item
+                rows = [_build_value(tag, value) for tag, value in values.items()]
+                event = Event(step=step, wall_time=moment, summary=Summary(value=rows))
+                writer.write(event.SerializeToString())
                 if self.queue.empty():
                     file.flush()
                     self.closing.wait(GATHER_SECONDS)
                 item = self.queue.get()
 
 
-def _build_event(step: int, moment: float, values: Mapping[str, Value]) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    rows = [_build_value(tag, value) for tag, value in values.items()]
-    return Event(step=step, wall_time=moment, summary=Summary(value=rows))
-
-
 def _build_value(tag: str, value: Value) -> object:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING
 
     if isinstance(value, str):
         plugin = SummaryMetadata.PluginData(plugin_name="text")
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        text = TensorProto(dtype=DT_STRING, string_val=[value.encode()], tensor_shape=shape)
+        text = TensorProto(dtype=DT_STRING, string_val=[value.encode()])
         return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=text)
     if callable(value):
         image, data = value(), io.BytesIO()
