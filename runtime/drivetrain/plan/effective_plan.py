@@ -32,16 +32,14 @@ class PlanRequest:
 
         Args:
             run: its folder.
-            state: its state; older versions did not record the request.
+            state: its state, which records the request.
             stored: its plan.
             alternative: what to do to train under the other plan.
 
         Raises:
             CheckpointError: if the present request differs.
         """
-        plain = stored.is_plain if state.plain is None else state.plain
-        plan = state.plan if state.records_plan or stored.is_plain else self.plan
-        request_before = PlanRequest(plain, plan)
+        request_before = PlanRequest(state.plain, state.plan)
         if self in (request_before, PlanRequest(False, stored.values())):
             return request_before
         raise CheckpointError(

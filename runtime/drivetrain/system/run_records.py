@@ -33,12 +33,10 @@ class RunState:
         """By which a tracking server knows all attempts of this run."""
         self.commits = tuple(map(str, _read(record, "commits", list) or ()))
         """Of the folder of the job, as the attempts began."""
-        self.plain = _read(record, "plain", bool)
-        """Whether the run was started with --plain; None if an older version did not record it."""
+        self.plain = _read(record, "plain", bool) or False
+        """Whether the run was started with --plain."""
         self.plan = _read(record, "plan", dict)
         """The values of --plan FILE; None without it."""
-        self.records_plan = isinstance(record.get("plan", 0), dict | None)
-        """Whether `plan` is recorded at all."""
 
     @classmethod
     def read(cls, run: Path) -> RunState:
