@@ -5,8 +5,7 @@
 
 JOB is C1b (a small CNN on a folder of JPEG images at 64), C3 (a 6-layer encoder of 384 on texts) or C5 (a CNN-LSTM on
 windows), on generated data. `grid` lets the tuner decide with the budget of a run of one hour, then sets every
-combination of layout, precision and compile beside its choice, in pairs (threads, OpenMP runtime and allocator are
-measured too, within the budget, but stay as they are in this process). Regret is how many times faster the best of
+combination of layout, precision and compile beside its choice, in pairs. Regret is how many times faster the best of
 them is, measured again once it has won; 1 if the choice is the best. `delays` slows one side of a real
 decision down by a known share while another process computes without a pause, and counts the right verdicts.
 
@@ -113,7 +112,6 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
     from drivetrain.data.load_data import load
     from drivetrain.hardware.detect import detect
     from drivetrain.job_spec import load_job as job_spec
-    from drivetrain.job_spec.spec_source import SpecSource
     from drivetrain.models import inspection
     from drivetrain.models.build import build
     from drivetrain.plan import plan as plans
@@ -135,7 +133,7 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
         inputs = Assembly(
             job, machine, plan, dataset, network, facts, scratch, signals, lambda text: print(f"  {text}", flush=True)
         )
-        return Tuner(inputs, SpecSource(path))
+        return Tuner(inputs, can_restart=True)
 
     first = make_tuner(1)
     _, total = tuner_state.predict_seconds(first.build(first.run.plan), first.run.total_steps)

@@ -80,7 +80,6 @@ SLOW = frozenset(
         "tuning/test_batch_size",
         "tuning/test_kernel_crash",
         "tuning/test_lr_range",
-        "tuning/test_process_settings",
         "tuning/test_numerics_check",
     }
 )

@@ -181,18 +181,9 @@ def test_threads_follow_the_quota(quota: float | None, threads: int) -> None:
     assert job_plan.value("cpu_threads") == threads
 
 
-def test_threads_on_hyperthreads_of_one_core_are_provisional_where_they_can_be_measured() -> None:
-    machine = read_machine("codespace-2core-cgroup2")
-    row = plan.resolve(make_job(), machine).row("cpu_threads")
-    assert (row.value, row.provisional) == (1, True)
-    assert row.reason.endswith("; long runs measure 2, too")
-    final_row = final_plan.refine(
-        plan.resolve(make_job(), machine), make_job(), machine, Workload(layers={"Conv2d": 3})
-    ).row("cpu_threads")
-    assert (final_row.value, final_row.source, final_row.provisional) == (1, "choice", False)
-    for optimize in ("optimize: {measure: off}", "optimize: {cpu_threads: 1}"):
-        assert not plan.resolve(make_job(optimize), machine).row("cpu_threads").provisional
-    assert not plan.resolve(make_job(), read_machine()).row("cpu_threads").provisional
+def test_two_hyperthreads_of_one_core_compute_with_one_thread() -> None:
+    row = plan.resolve(make_job(), read_machine("codespace-2core-cgroup2")).row("cpu_threads")
+    assert (row.value, row.provisional) == (1, False)
 
 
 def test_preloads_are_joined() -> None:

@@ -258,11 +258,10 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
 SLOW = """
 import sys
 from pathlib import Path
-from drivetrain.tuning import assembly, process_settings, tuner
+from drivetrain.tuning import assembly, tuner
 from drivetrain.system import timeout
 from drivetrain.plan import plan
 from drivetrain.job_spec import load_job as spec
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.errors import Replanned
 from drivetrain.system.files import write_json
@@ -278,7 +277,7 @@ hardware = machine(folder)
 write_json(folder / "hardware.json", hardware.to_json())
 write_json(folder / "plan.json", plan.resolve(job, hardware).to_json())
 try:
-    assembly.assemble_run(folder, job, tiny.QuietSignals(), PhaseTimer(), SpecSource(path))
+    assembly.assemble_run(folder, job, tiny.QuietSignals(), PhaseTimer())
 except Replanned:
     print("another process", timeout.has_timed_out(), plan.load(folder / "plan.json").value("compile"))
 """

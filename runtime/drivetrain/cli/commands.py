@@ -107,7 +107,6 @@ def plan(options: argparse.Namespace) -> int:
     from drivetrain.hardware.neighbors import add_neighbors
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.launch import expected_container
-    from drivetrain.plan import evidence
     from drivetrain.plan import plan as plans
     from drivetrain.plan.plan_table import render
 
@@ -121,8 +120,7 @@ def plan(options: argparse.Namespace) -> int:
         machine, container_note = expected_container.expect_hardware(machine, job)
         if container_note:
             show(container_note)
-    measured = {} if options.hardware else evidence.load_process_settings(machine, job)
-    resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
+    resolved = plans.resolve(job, machine, plain=options.plain)
     if options.json:
         say_json(resolved.to_json())
     else:

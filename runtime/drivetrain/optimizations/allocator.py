@@ -10,6 +10,7 @@ from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job
 STAGE = Stage.PROCESS
 EFFECT = Effect.EXACT
 OFF = "off"
+UNMEASURED = "it is fixed when a process starts"
 Values = Literal["tcmalloc", "off"]
 
 
@@ -29,11 +30,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not hardware.libraries.tcmalloc:
         return "libtcmalloc is not installed on this machine"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: tcmalloc against the C library's malloc."""
-    return ["tcmalloc", OFF] if hardware.libraries.tcmalloc else [OFF]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:

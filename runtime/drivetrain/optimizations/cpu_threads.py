@@ -14,14 +14,15 @@ STAGE = Stage.PROCESS
 IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = "off"
+UNMEASURED = "it is fixed when a process starts"
 Values = Annotated[int, Field(ge=1)] | Literal["off"]
 BUSY_SHARE = 0.5
 """Share of the CPUs that other programs use, from which on the threads are as many as the idle CPUs."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both. Where other
-    programs use half of the CPUs or more, the idle CPUs, at least one.
+    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer. Where other programs use half of the
+    CPUs or more, the idle CPUs, at least one.
     """
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = world.count_local_ranks(job, hardware)
@@ -35,9 +36,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         reason = f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs"
         if threads == cpu.fast_cores:
             reason = f"the {threads} fast ones of {cpu.cores} cores: every thread gets an equal share, so slow cores make the others wait"
-        if job.optimize.get("measure", "auto") == "off":
-            return Choice(threads, reason)
-        return Choice(threads, f"{reason}; long runs measure {cpu.budget}, too", provisional=True)
+        return Choice(threads, reason)
     if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
         return Choice(
             threads, f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
@@ -57,15 +56,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if int(value) > hardware.cpu.affinity:
         return f"only {hardware.cpu.affinity} CPUs are available to this process"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: the choice; all logical CPUs, as hyperthreads and slow cores help some networks; and
-    fewer, for small work.
-    """
-    best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
-    shared = threads_of(hardware) < budget and world.count_local_ranks(job, hardware) == 1
-    return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:

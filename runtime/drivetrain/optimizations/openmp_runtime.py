@@ -10,6 +10,7 @@ from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING
 OFF = "off"
+UNMEASURED = "it is fixed when a process starts"
 Values = Literal["iomp5", "libomp", "off"]
 
 
@@ -20,7 +21,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if hardware.system == "Darwin":
         return Choice(OFF, "torch for macOS has an OpenMP runtime of its own, and nothing can be preloaded there")
     if hardware.cpu.architecture == "aarch64":
-        exception = "; used only if measured faster or requested" if hardware.libraries.libomp else ""
+        exception = "; used only if requested" if hardware.libraries.libomp else ""
         return Choice(OFF, f"on Arm neither libomp nor torch's own libgomp is faster in general{exception}")
     if hardware.libraries.iomp5:
         return Choice(
@@ -39,12 +40,6 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if _path(hardware, value) is None:
         return f"the {value} library is not installed on this machine"
     return None
-
-
-def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: the installed one against torch's own."""
-    installed: list[Value] = [name for name in ("iomp5", "libomp") if _path(hardware, name)]
-    return [*installed, OFF]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:

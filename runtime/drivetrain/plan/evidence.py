@@ -59,17 +59,6 @@ def make_key(
     )
 
 
-def make_early_key(hardware: Hardware, job: Job) -> str:
-    """A cache key for one spec on one machine, which the supervisor can compute without data or network."""
-    spec = {key: value for key, value in job.dump().items() if key not in ("name", "checkpoint", "sweep")}
-    return compute_hash([VERSION, _describe_machine(hardware), spec])
-
-
-def load_process_settings(hardware: Hardware, job: Job) -> dict[str, Measurement]:
-    """Measured process settings from an earlier run of this spec; empty if the spec measures nothing."""
-    return {} if job.optimize.get("measure") == "off" else load(hardware, make_early_key(hardware, job))
-
-
 def may_measure(job: Job) -> bool:
     """Whether a trainer may measure anything before its first step."""
     return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"

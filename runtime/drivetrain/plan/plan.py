@@ -160,11 +160,9 @@ def _decide(
     measured: Mapping[str, Measurement],
     requested: Value,
 ) -> Decision:
-    def make_decision(
-        value: Value, source: str, reason: str, evidence: str | None = None, measurable: bool = False
-    ) -> Decision:
-        # Fixed values and most process settings do not depend on the workload.
-        depends = measurable or optimization.stage > optimizations.Stage.PROCESS
+    def make_decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
+        # Fixed values and process settings do not depend on the workload.
+        depends = optimization.stage > optimizations.Stage.PROCESS
         is_provisional = workload is None and source == "choice" and depends
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
         return Decision(optimization.name, value, source, reason, str(effect), evidence, is_provisional)
@@ -184,7 +182,7 @@ def _decide(
     if measurement and optimization.refuse(job, hardware, workload, measurement.value) is None:
         return make_decision(measurement.value, "measured", f"measured on {measurement.date}", measurement.text)
     choice = optimization.choose(job, hardware, workload)
-    return make_decision(choice.value, "choice", choice.reason, measurable=choice.provisional)
+    return make_decision(choice.value, "choice", choice.reason)
 
 
 def _list_notes(job: Job, hardware: Hardware) -> Iterator[str]:

@@ -198,7 +198,6 @@ class _Supervisor:
             plain=self.plan_request.plain,
             # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
             replay=stored.values() if stored else self.plan_request.plan,
-            measured=None if request.placement else evidence.load_process_settings(machine, job),
         )
         return plans.keep_reasons(plan, stored) if stored else plan, stored
 
@@ -245,7 +244,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
             plan = effective_plan.load_plan(run.path)
-            # Threads, OpenMP runtime and allocator of the measured plan need a new process.
+            # A compilation that was interrupted leaves a process that is not trained in.
             if code == Replanned.exit_code:
                 arguments = ["--measured"]
                 continue

@@ -41,15 +41,8 @@ def main() -> int:
         with raise_stopped(), ignore_signals_after():
             # A scheduler's SIGTERM arrives twice, once from it and once from the supervisor: that is no new request.
             signals = Signals(scheduled=world.NODES in os.environ or "SLURM_STEP_ID" in os.environ)
-            source = SpecSource.from_arguments(options)
-            return train(
-                options.run,
-                source.load(),
-                signals,
-                source,
-                trace=options.trace,
-                is_measured=options.measured,
-            )
+            job = SpecSource.from_arguments(options).load()
+            return train(options.run, job, signals, trace=options.trace, is_measured=options.measured)
     except Replanned:
         return Replanned.exit_code
     except DrivetrainError as error:
@@ -65,7 +58,6 @@ def train(
     folder: Path,
     job: Job,
     signals: Signals,
-    source: SpecSource,
     *,
     trace: bool = False,
     is_measured: bool = False,
@@ -93,7 +85,7 @@ def train(
                 for name in optimizations.list_process_settings()
             ):
                 raise Replanned("the leader's plan needs a new process")
-            run = assembly.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
+            run = assembly.assemble_run(folder, job, signals, clock, is_measured=is_measured)
             train_run(run, trace=trace)
     except RuntimeError as error:
         raise torch_errors.translate_error(error) from None

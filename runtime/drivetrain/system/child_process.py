@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,17 +137,10 @@ class Worker:
             raise ChildEnded(self._describe_end()) from None
         return self.read_answer()
 
-    def read_answer(self, timeout: float | None = None) -> Any:
-        """The next answer; raises ChildEnded if the child ends before, or is killed after `timeout` seconds."""
+    def read_answer(self) -> Any:
+        """Read the next answer; raises ChildEnded if the child ends before."""
         assert self.process.stdout is not None
-        deadline = threading.Timer(timeout or 0.0, self.process.kill)
-        deadline.daemon = True  # if a signal comes while it starts, nobody cancels it and our exit would wait for it
-        if timeout is not None:
-            deadline.start()
-        try:
-            line = self.process.stdout.readline()
-        finally:
-            deadline.cancel()
+        line = self.process.stdout.readline()
         if not line.endswith(b"\n"):  # killed before or in an answer
             self.process.wait()
             raise ChildEnded(self._describe_end())

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from drivetrain import optimizations
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.data.notes import format_note
@@ -17,7 +16,6 @@ from drivetrain.errors import Replanned
 from drivetrain.hardware import device_check
 from drivetrain.hardware import facts as hardware
 from drivetrain.job import Job
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import inspection, operations
 from drivetrain.models.build import build
 from drivetrain.optimizations import gradient_checkpointing
@@ -44,17 +42,15 @@ def assemble_run(
     job: Job,
     signals: Signals,
     timer: PhaseTimer,
-    source: SpecSource | None = None,
     *,
     is_measured: bool = False,
 ) -> Run:
     """Assemble the run of a folder with hardware.json and plan.json; the plan is finalized, applied and recorded.
 
-    With a source, child processes may measure threads, OpenMP runtime and allocator; with `is_measured`, nothing is
-    measured.
+    With `is_measured`, nothing is measured.
 
     Raises:
-        Replanned: if the plan in the folder has changed so that another process must run it.
+        Replanned: if a compilation was interrupted, so that another process must run the plan in the folder.
     """
     assembly = load_assembly(folder, job, signals, timer)
     stored_plan = plans.load(folder / PLAN_FILE)
@@ -64,11 +60,8 @@ def assemble_run(
     elif not is_measured and not resumes:
         decide = partial(final_plan.finalize, job, assembly.hardware, stored_plan, assembly.facts, say)
         with timer.phase("tune"):
-            assembly = measure_plan(assembly, decide, source)
-        has_new_process_settings = any(
-            assembly.plan.value(name) != stored_plan.value(name) for name in optimizations.list_process_settings()
-        )
-        if source and (has_new_process_settings or timeout.has_timed_out()):
+            assembly = measure_plan(assembly, decide, can_restart=True)
+        if timeout.has_timed_out():
             RunFiles(folder).write_json(PLAN_FILE, assembly.plan.to_json())
             raise Replanned("the measured settings need a new process")
     run = apply_plan(assembly, timer)
@@ -108,20 +101,20 @@ def load_assembly(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | 
 
 
 def measure_plan(
-    assembly: Assembly, decide: Callable[[Mapping[str, Measurement]], Plan], source: SpecSource | None = None
+    assembly: Assembly, decide: Callable[[Mapping[str, Measurement]], Plan], *, can_restart: bool = False
 ) -> Assembly:
     """Measure what the job leaves open; returns the same with the plan that follows.
 
     Args:
         assembly: data, network and plan so far.
         decide: makes the plan with these measurements.
-        source: the spec, if child processes may measure process settings.
+        can_restart: whether another process can take over if a compilation is interrupted.
     """
     # The micro-batch that fits comes first, since the tuner measures with it.
     memory_measurements = MicroBatchSearch(assembly).load_or_measure()
     if memory_measurements:
         assembly = replace(assembly, plan=decide(memory_measurements))
-    measurements = tuner.load_or_measure(assembly, source)
+    measurements = tuner.load_or_measure(assembly, can_restart=can_restart)
     return replace(assembly, plan=decide(measurements | memory_measurements)) if measurements else assembly
 
 

@@ -125,15 +125,13 @@ class VariantReady:
 
 
 class RunningVariant(Worker):
-    """A running variant; raises ChildEnded if it does not get through its first steps within `timeout` seconds."""
+    """A running variant; raises ChildEnded if it does not get through its first steps."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, timeout: float | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(command, environment, log)
         self.peak = 0
         try:
-            answer = self.read_answer(timeout)
+            answer = self.read_answer()
         except BaseException:
             self.close()
             raise
@@ -145,9 +143,9 @@ class RunningVariant(Worker):
         answer = self.ask(count)
         return TimedBlock(count, answer["seconds"], answer["waited"])
 
-    def read_answer(self, timeout: float | None = None) -> Any:
-        """The next answer, which also says how much memory was used."""
-        answer = super().read_answer(timeout)
+    def read_answer(self) -> Any:
+        """Read the next answer, which also says how much memory was used."""
+        answer = super().read_answer()
         self.peak = max(self.peak, answer["peak"])
         return answer
 
@@ -157,13 +155,9 @@ class VariantPool:
 
     Args:
         scratch: a folder with hardware.json, for plans and logs.
-        shares_compile_cache: whether variants use the compile cache of all runs, and not an empty one.
     """
 
-    def __init__(
-        self, machine: Hardware, scratch: Path, source: SpecSource, *, shares_compile_cache: bool = False
-    ) -> None:
-        self.shares_compile_cache = shares_compile_cache
+    def __init__(self, machine: Hardware, scratch: Path, source: SpecSource) -> None:
         self.machine, self.scratch, self.source = machine, scratch, source
         self.variants: list[RunningVariant] = []
         self.compile_cache: str | None = None
@@ -179,12 +173,8 @@ class VariantPool:
         if self.compile_cache:
             shutil.rmtree(self.compile_cache, ignore_errors=True)
 
-    def start(self, plan: Plan, assignments: Sequence[str] = (), timeout: float | None = None) -> RunningVariant:
-        """Start a variant and wait until its first steps are done.
-
-        Raises:
-            ChildEnded: if it does not get that far, or not within `timeout` seconds.
-        """
+    def start(self, plan: Plan, assignments: Sequence[str] = ()) -> RunningVariant:
+        """Start a variant and wait until its first steps are done; raises ChildEnded if it does not get that far."""
         name = f"arm-{len(self.variants)}"
         plan_file = self.scratch / f"{name}.json"
         write_json(plan_file, plan.to_json())
@@ -192,7 +182,7 @@ class VariantPool:
         request = {"plan": str(plan_file), "no_dropout": self.no_dropout}
         command = make_command("variant", self.scratch, source, request)
         environment = child_process.build_environment(self._environment(plan))
-        variant = RunningVariant(command, environment, self.scratch / f"{name}.log", timeout)
+        variant = RunningVariant(command, environment, self.scratch / f"{name}.log")
         self.variants.append(variant)
         return variant
 
@@ -201,7 +191,7 @@ class VariantPool:
         time.
         """
         environment = plan.environment(self.machine)
-        if not self.shares_compile_cache and "TORCHINDUCTOR_CACHE_DIR" in environment:
+        if "TORCHINDUCTOR_CACHE_DIR" in environment:
             self.compile_cache = self.compile_cache or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)
             environment["TORCHINDUCTOR_CACHE_DIR"] = self.compile_cache
         return environment

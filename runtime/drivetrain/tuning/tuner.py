@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.dataset import Dataset
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models.build import Model
 from drivetrain.models.inspection import inspect_workload
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
@@ -35,8 +34,7 @@ from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.system import timeout
 from drivetrain.training.assemble import Assembly
-from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning import numerics_check, process_settings, tuner_state, variants
+from drivetrain.tuning import numerics_check, tuner_state, variants
 from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
 from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
@@ -49,8 +47,6 @@ MIN_COMPILE_SECONDS = 60.0
 """Seconds that must be left to start a compilation that cannot be interrupted."""
 MIN_COMPILE_TRY_SECONDS = 15.0
 """The same if it can be interrupted; in less time hardly any network compiles."""
-IN_PROCESS_SHARE = 2 / 3
-"""Share of the limit for measurements in this process other than compilation, if process settings are measured, too."""
 
 
 class Tuner(VariantBuilder):
@@ -58,15 +54,13 @@ class Tuner(VariantBuilder):
 
     Args:
         assembly: data, network and plan so far, as for every builder.
-        source: the spec, if child processes may measure process settings.
+        can_restart: whether another process can take over, so that a compilation may be interrupted.
     """
 
-    def __init__(self, assembly: Assembly, source: SpecSource | None = None) -> None:
+    def __init__(self, assembly: Assembly, *, can_restart: bool = False) -> None:
         super().__init__(assembly)
-        self.source = source
+        self.can_restart = can_restart
         self.compile_seconds = MIN_COMPILE_SECONDS
-        self.start_seconds = process_seconds() if source else 0.0
-        """Seconds that a child needs until it can train, as measured on this process."""
 
     @property
     def _limit_seconds(self) -> float:
@@ -117,28 +111,11 @@ class Tuner(VariantBuilder):
         return state.measurements
 
     def _measure_all(self, state: TunerState, budget: TimeBudget) -> None:
-        """Measure one value after the other within the budget; then what takes a process of its own."""
-        run, process_candidates = self.run, list[process_settings.Candidate]()
-        if self.source and budget.seconds >= process_settings.MIN_BUDGET_SECONDS:
-            process_candidates = process_settings.list_candidates(run.job, run.hardware, run.plan)
-        share = IN_PROCESS_SHARE if process_candidates else 1.0
+        """Measure one value after the other within the budget."""
         numerics_check.veto_wrong_defaults(self, state, time.monotonic() + COMPILE_SHARE * budget.remaining_seconds())
         out_of_time = set[str]()
         while not timeout.has_timed_out() and (candidate := self._choose_next(state)) is not None:
-            # A compilation may use all of the budget: it gains more than process settings do.
-            seconds_left = budget.remaining_seconds(share if candidate[0].stage is not Stage.COMPILE else 1.0)
-            self._measure_value(state, *candidate, budget.step_seconds, seconds_left, out_of_time)
-        if process_candidates and self.source:
-            process_settings.measure(
-                self.source,
-                run.hardware,
-                state,
-                process_candidates,
-                budget.run_seconds,
-                budget.remaining_seconds(),
-                self.say,
-                self.start_seconds,
-            )
+            self._measure_value(state, *candidate, budget.step_seconds, budget.remaining_seconds(), out_of_time)
 
     def _measure_value(
         self,
@@ -153,11 +130,8 @@ class Tuner(VariantBuilder):
         name, challenger = optimization.name, state.plan.with_values({optimization.name: value})
         needed_seconds = max(4 * BLOCK_SECONDS, 10 * step_seconds)
         if challenger.value("compile") is not False:
-            interruptible = self.source is not None
-            compile_seconds = (
-                min(MIN_COMPILE_TRY_SECONDS, self.compile_seconds) if interruptible else self.compile_seconds
-            )
-            needed_seconds = max(needed_seconds, compile_seconds)
+            least_seconds = MIN_COMPILE_TRY_SECONDS if self.can_restart else MIN_COMPILE_SECONDS
+            needed_seconds = max(needed_seconds, min(least_seconds, self.compile_seconds))
         if seconds_left < needed_seconds:
             # Two trials without a gain, so that it is not chosen again.
             state.trials.setdefault((name, value), []).extend([(0.0, state.plan)] * 2)
@@ -194,7 +168,7 @@ class Tuner(VariantBuilder):
     def _bound_time(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Limit the time of steps in which a compiler may run, if another process can take over when it is interrupted."""
         compiles = plan.value("compile") is not False
-        return timeout.time_limit(seconds) if self.source and compiles else contextlib.nullcontext()
+        return timeout.time_limit(seconds) if self.can_restart and compiles else contextlib.nullcontext()
 
     def _compare(
         self, optimization: Optimization, incumbent: Variant, plan: Plan, step_seconds: float, seconds_left: float
@@ -233,25 +207,25 @@ class Tuner(VariantBuilder):
         return variants.judge(pair, compile_seconds, min(self._limit_seconds, self.run.total_steps * step_seconds))
 
 
-def load_or_measure(assembly: Assembly, source: SpecSource | None = None) -> dict[str, Measurement]:
+def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[str, Measurement]:
     """Results for all candidates: from the cache, else measured now if the run is long enough.
 
     `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
-    `full` measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured, too.
+    `full` measures whatever the length.
     """
     job, hardware, plan, dataset, say = assembly.job, assembly.hardware, assembly.plan, assembly.dataset, assembly.say
     mode = job.optimize.get("measure", "auto")
     open_names = [row.name for row in plan.decisions if row.source == CHOICE]
     if mode == "off" or not open_names:
         return {}
-    speed_key = make_speed_key(job, hardware, dataset, assembly.network, source is not None)
+    speed_key = make_speed_key(job, hardware, dataset, assembly.network, can_restart)
     stored = evidence.load(hardware, speed_key)
     # The samples are hashed only if there is something to compare them with; that takes a while.
     keys = speed_key, make_numbers_key(speed_key, job, dataset, assembly.network) if stored else None
     if keys[1] and (checked := evidence.load(hardware, keys[1])):
         say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
         return checked
-    tuner = Tuner(assembly, source)
+    tuner = Tuner(assembly, can_restart=can_restart)
     if tuner.run.ends_solved:
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
@@ -264,7 +238,7 @@ def load_or_measure(assembly: Assembly, source: SpecSource | None = None) -> dic
         measurements = tuner.tune(full_seconds if mode == "full" else None)
     if measurements:
         keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, assembly.network)
-        store_measurements(job, hardware, keys, measurements, say)
+        evidence.store(hardware, filter(None, keys), measurements, lambda line: say(f"tune: {line}"))
     return measurements
 
 
@@ -274,7 +248,7 @@ IGNORED_KEYS = ("name", "checkpoint", "limits", "monitor", "sweep")
 """Parts of a spec that do not affect any step."""
 
 
-def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, measures_processes: bool) -> str:
+def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, can_restart: bool) -> str:
     """The cache key for speeds, which hold for every job with the same network and batch size on the same machine."""
     train = job.train
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
@@ -287,7 +261,7 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
         sorted((key, str(value)) for key, value in job.optimize.items()),
         # A longer run has a larger budget for measuring, and gains more by it.
         min(steps, train.steps or steps).bit_length(),
-        measures_processes,
+        can_restart,
     ]
     return evidence.make_key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
 
@@ -313,32 +287,6 @@ def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model)
         _hash_tensors(network.module.state_dict()),
     ]
     return evidence.compute_hash(parts)
-
-
-def store_measurements(
-    job: Job,
-    hardware: Hardware,
-    keys: tuple[str, str | None],
-    measurements: Mapping[str, Measurement],
-    say: Callable[[str], None],
-) -> None:
-    """Store measurements; process settings also where the supervisor finds them without torch.
-
-    Args:
-        hardware: its cache is used.
-        keys: the keys for speeds and for numerical checks.
-        say: reports it if they cannot be stored.
-    """
-    process_measurements = {
-        key: row for key, row in measurements.items() if key in optimizations.list_process_settings()
-    }
-
-    def report(line: str) -> None:
-        say(f"tune: {line}")
-
-    is_stored = evidence.store(hardware, filter(None, keys), measurements, report)
-    if is_stored and process_measurements:
-        evidence.store(hardware, [evidence.make_early_key(hardware, job)], process_measurements, report)
 
 
 def _hash_samples(dataset: Dataset) -> str:

@@ -33,5 +33,3 @@ class Choice:
 
     value: Value
     reason: str
-    provisional: bool = False
-    """Whether a measurement may well find another value, although it depends on neither model nor data."""

@@ -15,6 +15,6 @@ def measure(call: MeasuringCall) -> None:
     """Write the plan to the folder."""
     # The plan in the folder is final where it was decided anew.
     with contextlib.suppress(Replanned):
-        run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), call.source)
+        run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer())
         if run.ends_solved:
             say("bench: the heads of this job are solved: its training takes none of the steps that are measured here")
