@@ -7,7 +7,6 @@ before it gets its final name. A pickle is converted in a limited process. Code 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from drivetrain.errors import DataError
 from drivetrain.pretrained import convert as converting
 from drivetrain.pretrained import families, hub_client
-from drivetrain.pretrained.hub_cache import COMMIT, CommitRecord, HubFile, Repository, find_repository
+from drivetrain.pretrained.hub_cache import COMMIT, PART, CommitRecord, HubFile, Repository, find_repository
 from drivetrain.pretrained.hub_client import HubClient
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
@@ -152,7 +151,7 @@ def _download_missing(client: HubClient, repository: Repository, commit: str, ch
     )
     _download(client, repository, commit, missing, Progress("hub", total, client.say))
     if pickle := next((file for file in files if file.name == PICKLE), None):
-        files[files.index(pickle)] = _convert(client, repository, commit, pickle)
+        files[files.index(pickle)] = _convert(client, repository, pickle)
         if pickle in missing:
             repository.blob(pickle).unlink()
     folder = repository.folder(commit)
@@ -171,24 +170,19 @@ def _download(
             client.download(commit, file, repository.blob(file), progress)
 
 
-def _convert(client: HubClient, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
+def _convert(client: HubClient, repository: Repository, pickle: HubFile) -> HubFile:
     """Convert a pickle in the cache; the weights become a file of the cache like others."""
     client.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in a limited process")
-    folder = repository.folder(f".{commit}.converting")
-    shutil.rmtree(folder, ignore_errors=True)
+    path = repository.blob(pickle).with_name(f"{pickle.hash}.safetensors{PART}")
     try:
-        repository.link([pickle], folder)
-        path = folder / WEIGHTS
-        converting.convert(folder / pickle.name, path)
-        weights = HubFile(WEIGHTS, path.stat().st_size, hash_file(path))
-        sync_file(path)
-        path.replace(repository.blob(weights))
+        converting.convert(repository.blob(pickle), path)
     except DataError as error:
         raise HubError(
             f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
         ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    weights = HubFile(WEIGHTS, path.stat().st_size, hash_file(path))
+    sync_file(path)
+    path.replace(repository.blob(weights))
     return weights
 
 

@@ -112,7 +112,7 @@ class Repository:
                 if not file_lock.lock(handle, wait=False):
                     say(f"hub: another process is fetching {self.name}; waiting for it")
                     file_lock.lock(handle)
-                for leftover in (self.root / "blobs").glob(f"*{PART}"):  # from killed processes
+                for leftover in (self.root / "blobs").glob(f"*{PART}*"):  # from killed processes
                     leftover.unlink(missing_ok=True)
             except OSError as error:
                 say(f"hub: {self.root} cannot be locked ({error.strerror}); fetch in one process at a time")
