@@ -54,7 +54,6 @@ class FakeTracker:
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tracker, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(run_tracker, "RETRY_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -145,14 +144,15 @@ def test_failures_are_events_and_the_rows_come_later(run: Path, capsys: pytest.C
     client = FakeTracker()
     client.failures = [OSError("no route"), OSError("no route"), TrackerError("refused", "a user", "log in")]
     tracker = RunTracker(run, client, "track.fake: there")
-    write_rows(run, 1, 4)
-    wait_until(lambda: client.calls.count("begin") == 4)
-    wait_until(lambda: len(client.rows) == 5)
+    for step in range(1, 4):
+        wait_until(lambda step=step: client.calls.count("begin") == step)  # type: ignore[misc]
+        write_rows(run, step, step)
+    wait_until(lambda: len(client.rows) == 6)
     client.failures = [ValueError("line\nother line")]
-    write_rows(run, 5, 6)
+    write_rows(run, 4, 6)
     wait_until(lambda: not client.failures)
     end(tracker)
-    assert list_sent(client) == list_expected(1, 6, [4, 6])
+    assert list_sent(client) == list_expected(1, 6, [1, 2, 3, 6])
     output = capsys.readouterr().out
     assert output.count("no route") == 1
     assert "do:       log in" in output

@@ -9,7 +9,6 @@ import importlib
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from importlib.util import find_spec
 from os import environ
@@ -31,8 +30,6 @@ PACKAGES = {MLFLOW: "mlflow-skinny", WANDB: "wandb"}
 NO_METRICS = ("step", "epoch", "batch")
 """Keys of a row of metrics.jsonl that are no metrics."""
 POLL_SECONDS = 1.0
-RETRY_SECONDS = 10.0
-"""Seconds between two attempts to create the run on a server that gave no answer."""
 FINISH_SECONDS = 5.0
 """Seconds to send what is missing at the end."""
 MAX_WAITING = 50_000
@@ -73,7 +70,7 @@ class RunTracker:
         self.run, self.tracker, self.server = run, tracker, server
         self.metrics = JsonLinesTail(RunFiles(run), METRICS_FILE)
         self.outages = OutageLog(EventLog(run), "tracker", server)
-        self.waiting: deque[Row] = deque()
+        self.waiting: list[Row] = []
         self.sent_step = -1
         """Last step that the server has completely."""
         self.has_begun = self.has_evaluation = self.is_cancelled = False
@@ -98,12 +95,9 @@ class RunTracker:
         self.run_ended.set()
 
     def _copy(self) -> None:
-        next_attempt = 0.0
+        self._attempt(self._begin)
         while not self.run_ended.is_set():
-            if not self.has_begun and time.monotonic() >= next_attempt:
-                self._attempt(self._begin)
-                next_attempt = time.monotonic() + RETRY_SECONDS
-            if self.has_begun and len(self.waiting) < MAX_WAITING:
+            if len(self.waiting) < MAX_WAITING:
                 self._read_rows()
             if self.has_evaluation:
                 self.has_evaluation = False
@@ -145,24 +139,23 @@ class RunTracker:
         for row in rows:
             step, numbers = row.get("step"), {name: parse_number(row[name]) for name in row if name not in NO_METRICS}
             values = {name: number for name, number in numbers.items() if number is not None}
-            if values and isinstance(step, int) and step > self.sent_step:
+            if values and isinstance(step, int):
                 self.waiting.append(Row(step, now, values))
                 self.has_evaluation |= "lr" not in values  # rows of steps have a learning rate
 
     def _send(self, *, all_rows: bool = False) -> None:
-        """Send the rows that wait, but for the last step, whose evaluation may follow."""
-        rows = list(self.waiting)
+        """Send the rows that wait, but for the last step, whose evaluation may follow; create the run if it is missing."""
+        if not self.has_begun:
+            self._begin()
+        rows = [row for row in self.waiting if row.step > self.sent_step]
         if rows and "lr" in rows[-1].values and not all_rows:
             rows.pop()
         if rows:
             self.tracker.log(rows)
             self.sent_step = rows[-1].step
-            for _ in rows:
-                self.waiting.popleft()
+        self.waiting = [row for row in self.waiting if row.step > self.sent_step]
 
     def _finish(self) -> None:
-        if not self.has_begun:
-            self._begin()
         self._read_rows()
         status = str(RunState.read(self.run).status)
         self._send(all_rows=status == "done")
