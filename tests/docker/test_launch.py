@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.launch.compose_project import KEEP
+from drivetrain.pretrained.model_config import digest_values
 from tests import own_job
 from tests.docker.conftest import inspect_container
 from tests.docker.launched_checkout import (
@@ -87,7 +88,7 @@ def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_
     data = json.loads(config.read_text())
     data["arguments"]["arguments"]["width"] = 9
     config.unlink()
-    config.write_text(json.dumps(data))
+    config.write_text(json.dumps(data | {"content": digest_values(data)}))
     refused = run_command(project, "evaluate", "runs/tiny-001")
     assert refused.returncode == 4
     assert "allow them with --run-code" in refused.stderr
