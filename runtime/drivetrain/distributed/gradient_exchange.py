@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.errors import SpecError
 
-CPU_BUCKET_MEGABYTES = 4.0
-"""Size of a bucket on CPUs: small enough to be sent early. Between GPUs starting a collective costs more than its transfer."""
-GPU_BUCKET_MEGABYTES = 25.0
+CPU_BUCKET_MEGABYTES, GPU_BUCKET_MEGABYTES = 4.0, 25.0
+"""Size of a bucket: small enough to be sent early. Between GPUs starting a collective costs more than its transfer."""
 REENTRANT = "CheckpointFunctionBackward"
 """The node of torch.utils.checkpoint with use_reentrant=True, which reports a gradient twice."""
 
@@ -47,8 +47,7 @@ class GradientExchange:
         self.ranks = ranks
         self._wrapped: DistributedDataParallel | None = None
         self._trained: list[nn.Parameter] = []
-        self._is_new = False
-        """Whether the wrapped network has computed no loss yet."""
+        self._is_new = False  # it has computed no loss yet
         self._sent_at = 0.0
         """Time at which the last bucket of the present pass was sent."""
 
@@ -61,15 +60,18 @@ class GradientExchange:
         Raises:
             PeerError: if another process is gone.
         """
-        if self.ranks.count == 1:
-            return False
         trained = [p for p in model.parameters() if p.requires_grad]
-        if [id(p) for p in trained] == [id(p) for p in self._trained]:
+        if self.ranks.count == 1 or [id(p) for p in trained] == [id(p) for p in self._trained]:
             return False
         self._trained, self._is_new = trained, True
         # Hooks of the network that is wrapped now have to be gone before the next one.
         self._wrapped = None
-        # Dynamo would cut a compiled network at the borders of the buckets.
+        # The import of Dynamo makes this folder, though nothing is compiled where it cannot be made.
+        try:
+            os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.curdir), exist_ok=True)
+        except OSError:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        # It would cut a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
         # The other name of `broadcast_buffers`, which a warning recommends, is not in older torch.
         with warnings.catch_warnings(action="ignore", category=FutureWarning), self.ranks.raising_peer_errors():
@@ -95,12 +97,10 @@ class GradientExchange:
     @contextlib.contextmanager
     def sending(self, *, is_last: bool) -> Iterator[None]:
         """A block for forward and backward pass of a micro-batch; gradients are sent in that of the last one."""
-        if self._wrapped is None:
+        wrapped = self._wrapped
+        with contextlib.nullcontext() if is_last or wrapped is None else wrapped.no_sync():
             yield
-            return
-        with contextlib.nullcontext() if is_last else self._wrapped.no_sync():
-            yield
-        if is_last:
+        if is_last and wrapped is not None:
             # The backward pass ends when all sums have arrived.
             self.ranks.waits.add(time.monotonic() - self._sent_at)
 
