@@ -82,6 +82,11 @@ SHAPES: dict[str, tuple[Call, Message, Call]] = {
         get_message("way-out-floats"),
         {"model": Changed(1, lambda o: o), "data": (X, LABELS.float()), "loss": nn.BCEWithLogitsLoss()},
     ),
+    "pictures for numbers": (
+        {"model": Changed(6, lambda o: o[:, None]), "data": (X, X[:, None]), "loss": F.mse_loss, "targets": "numbers"},
+        get_message("way-out-other-kind", "other"),
+        {"model": Changed(6, lambda o: o[:, None]), "data": (X, X[:, None]), "loss": F.mse_loss, "targets": "other"},
+    ),
     "a squeezed logit": (
         {"model": Changed(1, lambda o: o.squeeze(-1)), "data": (X, NUMBERS), "loss": lambda o, t: (o - t).abs()},
         get_message("way-out-squeeze"),
@@ -131,3 +136,20 @@ def test_an_optimizer_with_a_closure_is_told_to_be_impossible(tmp_path: Path) ->
         with pytest.raises(DrivetrainError) as raised:
             call()
         assert says(str(raised.value), "way-out-own-loop")
+
+
+def test_a_batch_whose_first_axis_is_the_time_stays_whole() -> None:
+    model = nn.GRU(6, 2)
+    settings: Call = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "quiet": True}
+    settings["loss"] = lambda outputs, targets: F.mse_loss(outputs[0], targets)
+    batch = (X.view(12, 4, 6), X[:, :2].reshape(12, 4, 2))
+    with (
+        drivetrain.prepare(model, optimize={"micro_batch": 4}, **settings) as step,
+        pytest.raises(DrivetrainError) as raised,
+    ):
+        step(batch)
+    assert says(str(raised.value), "way-out-whole-batch")
+    with drivetrain.prepare(model, accumulate=2, **settings) as step:
+        for lanes in (slice(0, 2), slice(2, 4)):
+            step(tuple(part[:, lanes] for part in batch))
+    assert step.updates == 1

@@ -290,11 +290,8 @@ class PreparedStep:
             else (step.forward.micro_batch or size) < size
         )
         if is_split and (obstacle := self._objective.split_obstacle):
-            action = (
-                "leave out micro_batch; for less memory give smaller batches, and accumulate=N"
-                if whole_reason
-                else SPLITTABLE
-            )
+            action = "leave out micro_batch; for less memory give smaller batches, and accumulate=N"
+            action += "" if whole_reason else f"; {SPLITTABLE}"
             raise SpecError(
                 f"optimize.micro_batch is {step.forward.micro_batch}, and {obstacle}", "the whole batch at once", action
             )

@@ -316,8 +316,9 @@ def _check_kind(job: CustomTask, targets: Tensor, kind: str) -> None:
     }
     shape = f"{_dtype_name(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
     if not fits[kind]:
-        description = f"is {kind}, and the targets are {shape}"
-        raise job.spec_error(("data", "targets"), description, POSSIBLE_TARGETS[kind], "change one of the two")
+        description, fitting = f"is {kind}, and the targets are {shape}", _guess_kind(job, targets)
+        action = f'change the targets, or set targets: {fitting} (in Python targets="{fitting}")'
+        raise job.spec_error(("data", "targets"), description, POSSIBLE_TARGETS[kind], action)
     if kind == "other" and job.train.loss is None:
         description = f"is missing, and the targets are {shape}"
         raise job.spec_error(
