@@ -62,5 +62,5 @@ def describe(column: str) -> str:
     """Describe the order, and the split that tells more."""
     return (
         f"the rows are in the order of {column}, and the split is RANDOM: the score says nothing about later rows; for that put the "
-        "last rows into a file for data.validation"
+        "latest rows into a file for data.validation"
     )

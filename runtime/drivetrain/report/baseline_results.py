@@ -126,7 +126,7 @@ class Comparison:
             return verdict
         return (
             f"{verdict}; but the rows are in the order of {self.time_order} and were divided at random: for later rows another model "
-            "may be the best, which a file with the last rows as data.validation or data.test tells"
+            "may be the best, which a file with the latest rows as data.validation or data.test tells"
         )
 
     def _compare_with_best(self) -> str:

@@ -99,15 +99,12 @@ def compare(order: SeriesOrder, source: Source, time: str, window: int, preproce
     difference = f"{source.path}: `{time}` steps by {sampling.describe()} in {which}, and stepped by {trained.describe()} in training"
     if not trained.is_even or not sampling.is_even:
         return [f"{difference}: what is predicted is a guess if the network has learned speeds or frequencies"]
-    resample = (
-        f"in pandas for each series: .resample('{np.format_float_positional(trained.step, trim='-')}s').mean().interpolate()"
-        if trained.are_dates
-        else ""
-    )
+    rule = f".resample('{np.format_float_positional(trained.step, trim='-')}s')"
+    action = f"numbers by {rule}.mean(numeric_only=True).interpolate(), texts by {rule}.first().ffill()"
     raise DataError(
         f"{source.key}: {difference}: a window would span another time",
         "series with the step of training, up to a quarter more or less",
-        f"resample them{f', {resample}' if resample else ''}; or train on series with this step",
+        f"resample them{f', in pandas for each series: {action}' if trained.are_dates else ''}; or train on series with this step",
     )
 
 
