@@ -117,6 +117,23 @@ def test_rows_without_a_target_and_spoilt_numbers() -> None:
     assert 0.1 < data["bad_samples"] < 0.2
 
 
+@pytest.mark.parametrize(
+    ("name", "is_drafted"),
+    [("patient_id", True), ("Author", True), ("groupId", True), ("group", False), ("track_number", False)],
+)
+@pytest.mark.parametrize("kind", ["table", "texts"])
+def test_rows_of_a_patient_stay_together(name: str, is_drafted: bool, kind: str) -> None:
+    """A name that people and sources have is drafted as groups, and is no feature; others may be features."""
+    words = ["we", "will", "check", "the", "order", "and", "send", "the", "goods", "to", "you", "today"]
+    generator = random.Random(0)
+    rows = [
+        [f"P{i // 8}", " ".join(generator.choices(words, k=9)) if kind == "texts" else i % 7 + 0.5, "ab"[i % 2]]
+        for i in range(160)
+    ]
+    job = draft_job(write_table("rows.csv", [name, "v", "y"], rows))
+    assert read_data_settings(job).get("groups") == (name if is_drafted else None)
+
+
 def test_json_lines_of_texts() -> None:
     rows = [
         {"said": f"this is text number {i} of many", "feeling": ("good", "bad")[i % 2], "stars": i % 5}

@@ -84,7 +84,10 @@ def test_steps_are_named_without_exponents(tmp_path: Path) -> None:
     """What the message says about resampling can be copied."""
     data = series.load(job(write_rows(tmp_path, make_timed(2_678_400.0)), group="machine", features=["a", "b"]))
     new_path = write_rows(tmp_path, make_timed(86_400.0), "new.csv")
-    with pytest.raises(DataError, match=r"steps by 86400 s.*stepped by 2678000 s.*\n.*\n.*\.resample\('2678400s'\).*texts by \.resample\('2678400s'\)\.first"):
+    with pytest.raises(
+        DataError,
+        match=r"steps by 86400 s.*stepped by 2678000 s.*\n.*\n.*\.resample\('2678400s'\).*texts by \.resample\('2678400s'\)\.first",
+    ):
         load_data.load_new([new_path], data.preprocessing, data.heads, labelled=False)
 
 

@@ -232,7 +232,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     target_noun = {"class": "its label", "labels": "its labels", "cell": "its labels", "numbers": "numbers"}[kind]
     split = settings.validation(sample.rows, "images")
     suffix = {"class": ", of each class", "numbers": ""}.get(kind, ", by the rarest label of each image")
-    groups = image_groups.find_column(sample, (column.name, *guess.names))
+    groups = table_sample.draft_groups(sample, (column.name, *guess.names), "images", any_name=True)
     if not groups:
         draft.found += image_groups.describe_sources(names, _cell_texts(sample, guess.names[0]), in_classes=False)
     draft.data = [

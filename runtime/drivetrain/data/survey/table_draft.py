@@ -69,7 +69,9 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         for c in sample.columns.values()
         if c.name not in guess.names and (reason := _reason_to_ignore(c))
     }
-    features = [c for c in sample.columns.values() if c.name not in ignored and c.name not in guess.names]
+    groups = table_sample.draft_groups(sample, (*guess.names, *ignored), "rows")
+    others = {*ignored, *guess.names, *(group.value for group in groups)}
+    features = [c for c in sample.columns.values() if c.name not in others and quote(c.name) not in others]
     if not any(c.different > 1 for c in features):
         raise DataError(
             f"{KEY}: {sample.path} has no column to predict {list_names(guess.names)} from: {_list_reasons(ignored) or 'it has no other'}",
@@ -93,6 +95,7 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         Entry("target", guess.value, guess.reason),
         *([Entry("ignore", quote_all(ignored), _list_reasons(ignored))] if ignored else []),
         *([Entry("numeric", quote_all(as_numbers), reason)] if as_numbers else []),
+        *groups,
         settings.validation(sample.rows, "rows"),
         *settings.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
     ]
@@ -259,6 +262,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         request.path_entry("train", sample.path, sample.size),
         _text_entry(texts),
         Entry("labels", guess.value, guess.reason),
+        *table_sample.draft_groups(sample, (*used, *guess.names), "texts"),
         settings.validation(sample.rows, "texts"),
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
         *settings.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),

@@ -21,7 +21,7 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.tables import column_roles, text_column
 from drivetrain.errors import DataError
-from drivetrain.job.draft import quote, quote_all
+from drivetrain.job.draft import Entry, quote, quote_all
 from drivetrain.job.tables import TableData
 
 if TYPE_CHECKING:
@@ -229,6 +229,15 @@ GROUP_NAMES = (
     *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
     *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
 )
+_PEOPLE = {
+    *("patient", "subject", "person", "participant", "user", "author", "speaker", "animal", "specimen", "paciente"),
+    *("sujeto", "persona", "usuario", "autor", "proband"),
+}
+_GROUPS = {
+    *("source", "group", "video", "clip", "scene", "session", "sequence", "case", "object", "slide", "study", "track"),
+    *("original", "grupo", "caso", "escena"),
+}
+"""Names of columns whose rows belong together, without `_id` and the like; one of the second set can also be a feature."""
 _ID_NAME = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
 
 
@@ -263,6 +272,21 @@ def is_identifier(column: ColumnProfile) -> bool:
     if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
         return True
     return bool(_ID_NAME.search(column.name)) and column.different > column.filled / 2
+
+
+def draft_groups(sample: TableSample, used: Sequence[str], noun: str, *, any_name: bool = False) -> list[Entry]:
+    """Draft the key for a column of patients, videos or other groups of rows; empty without one.
+
+    A name such as `group` or `track` without `id` is that of a feature, unless `any_name` says that there are no features.
+    """
+    for column in sample.columns.values():
+        name = column.name.casefold()
+        plain_name = re.sub(r"[ _.-]?(id|name|number|no|nr|key)$", "", name)
+        is_group = plain_name in _PEOPLE or (plain_name in _GROUPS and (any_name or name.endswith("id")))
+        if is_group and column.name not in used and 2 < column.different <= column.filled * 2 / 3:
+            reason = f"{column.different:,} groups; all {noun} of a group are on one side of the split"
+            return [Entry("groups", quote(column.name), reason)]
+    return []
 
 
 def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
