@@ -189,7 +189,7 @@ def test_a_kernel_that_does_not_count(tmp_path: Path, stat: str | None) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(CPU_COUNT != cpu_sharing.CPUS, reason="needs two CPUs")
 def test_a_busy_neighbor_changes_no_bit(tmp_path: Path) -> None:
-    arguments = ["--set", "train.epochs=40", "--set", "optimize.measure=off", "--set", "baselines=off", "--new"]
+    arguments = ["--set", "train.epochs=8", "--set", "optimize.measure=off", "--set", "baselines=off", "--new"]
     command = [sys.executable, "-m", "drivetrain", "train", "jobs/digits.yaml", *arguments]
     environment = os.environ | {"PYTHONPATH": IMPORTS}
     digests, events = [], []
