@@ -19,7 +19,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
+from drivetrain.optimizations import allocator_segments, attention, compile, cudnn_benchmark, gpu_resident_data
 from drivetrain.plan import plan
 from drivetrain.system import torch_settings
 from drivetrain.training import step_result, torch_setup
@@ -62,12 +62,8 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
     ("attention", "h200", BERT, TEXT, {}, "auto", "torch picks flash, memory-efficient"),
     ("attention", "t4", BERT, TEXT, SAME, "math", "flash needs capability 8.0, and the memory-efficient backward pass"),
     ("attention", "gtx960", BERT, TEXT, {}, "efficient", "memory-efficient attention works from 5.0"),
-    ("cuda_graphs", "laptop", CNN, "", {}, False, "CUDA graphs need a GPU"),
-    ("cuda_graphs", "gtx960", CNN, "", {}, False, "not possible here: NVIDIA GeForce GTX 960 has capability 5.2"),
-    ("cuda_graphs", "h200", CNN, "", {}, False, "used for small networks if measured faster"),
     ("compile", "h200", CNN, "", {}, False, "compiling takes up to a minute; used only if measured faster"),
-    ("compile", "h200", CNN, "", {"optimize": "cuda_graphs: true"}, True, "the job sets cuda_graphs"),
-    ("cuda_graphs", "h200", CNN, "", {"optimize": "compile: false"}, False, "which the job turns off"),
+    ("compile", "gtx960", CNN, "", {}, False, "NVIDIA GeForce GTX 960 has capability 5.2"),
     ("cudnn_benchmark", "laptop", CNN, "", {}, False, "cuDNN needs a GPU"),
     ("cudnn_benchmark", "h200", CNN, "", SAME, False, "benchmark results vary"),
     ("cudnn_benchmark", "h200", CNN, "", {}, False, "takes seconds at the start; used only if measured faster"),
@@ -137,15 +133,14 @@ def test_decisions(
 
 REFUSED = [
     ("h200", "", "cudnn_benchmark: true", "train.deterministic needs the same kernels"),
-    ("laptop", "", "cuda_graphs: true", "CUDA graphs need a GPU"),
-    ("h200", "", "cuda_graphs: true, compile: false", "which the job turns off"),
-    ("h200", "", "cuda_graphs: true, micro_batch: 8", "accumulates gradients"),
-    ("p100", "", "cuda_graphs: true", "torch.compile needs 7.0"),
+    ("laptop", "", "compile: graphs", "CUDA graphs need a GPU"),
+    ("h200", "", "compile: graphs, micro_batch: 8", "accumulates gradients"),
+    ("p100", "", "compile: graphs", "torch.compile needs 7.0"),
     ("laptop", "", "step_graph: true", "CUDA graphs need a GPU"),
     ("p100", "", "step_graph: true", "recorded from 7.0 on"),
     ("h200", TEXT, "step_graph: true", "samples have different lengths"),
     ("h200", "", "step_graph: true, micro_batch: 8", "computes a batch in parts"),
-    ("h200", "", "step_graph: true, cuda_graphs: true", "records the network by itself"),
+    ("h200", "", "step_graph: true, compile: graphs", "records the network by itself"),
     ("h200", "", "step_graph: true, fused_optimizer: false", "the host decides"),
     ("t4", TEXT, "attention: flash", "Tesla T4 has capability 7.5; flash attention needs 8.0"),
     ("laptop", TEXT, "attention: math", "a CPU has only one attention kernel"),
@@ -200,14 +195,13 @@ def test_the_allocator_is_set_before_the_trainer_starts() -> None:
     assert allocator_segments.environment(machine, False) == {}
 
 
-def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> None:
-    from drivetrain.optimizations import cuda_graphs
-
-    gpu_plan = plan.resolve(make_job(optimize="cuda_graphs: true"), read_machine("t4"), CNN)
-    assert (gpu_plan.value("compile"), gpu_plan.value("cuda_graphs")) == (True, True)
-    assert cuda_graphs.candidates(make_job(), read_machine("h200"), CNN) == [False, True]
-    assert cuda_graphs.candidates(make_job(), read_machine("h200"), LARGE) == [False]
-    assert cuda_graphs.candidates(make_job(), read_machine("gtx960"), CNN) == [False]
+def test_graphs_of_compiled_kernels_are_measured_for_small_networks() -> None:
+    gpu_plan = plan.resolve(make_job(optimize="compile: graphs"), read_machine("t4"), CNN)
+    assert gpu_plan.value("compile") == "graphs"
+    assert compile.candidates(make_job(), read_machine("h200"), CNN) == [True, False, "graphs"]
+    assert compile.candidates(make_job(), read_machine("h200"), LARGE) == [True, False]
+    assert compile.candidates(make_job(), read_machine("gtx960"), CNN) == [False]
+    assert compile.candidates(make_job(), read_machine("laptop"), CNN) == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -247,16 +247,16 @@ def test_what_does_not_apply_is_one_line() -> None:
         capture_line(render(job_plan, job, machine)),
         capture_line(render(job_plan, job, machine, show_all=True)),
     )
-    for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
+    for name in ("step_graph", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
         assert name in full_text
-    assert says(text, "settings-apply-gpu-nothing", 10, 7, 2, 1)
+    assert says(text, "settings-apply-gpu-nothing", 9, 6, 2, 1)
     assert "`drivetrain plan JOB --all` shows them" in text
     assert "do not apply" not in full_text
     assert all(row.name in full_text for row in job_plan.decisions)
-    gpu_job = make_job("optimize: {cuda_graphs: false}")
-    assert "cuda_graphs false job" in capture_line(render(plan.resolve(gpu_job, machine), gpu_job, machine))
-    assert "cuda_graphs" in capture_line(render(plan.resolve(job, read_machine("t4")), job, read_machine("t4")))
+    gpu_job = make_job("optimize: {step_graph: false}")
+    assert "step_graph false job" in capture_line(render(plan.resolve(gpu_job, machine), gpu_job, machine))
+    assert "step_graph" in capture_line(render(plan.resolve(job, read_machine("t4")), job, read_machine("t4")))
 
 
 def test_a_plan_is_one_line_unless_details_are_asked_for(

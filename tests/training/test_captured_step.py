@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.optimizations import compile, cuda_graphs, step_graph
+from drivetrain.optimizations import compile, step_graph
 from drivetrain.training.captured_step import CudaGraphs
 from jobs.samples import write as samples
 from tests import examples, tiny
@@ -248,4 +248,4 @@ def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeyp
     run.step.compile(graphs=True)
     train_epochs(run, Replayer())
     assert set(modes) == {None}
-    assert (cuda_graphs.effective(run), step_graph.effective(run)) == (False, True)
+    assert (compile.effective(run), step_graph.effective(run)) == ("graphs", True)

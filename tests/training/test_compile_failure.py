@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drivetrain.models import compiled_forward
-from drivetrain.optimizations import compile, cuda_graphs
+from drivetrain.optimizations import compile
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
 from drivetrain.training.saver import Saver
@@ -35,16 +35,16 @@ def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
     return training_run
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("mode", [True, "graphs"])
 def test_a_failing_compiler_is_reported_once_and_training_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: bool | str
 ) -> None:
     """The compiler is torch's own; what it hands the graph to fails, as on a chip without kernels."""
     torch_compile = torch.compile
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend=fail_to_compile))
     plain_run = fit(tmp_path / "plain", {})
-    compiled_run = fit(tmp_path / "compiled", {"compile": True, "cuda_graphs": graphs})
+    compiled_run = fit(tmp_path / "compiled", {"compile": mode})
     (event,) = [json.loads(row) for row in (tmp_path / "compiled" / "events.jsonl").read_text().splitlines()]
     assert (event["kind"], event["step"]) == ("compile", 0)
     assert begins_with(event["text"], "compile-failed-training-continues-without", "fail_to_compile")
@@ -82,21 +82,21 @@ class Stub:
 def test_recorded_kernels_that_fail_leave_compiled_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub(RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten\nand more"))
     monkeypatch.setattr(torch, "compile", stub)
-    training_run = fit(tmp_path / "run", {"compile": True, "cuda_graphs": True})
+    training_run = fit(tmp_path / "run", {"compile": "graphs"})
     (event,) = [json.loads(row) for row in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert says_only(event["text"], "cuda-graphs-failed-training")
     assert stub.calls.count("recorded") == 1
-    assert (cuda_graphs.effective(training_run), compile.effective(training_run)) == (False, True)
+    assert compile.effective(training_run) is True
 
 
-@pytest.mark.parametrize(("graphs", "call"), [(False, "compiled"), (True, "recorded")])
+@pytest.mark.parametrize(("mode", "call"), [(True, "compiled"), ("graphs", "recorded")])
 def test_only_whole_training_batches_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: bool | str, call: str
 ) -> None:
     """The smaller last batch of an epoch and an evaluation would each be compiled again, for as long as the first."""
     stub = Stub()
     monkeypatch.setattr(torch, "compile", stub)
-    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": graphs})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": mode})
     full_batch, last_batch = torch.zeros(16, 1, 8, 8), torch.zeros(5, 1, 8, 8)
     for images in (full_batch, last_batch, full_batch):
         training_run.step.forward.outputs((images,))
@@ -112,7 +112,7 @@ def test_an_error_of_the_network_is_not_taken_for_one_of_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
-    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": "graphs"})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
         training_run.step.forward.outputs((torch.zeros(16, 1, 8, 8),))
 

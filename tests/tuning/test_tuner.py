@@ -21,7 +21,7 @@ from drivetrain import optimizations
 from drivetrain.data.load_data import load
 from drivetrain.models import inspection
 from drivetrain.models.build import build
-from drivetrain.optimizations import cuda_graphs, step_graph
+from drivetrain.optimizations import step_graph
 from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
@@ -211,21 +211,6 @@ def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytes
         assert len(tuner.load_reference(True, usual_plan)) == steps
         captured: Any = variant.run.step.recorded
         assert not captured.recordings  # they have no dropout
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_value_that_needs_another_is_measured_only_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
-) -> None:
-    """CUDA graphs are a mode of compile; without it the same kernels were compared with themselves."""
-    monkeypatch.setattr(cuda_graphs, "candidates", lambda *arguments: [False, True])
-    optimizations.every.cache_clear()
-    tuner, first_plan = make_tuner(tmp_path, {})
-    names = {
-        optimization.name for optimization, _ in tuner._list_candidates(first_plan.with_values({"compile": compiled}))
-    }
-    optimizations.every.cache_clear()
-    assert ("cuda_graphs" in names) == compiled
 
 
 def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ class CompiledForward:
                 raise
             outputs = self.compiled(*inputs)  # an error of the network itself is raised again here
             self.graphs = False
-            self.report(f"cuda_graphs failed, training continues with compiled kernels: {first_line(error)}")
+            self.report(f"CUDA graphs failed, training continues with compiled kernels: {first_line(error)}")
             return outputs
 
 

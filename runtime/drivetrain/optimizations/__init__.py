@@ -16,7 +16,6 @@ and what of these it needs:
     GPU_ONLY = True                                     if it applies to GPUs only
     lacks(job, hardware) -> str|None                    what is missing for it to apply here, in two or three words
     IN_LOOP = True                                      if it needs nothing but the network and its step, as in a loop of the user
-    NEEDS                                               the optimization without which it has no effect, and so is not measured
     QUICK = True                                        has it measured in short runs, too
     REFUSES_OFF = True                                  if OFF can be impossible, too: `refuse` is then asked about it
     REDRAWS = True                                      if it changes the random numbers of dropout
@@ -82,8 +81,6 @@ class Optimization:
     """What this machine or job lacks for it to apply; None if it applies."""
     read_preloaded: Callable[[], Value] | None
     """The effective value in a process that is already running; only for libraries that `environment` preloads."""
-    needs: str | None
-    """The optimization without which it has no effect."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
     quick: bool
@@ -141,7 +138,6 @@ def _read_module(module: ModuleType) -> Optimization:
         environment=getattr(module, "environment", lambda hardware, value: {}),
         lacks=getattr(module, "lacks", default_lacks),
         read_preloaded=getattr(module, "read_preloaded", None),
-        needs=getattr(module, "NEEDS", None),
         redraws=getattr(module, "REDRAWS", False),
         quick=getattr(module, "QUICK", False),
     )

@@ -1,9 +1,11 @@
-"""Compiles the network with torch.compile: fused kernels, at the cost of compile time."""
+"""Compiles the network with torch.compile: fused kernels, at the cost of compile time; `graphs` also replays them as CUDA graphs."""
 
 from __future__ import annotations
 
 import os
+from typing import Literal
 
+from drivetrain.distributed import world
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
@@ -13,11 +15,15 @@ STAGE = Stage.COMPILE
 IN_LOOP = True
 EFFECT = Effect.ROUNDING
 OFF = False
-Values = bool
+GRAPHS = "graphs"
+Values = bool | Literal["graphs"]
+
+MAX_SMALL_NETWORK = 30_000_000
+"""Parameters; in smaller networks a GPU may wait for the host to launch kernels, which graphs avoid."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off unless the job sets cuda_graphs: only a measurement shows whether a run is long enough to pay for it."""
+    """Off: only a measurement shows whether a run is long enough to pay for it."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if hardware.gpu is None:
@@ -25,14 +31,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
             False,
             "on CPUs the speedup is 0.8x to 1.2x and compiling takes up to a minute; used only if measured faster or requested",
         )
-    if job.optimize.get("cuda_graphs") is True:
-        return Choice(True, "the job sets cuda_graphs, which needs compile")
     return Choice(False, "compiling takes up to a minute; used only if measured faster over the whole run or requested")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
-    gradient_checkpointing or packed texts.
+    gradient_checkpointing or packed texts. Graphs also on a CPU, with a fixed micro_batch, or with several processes.
     """
     if job.optimize.get("gradient_checkpointing") is True:
         return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
@@ -47,12 +51,25 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return f"the compile cache {storage.cache} is not writable"
     if not storage.cache_exec:
         return f"the compile cache {storage.cache} is mounted noexec"
+    return _refuse_graphs(job, hardware) if value == GRAPHS else None
+
+
+def _refuse_graphs(job: Job, hardware: Hardware) -> str | None:
+    if hardware.gpu is None:
+        return "CUDA graphs need a GPU; this job runs on a CPU"
+    if not world.seems_alone(job, hardware):
+        return "several processes sum gradients during the backward pass, which a replayed graph would leave out"
+    if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
+        return "optimize.micro_batch accumulates gradients, which a replayed graph would overwrite"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: all, wherever it is possible."""
-    return [False] if refuse(job, hardware, workload, True) else [True, False]
+    """The values to measure: all, wherever it is possible; graphs in small networks, as large ones keep the GPU busy anyway."""
+    if refuse(job, hardware, workload, True):
+        return [False]
+    is_small = workload is not None and workload.parameters <= MAX_SMALL_NETWORK and not workload.ragged
+    return [True, False, *([GRAPHS] if is_small and _refuse_graphs(job, hardware) is None else [])]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
@@ -68,9 +85,12 @@ def apply(run: NetworkRun, value: Value) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
     on_gpu = run.device.type == "cuda"
     torch_settings.configure_compiler(run.device, deterministic=run.job.train.is_deterministic(on_gpu=on_gpu))
-    run.step.compile()
+    run.step.compile(graphs=value == GRAPHS)
 
 
 def effective(run: NetworkRun) -> Value:
-    """Whether the forward pass is compiled."""
-    return run.step.forward.is_compiled
+    """Whether the forward pass is compiled, and in which mode, without a fallback."""
+    forward = run.step.forward
+    if not forward.is_compiled or forward.compiled is None:
+        return OFF
+    return GRAPHS if forward.compiled.graphs else True

@@ -30,7 +30,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Why the value is impossible, or None: without dropout, or on a GPU."""
     if hardware.gpu is not None:
         return "a GPU already generates dropout masks in parallel"
-    if job.optimize.get("compile") is True:
+    if job.optimize.get("compile") in (True, "graphs"):
         return "compiled networks use torch's own dropout (optimize.compile)"
     if workload is not None and not {"Dropout", "DropoutFromBits"} & set(workload.layers):
         return "the network has no dropout layer"

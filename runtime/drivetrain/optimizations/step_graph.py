@@ -40,7 +40,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes, with code of the
-    user in a step, with dropout between LSTM layers, without fused_optimizer, or beside cuda_graphs.
+    user in a step, with dropout between LSTM layers, without fused_optimizer, or beside compile: graphs.
     """
     gpu = hardware.gpu
     if gpu is None:
@@ -57,8 +57,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "samples have different lengths, and every shape would need a graph of its own"
     if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
         return "optimize.micro_batch computes a batch in parts"
-    if job.optimize.get("cuda_graphs") is True:
-        return "the job sets cuda_graphs, which records the network by itself"
+    if job.optimize.get("compile") == "graphs":
+        return "the job sets compile: graphs, which records the network by itself"
     return _refuse_settings(job, hardware, workload)
 
 

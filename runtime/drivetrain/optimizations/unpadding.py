@@ -154,7 +154,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         and pick_requested(job, "feature_cache", feature_cache.choose(job, hardware, workload))
     ):
         return "with feature_cache each text is a single vector"
-    if value == PACKED and job.optimize.get("compile") is True:
+    if value == PACKED and job.optimize.get("compile") in (True, "graphs"):
         return "the job sets compile, and packed sequences have another shape in every step"
     if value == PACKED and workload is not None and not workload.token_bytes:
         return "this encoder mixes tokens in other layers than attention"

@@ -23,7 +23,6 @@ LIKELY_CAUSES = {
     "openmp_runtime": "LD_PRELOAD was removed, or another OpenMP runtime was loaded first",
     "allocator": "LD_PRELOAD was removed",
     "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was already set to another value",
-    "cuda_graphs": "it needs compile, which is off or failed",
     "feature_cache": "what was frozen has been unfrozen, or there is no more room; see events.jsonl",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
     "compile": "the compiler failed; see events.jsonl",

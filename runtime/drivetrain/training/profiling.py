@@ -170,7 +170,7 @@ class StepPhases:
 
     def __init__(self, run: Run) -> None:
         self.clock = run.clock
-        self.compiles_next = run.plan.value("compile") is True
+        self.compiles_next = run.plan.value("compile") is not False
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The context of a part of a step, by its name."""

@@ -14,7 +14,7 @@ from drivetrain.models.freeze import find_frozen_parts
 from drivetrain.system.console import Detail
 from drivetrain.training.run import Run
 
-STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "cuda_graphs", "step_graph")
+STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "step_graph")
 """Optimizations of the forward pass, which depend on what is frozen; in the order in which they are applied."""
 
 

@@ -156,9 +156,8 @@ class Tuner(VariantBuilder):
         job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
             is_decided = plan.row(optimization.name).source != CHOICE
-            is_idle = optimization.needs is not None and plan.value(optimization.needs) is False
             is_left_out = quick_only and not optimization.quick
-            if is_decided or is_idle or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
+            if is_decided or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
                 if value == plan.value(optimization.name) or optimization.effect(self.facts) is Effect.TRAINING:
