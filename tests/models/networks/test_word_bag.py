@@ -120,7 +120,9 @@ def write_job(folder: Path, labels: str = "label") -> Path:
 
 
 @pytest.mark.parametrize("labels", ["label", "[label, other]"])
-def test_it_learns_predicts_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str], labels: str) -> None:
+def test_it_learns_predicts_exports_and_starts_a_later_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], labels: str
+) -> None:
     runs = str(tmp_path / "runs")
     assert main.main(["train", str(write_job(tmp_path, labels)), "--runs", runs]) == 0
     run = f"{runs}/bag-001"
@@ -130,8 +132,19 @@ def test_it_learns_predicts_and_exports(tmp_path: Path, capsys: pytest.CaptureFi
     assert [text.count("solved with penalty") for text in heads] == [0, 1 + (labels != "label")]
     assert '"label/accuracy": 1.0' in out.replace("test/", "") or '"accuracy": 1.0' in out.replace("test/", "")
     assert main.main(["predict", run, str(tmp_path / "texts.csv")]) == 0
+    if labels == "label":
+        starts_a_later_run_by_steps(tmp_path, runs)
     pytest.importorskip("onnxruntime")
     assert main.main(["export", run]) == 0
+
+
+def starts_a_later_run_by_steps(folder: Path, runs: str) -> None:
+    text = (folder / "bag.yaml").read_text().replace("{name: linear, vocabulary: 200}", "{from: runs/bag-001}")
+    (folder / "later.yaml").write_text(text.replace("name: bag", "name: later"))
+    assert main.main(["train", str(folder / "later.yaml"), "--runs", runs]) == 0
+    events = [row["text"] for row in read_events(Path(runs) / "later-001") if row["kind"] == "heads"]
+    assert len(events) == 1
+    assert says(events[0], "starts-from-weights")
 
 
 @pytest.mark.parametrize(
@@ -156,25 +169,15 @@ def test_it_is_trained_by_steps_where_it_cannot_be_solved(
         assert obstacle in capfd.readouterr().err
 
 
-def test_it_starts_from_an_earlier_run_by_steps(tmp_path: Path) -> None:
-    job, runs = write_job(tmp_path), ["--runs", str(tmp_path / "runs")]
-    assert main.main(["train", str(job), *runs]) == 0
-    text = job.read_text().replace("{name: linear, vocabulary: 200}", "{from: runs/bag-001}")
-    (tmp_path / "later.yaml").write_text(text.replace("name: bag", "name: later"))
-    assert main.main(["train", str(tmp_path / "later.yaml"), *runs]) == 0
-    events = [row["text"] for row in read_events(tmp_path / "runs/later-001") if row["kind"] == "heads"]
-    assert len(events) == 1
-    assert says(events[0], "starts-from-weights")
-
-
 def test_commands_about_steps_say_that_there_are_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job = str(write_job(tmp_path))
     assert main.main(["find-lr", job]) == 2
     assert says(capfd.readouterr().err, "no-rate-has-effect")
-    assert main.main(["train", job, "--runs", str(tmp_path / "runs"), "--set", "train.batch_size=240"]) == 0
-    assert "smaller batches" not in capfd.readouterr().out
-    assert main.main(["train", job, "--runs", str(tmp_path / "runs"), "--new", "--set", "model.dropout=0"]) == 0
-    assert "solved with penalty" in capfd.readouterr().out
+    settings = ("--set", "train.batch_size=240", "--set", "model.dropout=0")
+    assert main.main(["train", job, "--runs", str(tmp_path / "runs"), *settings]) == 0
+    output = capfd.readouterr().out
+    assert "smaller batches" not in output
+    assert "solved with penalty" in output
 
 
 def test_bench_says_that_training_takes_no_steps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
