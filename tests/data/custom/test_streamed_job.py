@@ -86,18 +86,21 @@ def compare_killed(job: Path, kills: int, *settings: str) -> list[str]:
     return small_job.differences(uninterrupted, finish(job, "killed", *settings))
 
 
-PROCESSES = pytest.mark.parametrize("processes", [1, 2])
-ONCE_OR_OFTEN = pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.nightly)])
+def try_processes_and_kills(processes: int) -> pytest.MarkDecorator:
+    """Try so many processes with one kill, and nightly one and two of them with ten.
+
+    Where the files come from and which process reads which of them are decided apart: one of the two reads a folder.
+    """
+    often = [pytest.param(number, 10, marks=pytest.mark.nightly) for number in (1, 2)]
+    return pytest.mark.parametrize(("processes", "kills"), [(processes, 1), *often])
 
 
-@ONCE_OR_OFTEN
-@PROCESSES
+@try_processes_and_kills(1)
 def test_killed_and_resumed_from_a_folder(job: Path, processes: int, kills: int) -> None:
     assert compare_killed(job, kills, f"limits.processes={processes}") == []
 
 
-@ONCE_OR_OFTEN
-@PROCESSES
+@try_processes_and_kills(2)
 def test_killed_and_resumed_from_a_bucket(job: Path, bucket: tuple[str, ...], processes: int, kills: int) -> None:
     cache, sizes, ended = job.parent / "data" / "streamed" / "cache", [], threading.Event()
 
