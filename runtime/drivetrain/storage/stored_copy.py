@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drivetrain.errors import Busy, StorageError
+from drivetrain.errors import StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble
@@ -33,8 +34,6 @@ from drivetrain.system.units import format_bytes
 
 PATIENCE, HASTE = Patience(retries=30.0), Patience(retries=5.0, silence=10.0, connect=5.0)
 """Without a copy, and with one, which is used if the store stays away for so long."""
-MAX_WAIT_SECONDS = 24 * 3600.0
-"""Seconds to wait for another command that downloads the same."""
 UNUSED_SECONDS = 30 * 86_400.0
 """Age of the last use after which a copy is removed when its address has other content."""
 PASSING = (Trouble.AWAY, Trouble.NO_CREDENTIALS)
@@ -94,7 +93,6 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
         RemoteError: if the store does not give it, and there is no copy.
         DataError: if nothing is there, or it changes while it is downloaded.
         StorageError: if the cache cannot be written.
-        Busy: if another command downloads it for a day.
     """
     before = find_cached(address, cache)
     if before and not any(cache.glob(f"{_digest(str(address))}-*/{_RECORD}")):
@@ -112,14 +110,13 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
     content = _digest(json.dumps([[asdict(file) for file in files], unknown_tags]))
     folder = cache / f"{_digest(str(address))}-{content}"
     make_folder(cache)
-    busy = Busy(f"{folder}: another command downloads the same", "one at a time", "wait for it, or stop it")
+    lock = cache / f"{_digest(str(address))}.lock"
+    wait = f"{folder}: another command downloads the same; waiting for it"
+    downloaded = 0
     with blame_storage(folder):
-        lock = cache / f"{_digest(str(address))}.lock"
-        handle = file_lock.acquire(lock, MAX_WAIT_SECONDS, report_wait=lambda: say(f"{busy.given}; waiting for it"))
-    if handle is None:
-        raise busy
+        handle = file_lock.acquire(lock, math.inf, report_wait=lambda: say(wait))
+        assert handle is not None
     with blame_storage(folder), os.fdopen(handle, "rb"):
-        downloaded = 0
         if _read_copy(address, folder) is None:
             downloaded = _download(address, files, folder, say)
             _remove_unused(cache, address, folder)
