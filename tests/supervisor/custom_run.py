@@ -6,7 +6,6 @@ from pathlib import Path
 
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.supervisor import run_folder, trainer_process
 from drivetrain.system.files import write_json
@@ -21,6 +20,6 @@ def train_job(path: Path, *assignments: str) -> Path:
     write_json(run.path / "hardware.json", hardware.to_json())
     write_json(run.path / "plan.json", plan.resolve(job, hardware).to_json())
     write_json(run.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer_process.train(run.path, job, QuietSignals(), SpecSource(path, assignments)) == 0
+    assert trainer_process.train(run.path, job, QuietSignals()) == 0
     write_json(run.path / "state.json", {"status": "done", "source": str(path)})
     return run.path
