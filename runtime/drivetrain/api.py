@@ -20,7 +20,7 @@ from drivetrain.system.files import parse_json
 
 
 def facts_here(runs: Path | str = "runs") -> Hardware:
-    """What this process may actually use of the machine.
+    """Detect the share of the machine that this process may actually use.
 
     Args:
         runs: the folder whose free space counts.

@@ -149,7 +149,7 @@ def _metrics(job: Job, dataset: Dataset, models: dict[str, Predict], split: Spli
 
 
 def _constant_answers(dataset: Dataset) -> dict[str, str]:
-    """What the constant baseline answers for each head: the name of the most frequent class."""
+    """Return the answer of the constant baseline for each head: the name of the most frequent class."""
     answers = {}
     for name, head in dataset.heads.items():
         targets = dataset.train.targets[name]

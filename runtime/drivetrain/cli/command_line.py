@@ -31,7 +31,7 @@ OTHER_WORDS = {
     "infer": "`drivetrain predict RUN INPUT` predicts new samples",
     "stop": f"`{format_stop_command('CONTAINER')}` ends a training after a checkpoint; so does Ctrl-C where it runs",
 }
-"""What people type, and the command that does it."""
+"""Words that people type, and the command for each."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _suggest_command(word: str, commands: Sequence[str]) -> str:
-    """What to do about an unknown command; people type a job file, too."""
+    """Advise about an unknown command; people type a job file, too."""
     if word.endswith((".yaml", ".yml")):
         return f"to train it: `drivetrain train {word}`"
     return OTHER_WORDS.get(word.lower()) or nearest(word, commands) or "`drivetrain --help` explains all commands"
@@ -89,7 +89,7 @@ def _make_unexpected_argument_error(command: str, unknown: Sequence[str], option
 
 
 def _suggest_key(option: str, value: str) -> str:
-    """What to do about an option of other trainers that is a key of the job file here; empty if it is none."""
+    """Advise about an option of other trainers that is a key of the job file here; empty if it is not."""
     from drivetrain import optimizations
     from drivetrain.job import Job
 

@@ -1,4 +1,4 @@
-"""What commands with `--json` print for another program: one JSON value on stdout, all text on stderr."""
+"""Output of commands with `--json` for another program: one JSON value on stdout, all text on stderr."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class Dataset:
     validation: Split
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
-    """What `predict` needs to preprocess new samples; plain JSON values, stored with the model."""
+    """Settings with which `predict` preprocesses new samples; plain JSON values, stored with the model."""
     prepare: Preprocessing = keep_unchanged
     mixable: bool = True
     """Whether the inputs are numbers that mixup can blend."""
@@ -304,7 +304,7 @@ class Dataset:
     test: NewSamples | None = None
     """Samples for a final test after the training, which nothing else uses."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know about the data: counts, skipped files, conversions."""
+    """Notes for the user about the data: counts, skipped files, conversions."""
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Facts about the data, by key, as numbers and names. Code that decides, such as the report's advice, reads these
     and never the text of a note.
@@ -322,7 +322,7 @@ class Dataset:
     content: Callable[[], dict[str, str]] = dict
     """Computes digests of the arrays that a Python program passed in, by split, in about a second per GB."""
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What was computed once from the samples: activations of the network's frozen layers, or a copy on the GPU."""
+    """Values computed once from the samples: activations of the network's frozen layers, or a copy on the GPU."""
 
 
 @dataclass
@@ -332,7 +332,7 @@ class NewSamples:
     split: Split
     prepare: Preprocessing
     notes: list[str] = field(default_factory=list)
-    """What the user should know: skipped files or rows, and why."""
+    """Notes for the user: skipped files or rows, and why."""
     row_numbers: Ids | None = None
     """Row of each sample in its table, from 1, without the header; None if they are not from a single table."""
 

@@ -38,7 +38,7 @@ _TAKEN_FROM_EARLIER_RUN = {
     "series": "features and their scale",
     "table": "features, categories and scale",
 }
-"""What a job takes over from the run named in `model.from`, by kind of data."""
+"""Settings that a job takes from the run named in `model.from`, by kind of data."""
 
 
 def load(job: Job, recorded: InputRecord | None = None) -> Dataset:

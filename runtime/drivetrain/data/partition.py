@@ -203,7 +203,7 @@ class Division:
         return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
     def to_json(self) -> dict[str, int]:
-        """What the stored preprocessing needs so that a resumed run has the same split; empty without copies."""
+        """Return the entries of the stored preprocessing that give a resumed run the same split; empty without copies."""
         return {COPIES_KEY: self.copy_count} if self.keeps_together else {}
 
     def describe(self, training: Ids, validation: Ids) -> list[str]:
@@ -239,7 +239,7 @@ class Parts(Generic[Source]):
 
     @property
     def sources(self) -> list[Source]:
-        """What is read, each once."""
+        """Return the samples to read, each once."""
         return [self.train] if self.validation is self.train else [self.train, self.validation]
 
 

@@ -43,7 +43,7 @@ class TargetColumn:
 
 @dataclass(frozen=True)
 class Strata:
-    """What a split is stratified by: the class of each sample."""
+    """Return the class of each sample, by which a split is stratified."""
 
     numbers: Ids
     """From 0, in the order in which the classes first occur, shape (N,); all 0 without classes."""

@@ -235,7 +235,7 @@ class Ranks:
         )
 
     def _read_reason(self) -> str:
-        """What another process has announced; empty if it has not, or its store is gone with it."""
+        """Return the announcement of another process; empty if it made none, or its store ended with it."""
         end = time.monotonic() + REASON_SECONDS
         with contextlib.suppress(RuntimeError):
             while self.store and time.monotonic() < end:

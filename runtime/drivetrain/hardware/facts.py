@@ -130,7 +130,7 @@ class Libraries:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What this container may actually use."""
+    """Resources that this container may actually use."""
 
     name: str
     """Short name of the machine, for titles."""

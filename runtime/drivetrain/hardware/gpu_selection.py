@@ -57,7 +57,7 @@ def _choose_gpus(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, 
 
 
 def _rank_gpu(gpu: Gpu) -> tuple[object, ...]:
-    """What orders GPUs: of equal ones, as on a shared server, one that nobody uses comes before the one with most free."""
+    """Sort key of GPUs: of equal ones, as on a shared server, one that nobody uses comes before the one with most free."""
     unused = gpu.free >= UNUSED_MEMORY_SHARE * gpu.memory
     return gpu.free >= CUDA_CONTEXT_BYTES, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
 

@@ -113,7 +113,7 @@ def list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
 
 
 def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
-    """What CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
+    """Select the devices that CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
     counted = [gpu for gpu in gpus if gpu.mig][:1] or gpus
     if requested is None:
         return counted

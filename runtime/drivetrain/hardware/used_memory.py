@@ -21,7 +21,7 @@ class UsedMemory:
 
     @property
     def counted(self) -> int:
-        """What counts against the limit, if there is one; else what the processes use."""
+        """Bytes that count against the limit, if there is one; else the bytes of the processes."""
         return self.processes if self.group is None else self.group
 
 

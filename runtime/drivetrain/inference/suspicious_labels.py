@@ -47,7 +47,7 @@ class SuspiciousLabel:
 
 @dataclass(frozen=True)
 class LabelReview:
-    """What the runs of all folds say of the labels that they were not trained on."""
+    """Judgments of the runs of all folds on the labels that they were not trained on."""
 
     suspicious: Sequence[SuspiciousLabel]
     """The most suspicious first."""
@@ -79,7 +79,7 @@ class LabelReview:
 
 @dataclass
 class HeadPredictions:
-    """What the runs of all folds predict for the samples that they have not seen."""
+    """Predictions of the runs of all folds for the samples that they have not seen."""
 
     classes: tuple[str, ...]
     samples: list[str] = field(default_factory=list)

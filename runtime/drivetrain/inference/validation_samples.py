@@ -31,7 +31,7 @@ class ValidationSamples:
     device: torch.device
 
     def make_accumulator(self) -> MetricAccumulator:
-        """What collects the metrics of a pass."""
+        """Return the accumulator for the metrics of a pass."""
         return MetricAccumulator(self.heads, self.objective)
 
     def compute_outputs(self, split: Split) -> Batches:

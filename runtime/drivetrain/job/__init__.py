@@ -27,7 +27,7 @@ FORECASTING = (
     "a column is not forecast from its own past: add columns of its earlier values (in pandas: df['y_1'] = df['y'].shift(1)), "
     "predict it from them by tabular-regression, and put the latest rows into a file for data.validation"
 )
-"""What is not offered, and what people do instead."""
+"""Tasks that are not offered, and the alternative to each."""
 
 JOBS: dict[str, type[Job]] = {
     "image-classification": ImageClassificationJob,

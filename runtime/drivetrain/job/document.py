@@ -17,9 +17,9 @@ class Document:
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    """What could not be read; all other values are valid."""
+    """Problems found while reading; all other values are valid."""
     replaced: list[str] = field(default_factory=list)
-    """What the command line has taken the place of, in lines for the user."""
+    """Values that the command line has replaced, in lines for the user."""
     unread: list[Path] = field(default_factory=list)
     """Paths of values that could not be read, and are None."""
 

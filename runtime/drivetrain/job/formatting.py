@@ -31,7 +31,7 @@ def printable(text: str, max_characters: int = 60) -> str:
 
 
 _CREDENTIAL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@|^((?:s3|gs|az)://[^?]*\?).+", re.DOTALL)
-"""What stands before the @ of an address, and the query of a signed one."""
+"""Credentials in an address: the part before its @, and the query of a signed one."""
 
 
 def _hide_credential(match: re.Match[str]) -> str:

@@ -56,7 +56,7 @@ class ImageJob(Job):
             yield from self._check_resnet_weights(model)
 
     def _check_resnet_weights(self, model: ImageNetwork) -> Iterator[Problem]:
-        """What contradicts the pretrained weights of a built-in ResNet."""
+        """Find settings that contradict the pretrained weights of a built-in ResNet."""
         if model.name not in RESNET_WEIGHTS:
             description, names = f"there are no pretrained weights for {model.name}", ", ".join(RESNET_WEIGHTS)
             yield self.problem(("model", "pretrained"), description, f"for {names}", "remove it, or use source: timm")

@@ -43,7 +43,7 @@ Nodes = Annotated[
 
 
 class Limits(Spec):
-    """What the container may use; enforced by the engine, checked in the plan."""
+    """Resources that the container may use; enforced by the engine, checked in the plan."""
 
     cpus: Positive | None = Field(None, description="CPUs, fractions allowed; if absent, all but one and at least 2")
     memory: Size | None = Field(

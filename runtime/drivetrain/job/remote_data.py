@@ -1,4 +1,4 @@
-"""What a job reads from an object store or a web server: which keys name an address, and what is wrong with one."""
+"""Data that a job reads from an object store or a web server: the keys that name an address, and checks of it."""
 
 from __future__ import annotations
 

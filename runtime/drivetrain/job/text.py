@@ -34,7 +34,7 @@ MAX_TEXT_LENGTH = 4096
 PART_TOKENS = 512
 """Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
 PASS_TOKENS = 64
-"""What one more pass through a network costs on a CPU, as a number of tokens."""
+"""Cost of one more pass through a network on a CPU, as a number of tokens."""
 
 
 class TextHead(Spec):

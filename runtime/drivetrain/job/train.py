@@ -17,7 +17,7 @@ class Optimizer(Spec):
 
     @property
     def kind(self) -> str:
-        """What measurements of its speed hold for."""
+        """Return the properties that measurements of its speed depend on."""
         return str(getattr(self, "name", ""))
 
 

@@ -40,7 +40,7 @@ MAX_LISTED = 5
 
 @dataclass
 class _ExpectedCells:
-    """What the cells of the columns of a file must be; of several names in an entry of `filled` one must have a cell."""
+    """Requirements on the cells of a file's columns; of several names in an entry of `filled` one must have a cell."""
 
     filled: list[tuple[str, ...]] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _ExpectedCells:
 
 @dataclass
 class _Columns:
-    """What is collected from the columns of a file to compare its rows."""
+    """Values collected from the columns of a file to compare its rows."""
 
     places: Mapping[str, int]
     """The position of each column in a row."""

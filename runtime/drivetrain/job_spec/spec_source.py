@@ -47,7 +47,7 @@ class SpecSource:
     copy: Path | None = None
     """The folder with copies of the job file and of the user's code, which are read instead; None if there is none."""
     content: bytes | None = None
-    """What the job file says; None until it is read."""
+    """Content of the job file; None until it is read."""
 
     def load(self) -> Job:
         """Read and check the spec, and download what it names on the Hugging Face hub, in stores and on the web.

@@ -163,7 +163,7 @@ def bind_mounts(mounts: Iterable[Mount]) -> list[Any]:
 
 BASE_FILE = COMPOSE / "base.yaml"
 GPU_FILE = COMPOSE / "gpu.yaml"
-"""What GPU images have beside."""
+"""Settings that only GPU images have."""
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 

@@ -125,7 +125,7 @@ def launch(request: LaunchRequest) -> int:
 def _choose_variables(
     info: dict[str, Any], job: Job, engine: engine_traits.EngineTraits, variant: str, has_network: bool
 ) -> dict[str, str]:
-    """What compose.yaml reads: limits, owner of the files, network, image, GPU."""
+    """Build the variables that compose.yaml reads: limits, owner of the files, network, image, GPU."""
     variables = container_limits.variables(info, job, gpu=variant != "cpu") | engine.variables(gpu=variant != "cpu")
     variables |= engine.owner() or container_limits.owner(PROJECT, report=True)
     variables["DRIVETRAIN_NETWORK"] = "bridge" if has_network else "none"

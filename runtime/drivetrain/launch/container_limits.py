@@ -80,7 +80,7 @@ def owner(project: Path, *, report: bool = False) -> dict[str, str]:
 
 
 def _about_owner(uid: int, project: Path, *, is_owner: bool) -> str:
-    """What root must know: runs of a container that is not root belong to an account that may be somebody's."""
+    """Warn root: runs of a container that is not root belong to an account that may be somebody's."""
     kind = "checkout" if CHECKOUT else "folder"
     try:
         account = f"{pwd.getpwuid(uid).pw_name} (uid {uid})"

@@ -1,4 +1,4 @@
-"""What kind of engine this is, as far as containers must be started in another way, from `docker info`."""
+"""Traits of an engine that change how containers are started, from `docker info`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SNAP = "/var/snap/"
 _CONTROLLERS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}
 """The cgroup controller that each limit needs."""
 _LIMITS = {"CpuCfsQuota": "cpus", "MemoryLimit": "memory", "PidsLimit": "pids"}
-"""What an engine says of its cgroup controllers, and the limit that needs it."""
+"""Warnings of an engine about its cgroup controllers, and the limit that needs each."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class EngineTraits:
         return limits | ({"DRIVETRAIN_USERNS": "host"} if self.remapped else {})
 
     def labels(self, *, outside: bool) -> dict[str, Any]:
-        """What a compose service needs to read files from outside of the project where SELinux enforces.
+        """Return the settings with which a compose service reads files outside of the project where SELinux enforces.
 
         Those are not relabelled: other programs need their labels, and they may belong to somebody else.
         """
         return {"security_opt": ["label=disable"]} if self.selinux and outside else {}
 
     def note(self) -> str:
-        """What a user should know about the limits; empty if they are all enforced."""
+        """Describe limits that are not enforced; empty if all are."""
         if not self.unenforced:
             return ""
         return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {'; '.join(self.explain_limits())}"

@@ -30,7 +30,7 @@ _LOG = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "2"}}
 
 
 def terminal_settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What the compose service needs to paint on this terminal; empty where plain lines are printed.
+    """Return the settings with which the compose service paints on this terminal; empty where plain lines are printed.
 
     Args:
         info: information from the engine (`docker info`).
@@ -214,7 +214,7 @@ def _show(container: Any, begun: Callable[[], None]) -> int:
 
 
 def explain_end(code: int, attributes: Any) -> str:
-    """What the exit code means if the container could not report it itself; else empty.
+    """Explain the exit code if the container could not report it itself; else empty.
 
     The engine reports OOMKilled if any process of the container was killed for memory, even if the container continued.
     """

@@ -11,7 +11,7 @@ from drivetrain.pretrained import hub_name
 
 
 def need(job: Job) -> str | None:
-    """What in the job needs a network; None if nothing does."""
+    """Find the part of the job that needs a network; None if nothing does."""
     if (hub_network := hub_name.find_hub_weights(job)) is not None:
         return f"{'.'.join(hub_name.find_weights_key(job))}: {hub_network} is not a local folder, so it is looked up on the Hugging Face hub"
     if data := hub_name.list_hub_data(job):

@@ -23,7 +23,7 @@ def _find_project() -> Path:
 
 
 PROJECT = CHECKOUT or _find_project()
-"""What a container sees as its project: the checkout, or for an installed program the current folder."""
+"""Folder that a container sees as its project: the checkout, or for an installed program the current folder."""
 COMPOSE = CHECKOUT / "compose" if CHECKOUT else Path(__file__).parent / "compose"
 """The compose files; a wheel carries a copy (setup.py)."""
 TAG = "DRIVETRAIN_TAG"

@@ -176,7 +176,7 @@ def _list_outputs(options: argparse.Namespace) -> list[Path]:
 
 @dataclass
 class _Needs:
-    """What a command needs in its container, by what it and its jobs name."""
+    """Find the needs of a command in its container, from its options and its jobs."""
 
     mounts: list[Mount]
     secrets: dict[str, bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a run gets from the environment of its starter: variables that the job names, proxies, the hub's token, stores, certificates.
+"""Variables that a run gets from the environment of its starter: the job's own, proxies, the hub's token, stores, certificates.
 
 They reach the container as files in a private folder, which are removed as soon as the run has read them. So no value is
 in an image, in the settings of a container, in a log or in a run folder.
@@ -59,7 +59,7 @@ class RunSecrets:
 
 
 def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, bytes], list[str]]:
-    """What a run of this job gets, by name, and the lines that tell the user.
+    """Collect the variables that a run of this job gets, by name, and the lines that tell the user.
 
     Args:
         online: whether the run has a network; else it gets only what the job names.

@@ -41,7 +41,7 @@ class Model:
     code: Code | None = None
     """The user's Python files that define the network; None for a built-in one."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know about the weights that the network starts with."""
+    """Notes for the user about the weights that the network starts with."""
     fresh: set[str] = field(default_factory=set)
     """Names of tensors with random values, since the earlier run or the file of weights does not have them."""
     unfreezing: Unfreezing = field(default_factory=Unfreezing)

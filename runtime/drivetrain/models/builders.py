@@ -1,4 +1,4 @@
-"""What builds a network from plain values, its class or a function, by the name that a model folder stores.
+"""Builders of networks from plain values, a class or a function, by the name that a model folder stores.
 
 It also has a guard against model folders whose values describe a network that is larger than their weights.
 """

@@ -52,7 +52,7 @@ def has_consent(config: Path) -> bool:
 
 
 def _read_record(config: Path) -> str | None:
-    """What was recorded about the model with this configuration; None if nothing was."""
+    """Read the record about the model with this configuration; None without one."""
     records = find_records_folder()
     try:
         return (records / hash_file(config)).read_text(encoding="utf-8") if records and is_private(records) else None

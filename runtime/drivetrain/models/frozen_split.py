@@ -36,7 +36,7 @@ class FrozenSplit:
 
 @dataclass(frozen=True)
 class CacheSaving:
-    """What caching the activations of a prefix costs and saves."""
+    """Cost and saving of caching the activations of a prefix."""
 
     name: str
     """Description of the prefix."""

@@ -78,7 +78,7 @@ class Optimization:
     effective: Callable[[AssembledRun], Value]
     environment: Callable[[Hardware, Value], dict[str, str]]
     lacks: Callable[[Job, Hardware], str | None]
-    """What this machine or job lacks for it to apply; None if it applies."""
+    """Names the part that this machine or job lacks for it to apply; None if it applies."""
     read_preloaded: Callable[[], Value] | None
     """The effective value in a process that is already running; only for libraries that `environment` preloads."""
     redraws: bool

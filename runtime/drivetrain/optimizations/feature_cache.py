@@ -65,7 +65,7 @@ def _until(job: Job) -> str:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies only if parts of the network are frozen."""
+    """Name the missing condition, or None: it applies only if parts of the network are frozen."""
     return None if _get_freeze(job) else "nothing frozen"
 
 
@@ -91,7 +91,7 @@ def _views(job: Job) -> int:
 
 
 def describe_changing_inputs(job: Job) -> str | None:
-    """What changes the inputs in every epoch; None if nothing does."""
+    """Name the setting that changes the inputs in every epoch; None if none does."""
     views = _views(job)
     for name, requested in getattr(job.data, "augment", None) or ():
         if not requested or name == "views":
@@ -105,7 +105,7 @@ def describe_changing_inputs(job: Job) -> str | None:
 
 
 def _get_freeze(job: Job) -> Freeze | None:
-    """What the job freezes; None if nothing."""
+    """Return the parts that the job freezes; None if it freezes nothing."""
     frozen: Freeze | None = getattr(getattr(job, "model", None), "freeze", None)
     return frozen if frozen and frozen.any else None
 

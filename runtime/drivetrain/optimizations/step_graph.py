@@ -63,7 +63,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """What of network, loss or other optimizations cannot be recorded."""
+    """Name the part of network, loss or other optimizations that cannot be recorded."""
     model = getattr(job, "model", None)
     if getattr(model, "lstm_layers", 1) > 1 and getattr(model, "dropout", 0):
         return "cuDNN's dropout between LSTM layers reads its seed on the host in each step"

@@ -45,9 +45,9 @@ MAX_ROW_TOKENS = 2048
 GPU_TOKENS = 65536
 """Tokens of a row or a micro-batch on a GPU, where only memory and the cost of a pass decide about its size."""
 KERNEL_SECONDS = 10e-6
-"""What the host needs to start a kernel."""
+"""Time in which the host starts a kernel."""
 BLOCK_SECONDS = 80 * KERNEL_SECONDS
-"""What it needs to start the forward and backward pass of one encoder block."""
+"""Time in which it starts the forward and backward pass of one encoder block."""
 PACKING_KERNELS, MASK_KERNELS = 13, 3
 """Kernels of a step that pack and unpack the texts, and those of each block that make numbers of a mask of padding."""
 RATES = {(9, 0): 400e12, (8, 9): 60e12, (8, 6): 25e12, (8, 0): 120e12, (7, 5): 25e12, (7, 0): 50e12, (0, 0): 5e12}
@@ -107,7 +107,7 @@ def _rate(gpu: Gpu) -> float:
 
 
 def pass_tokens(hardware: Hardware, workload: Workload | None) -> int:
-    """What one more pass through the network costs, as a number of tokens that the chip computes meanwhile."""
+    """Estimate the cost of one more pass through the network, as a number of tokens that the chip computes meanwhile."""
     if hardware.gpu is None or workload is None or not workload.token_work:
         return PASS_TOKENS
     return max(PASS_TOKENS, round(workload.blocks * BLOCK_SECONDS * _rate(hardware.gpu) / workload.token_work))
@@ -137,7 +137,7 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """What is missing for it to apply, or None: it applies to texts only."""
+    """Name the missing condition, or None: it applies to texts only."""
     return None if job.task.startswith("text") else "no padding"
 
 

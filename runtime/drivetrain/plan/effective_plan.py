@@ -15,7 +15,7 @@ from drivetrain.system.run_records import RunState
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the command line requests about the plan; fixed once a run has made its first step."""
+    """Options of the command line about the plan; fixed once a run has made its first step."""
 
     plain: bool
     """Whether --plain was given."""

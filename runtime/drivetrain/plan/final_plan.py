@@ -43,7 +43,7 @@ def finalize(
 
 
 def list_changes(before: Plan, now: Plan) -> list[str]:
-    """What is not in force any more in a run that resumes, a line for each decision with its reason."""
+    """List the decisions that no longer hold in a run that resumes, a line for each with its reason."""
     return [
         f"{row.name} is {format_value(row.value)}, was {format_value(old.value)}: {row.reason}; results may no longer be "
         "bit-identical to those of an uninterrupted run"

@@ -58,7 +58,7 @@ class Plan:
     image_reason: str
     profile: str
     notes: tuple[str, ...] = ()
-    """What the user should know: limits that differ from the request, conversions, a GPU that cannot be used."""
+    """Notes for the user: limits that differ from the request, conversions, a GPU that cannot be used."""
     seen: Mapping[str, Any] = field(default_factory=dict)
     """Effective values, read back by the trainer after assembly."""
 

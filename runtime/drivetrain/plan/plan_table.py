@@ -27,7 +27,7 @@ WIDE_COLUMNS = 96
 
 
 def describe_machine(hardware: Hardware) -> str:
-    """What this container may use, in one line."""
+    """Describe the resources of this container in one line."""
     memory = hardware.memory
     parts = [
         f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",

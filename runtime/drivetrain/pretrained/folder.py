@@ -36,7 +36,7 @@ FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 ENCODERS = "encoders such as bert, distilbert, roberta"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LARGE_WEIGHTS = ("weights that fit into memory", "raise limits.memory, or use a smaller network")
-"""What is possible, and what to do, where weights do not fit into memory."""
+"""Parts of the error about weights that do not fit into memory."""
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
 
 

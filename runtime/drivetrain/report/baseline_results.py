@@ -47,7 +47,7 @@ class Baseline:
         return f"{self.rows:,} of {self.of:,} samples" if self.rows < self.of else ""
 
     def format_title(self, *, article: bool = False) -> str:
-        """What people call it: `boosted trees`, `always "on time"`; of a constant answer in a sentence with `article`."""
+        """Return its usual name: `boosted trees`, `always "on time"`; of a constant answer in a sentence with `article`."""
         if self.name == CONSTANT and len(self.answers) == 1:
             return f'{"the answer " if article else ""}always "{next(iter(self.answers.values()))}"'
         if self.name == CONSTANT and article:
@@ -204,7 +204,7 @@ def to_json(
 
 
 def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skipped, ...]]:
-    """What `to_json` wrote; what cannot be read is left out."""
+    """Read the rows that `to_json` wrote; unreadable ones are skipped."""
     rows: list[Baseline] = []
     for row in read_objects(data, "baselines"):
         with contextlib.suppress(ValidationError):

@@ -62,7 +62,7 @@ def read_confusions(data: object) -> list[Confusion]:
 
 
 def _read_heads(data: object, read: Callable[[str, Any], HeadTable | None]) -> list[HeadTable]:
-    """What `read` makes of each head's name and value in a mapping, but None."""
+    """Apply `read` to each head's name and value in a mapping, and drop None."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
     tables = (read(printable(str(head)), value) for head, value in heads)
     return [table for table in tables if table is not None]

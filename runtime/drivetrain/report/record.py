@@ -94,13 +94,13 @@ class Record:
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
     explanation: Mapping[str, Any] = field(default_factory=dict)
-    """What the model looks at, as in explanation.json."""
+    """Explanation of the model, as in explanation.json."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Digests of what a finished run was made from."""
     baselines: Mapping[str, Any] = field(default_factory=dict)
     """The simple models beside the network, as in baselines.json."""
     ranks: tuple[RankRecord, ...] = ()
-    """What each process did, if there were several."""
+    """Activity of each process, if there were several."""
     gaps: list[MissingRecord] = field(default_factory=list)
 
     @property
@@ -220,7 +220,7 @@ class Summary:
     test: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the final test."""
     forecast: Mapping[str, Any] = field(default_factory=dict)
-    """What was forecast of seconds, end and memory, the moment it has `ended`, and errors in percent."""
+    """Compare the forecast of seconds, end and memory, the moment it has `ended`, and errors in percent."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 

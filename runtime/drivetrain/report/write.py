@@ -156,7 +156,7 @@ def _make_headline(record: Record, summary: Summary) -> Headline:
 
 
 def _describe_baselines(record: Record, summary: Summary) -> str:
-    """What the simple models say about the network; empty without them."""
+    """Return the verdict of the simple models on the network; empty without them."""
     comparison = compare_best(record, summary)
     return comparison.describe_verdict() if comparison else ""
 

@@ -15,7 +15,7 @@ NEEDED = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
 }
-"""What most users set."""
+"""Variables that most users set."""
 PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_"}
 FILES = (
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",

@@ -43,7 +43,7 @@ _RECORD, _FILES = "copy.json", "files"
 
 @dataclass(frozen=True)
 class StoredCopy:
-    """What this machine has of an address."""
+    """State of the local copy of an address."""
 
     address: RemoteAddress
     """Of a file, or of a folder of a bucket."""

@@ -1,4 +1,4 @@
-"""What a training from Python was started with: structure, attributes and code of its objects.
+"""Record of the objects with which a training from Python was started: structure, attributes and code.
 
 A resumed run with another network, loss or data set would be neither the old training nor a new one.
 """
@@ -43,7 +43,7 @@ _OF_CLASSES |= {"__slotnames__", "__orig_bases__", "__parameters__"}
 
 
 def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
-    """What is compared, by the name of an object or of its attribute.
+    """Collect the compared values, by the name of an object or of its attribute.
 
     Args:
         loss: of the call.

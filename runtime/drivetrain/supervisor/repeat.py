@@ -131,7 +131,7 @@ def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> Non
 
 
 def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
-    """What each run changes in the spec, by what the page calls it.
+    """Return the changes of each run in the spec, by the name on the page.
 
     Raises:
         SpecError: if the number of seeds or folds is out of range.

@@ -94,7 +94,7 @@ class RunLifecycle:
             self.tracker.finish()
 
     def saved(self) -> str:
-        """What was saved of a run that ended at once, and where the same command goes on."""
+        """Describe the last save of a run that ended at once, and where the same command continues."""
         if checkpoints := run_files.list_checkpoints(self.run.path / run_files.CHECKPOINTS):
             return f"saved up to step {run_files.parse_suffix(checkpoints[-1]):,}, where the same command resumes"
         return "nothing was saved yet; the same command begins at the first step"

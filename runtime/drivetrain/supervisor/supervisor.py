@@ -49,7 +49,7 @@ from drivetrain.tuning.process_death import find_avoidable
 TRAINER = "drivetrain.supervisor.trainer_process"
 """The program that trains; tests start one of their own instead."""
 SEVERAL_PROCESSES = "a run of several processes"
-"""What cannot measure, for messages."""
+"""Names of the commands that cannot measure, for messages."""
 REPORT_SECONDS = 2.0
 """For the report, within `train.within`."""
 STOPPED_REPORT = 4.0

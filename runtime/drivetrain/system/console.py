@@ -167,7 +167,7 @@ def guard_block() -> Iterator[None]:
 
 
 def describe_lost_output() -> str:
-    """What cannot be written to stdout any more, for a message; empty if nothing was lost."""
+    """Describe output that stdout no longer takes, for a message; empty if nothing was lost."""
     failure = getattr(sys.stdout, "failure", "")
     return f"stdout cannot be written ({failure}); the run goes on, and its folder has everything" if failure else ""
 

@@ -209,7 +209,7 @@ def _write_zeros(file: IO[bytes], size: int) -> None:
 
 
 TAKE_FILE = "write what it gives into a file, and name that file"
-"""What to do with a pipe, a socket or a device."""
+"""Advice about a pipe, a socket or a device."""
 _SPECIAL_FILES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",

@@ -26,13 +26,13 @@ DATA_FILE, PREPROCESSING_FILE = "data.json", "preprocessing.json"
 CODE_FILE, OBJECTS_FILE = "code.json", "objects.json"
 """Digests of the user's files, and of the objects that a Python program passed in."""
 BATCH_SIZE_FILE = "batch_size.json"
-"""What was measured for `batch_size: auto`."""
+"""Measurements for `batch_size: auto`."""
 EXTENSION_FILE, PROVENANCE_FILE, BASELINES_FILE = "extension.json", "provenance.json", "baselines.json"
 RANKS_FILE, MISTAKES_FILE, OPERATORS_FILE = "ranks.json", "mistakes.json", "operators.json"
 LEADER_FILE, COPY_FILE, LOCK_FILE = "leader.json", "copy.json", ".lock"
-"""What another process was told by the leader; which starts wrote the copy of the run; the lock of who trains in it."""
+"""Answers of the leader to another process; attempts that wrote the copy of the run; the lock of the process that trains in it."""
 EXPLANATION_FILE = "explanation.json"
-"""What the model looks at: importance of the columns, or heat maps."""
+"""Explanation of the model: importance of the columns, or heat maps."""
 MODEL_CARD_FILE = "model-card.md"
 REPORT_FILES = REPORT_PAGE, REPORT_TEXT, REPORT_DATA = "report.html", "report.md", "report.json"
 SWEEP_FILE = "sweep.yaml"
@@ -50,7 +50,7 @@ there, the next start sees that nothing was trained.
 """
 
 MISSING = "missing"
-"""What is wrong with a file that does not exist."""
+"""Problem of a file that does not exist."""
 LINKS_POSSIBLE = "regular files and folders: in a run folder no link is followed"
 LINKS_ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"
 MAX_FILE_BYTES = 256 << 20
@@ -236,7 +236,7 @@ class RunFiles:
 
 
 def describe_unread(error: OSError) -> str:
-    """What is wrong with a file that cannot be opened or read."""
+    """Describe the problem of a file that cannot be opened or read."""
     return MISSING if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
 
 
@@ -323,7 +323,7 @@ def refuse_links(run: Path) -> None:
 
 
 def find_links(run: Path) -> Iterator[str]:
-    """What is neither a folder nor a regular file in a run folder: its path, and what it is instead."""
+    """Find entries of a run folder that are neither a folder nor a regular file: the path and the kind of each."""
     if run.is_symlink():
         yield f"{run} is a symbolic link"
         return

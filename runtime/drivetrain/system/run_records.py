@@ -1,4 +1,4 @@
-"""What state.json and result.json of a run folder say, for every reader alike: a value of another type counts as missing.
+"""Reader of state.json and result.json of a run folder, for all commands: a value of another type counts as missing.
 
 The files may be missing, cut off by a kill, written by another version, or by somebody else.
 """

@@ -18,7 +18,7 @@ FOLDER = Path("/run/secrets")
 CERTIFICATES_FILE = "ca"
 """A file of certificates, those that the build of the image is given; the others are called like their variable."""
 CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""What Python itself, requests and curl read."""
+"""Variables that Python itself, requests and curl read."""
 FILE_SUFFIX = ".file"
 """Ends the name of a file whose variable names it, and does not hold what is in it."""
 MIN_SECRET_LENGTH = 5

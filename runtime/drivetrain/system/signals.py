@@ -96,7 +96,7 @@ class Signals:
             raise interruption
 
     def peek(self) -> Interrupted | None:
-        """What `check` would raise if no section were protected."""
+        """Return the error that `check` would raise if no section were protected."""
         return None if self.received is None else Interrupted(f"stopped by {self.received}")
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What each process of a run does: rank 0 writes it to ranks.json, the live view and the report read it."""
+"""Activity of each process of a run: rank 0 writes it to ranks.json, the live view and the report read it."""
 
 from __future__ import annotations
 

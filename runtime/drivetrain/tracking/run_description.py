@@ -1,4 +1,4 @@
-"""What a tracking server shows of a run beside its curves: name, parameters, tags and files, read from its folder."""
+"""Description of a run on a tracking server, next to its curves: name, parameters, tags and files, read from its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SENT_FILES = (
     *(run_files.EVENTS_FILE, run_files.BASELINES_FILE, run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE),
     *run_files.REPORT_FILES,
 )
-"""What the server gets of the folder at the end; the weights stay there."""
+"""Files of the folder that the server gets at the end; the weights stay there."""
 
 
 def flatten(value: object, path: str = "") -> dict[str, object]:
@@ -49,7 +49,7 @@ def read_contents(run: Path) -> dict[str, str]:
 
 
 def collect_tags(run: Path) -> dict[str, str]:
-    """What a run was made from, its plan and its best value, as far as they are known yet."""
+    """Describe the inputs of a run, its plan and its best value, as far as they are known yet."""
     files = RunFiles(run)
     provenance = files.read_object(run_files.PROVENANCE_FILE)
     image = read_mapping(provenance, "image")

@@ -1,4 +1,4 @@
-"""What a tracker must offer: three methods. Another kind is one file in `servers`; see docs/adding-a-tracker.md."""
+"""Interface of a tracker: three methods. Another kind is one file in `servers`; see docs/adding-a-tracker.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a server shows beside the curves."""
+    """Description that a server shows next to the curves."""
 
     name: str
     key: str

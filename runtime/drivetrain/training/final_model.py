@@ -137,7 +137,7 @@ def _calibrate(head: Head, final: FinalWeights) -> Head:
 
 
 def describe_calibration(final: FinalWeights) -> list[str]:
-    """What the temperatures change, for each head with classes."""
+    """Describe the effect of the temperatures, for each head with classes."""
     lines = []
     for name in final.confusion:
         if fitted := calibration.read_temperature(final.confusion, name):

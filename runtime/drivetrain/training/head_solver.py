@@ -37,7 +37,7 @@ CHUNK_VALUES = 1 << 24
 
 @dataclass(frozen=True)
 class HeadFeatures:
-    """What goes into a head, and what should come out."""
+    """Inputs of a head, and its targets."""
 
     features: Tensor | SparseRows
     """(N, width) float32."""

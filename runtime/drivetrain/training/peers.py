@@ -47,11 +47,11 @@ class Peers:
         self.problem: BaseException | None = None
         """The problem of this process that the others do not know yet."""
         self.reported: BaseException | None = None
-        """What it was in the last exchange."""
+        """Its value in the last exchange."""
         self.measure_time_share: Callable[[], float] = lambda: 0.0
         """Returns the share of `train.within` that is used; that of rank 0 counts for all."""
         self.time_share = 0.0
-        """What it was in the last exchange, in all processes."""
+        """Its value in the last exchange, over all processes."""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:

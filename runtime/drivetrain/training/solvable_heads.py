@@ -84,7 +84,7 @@ SolvableHead = LayerHead | BagHead
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """What decides whether the heads of a network are solved."""
+    """Conditions under which the heads of a network are solved."""
 
     job: Job
     network: Model

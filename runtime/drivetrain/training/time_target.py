@@ -72,7 +72,7 @@ class TimeTarget:
         self.command = self.origin = float(os.environ.get(COMMAND_BEGAN, began))
         """When this command began, and when the first one would have begun if no time had passed between them."""
         self.start_seconds = self.trained_seconds = 0.0
-        """What was used before the first step of each command, and by training before this command."""
+        """Seconds used before the first step of each command, and by training before this command."""
         self.evaluation_batches, self.test_share = evaluation_batches, test_batches / max(evaluation_batches, 1e-9)
         self.evaluation_seconds: float | None = None
         """Of the longest evaluation so far."""

@@ -1,4 +1,4 @@
-"""What of a network is trained: takes a run to the stage of `model.unfreeze` of its epoch, and describes it for the user.
+"""Trained layers of a network: takes a run to the stage of `model.unfreeze` of its epoch, and describes it for the user.
 
 The stage is a function of the epoch, so nothing is saved, and a resumed run is in the same one; a rollback goes back.
 The optimizer holds all parameters that are trained at any time; it has no state for a parameter before its first

@@ -312,7 +312,7 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class UserParts:
-    """What a Python program hands to its training; a training from a job file has none of it."""
+    """Objects that a Python program hands to its training; a training from a job file has none."""
 
     optimizer: UserOptimizer | None = None
     schedule: UserSchedule | None = None

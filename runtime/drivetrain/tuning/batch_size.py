@@ -108,7 +108,7 @@ def still_gains(speeds: Mapping[int, float]) -> bool:
 
 
 def describe_learning_rate(job: Job, size: int) -> str:
-    """What another batch size means for the learning rate, which is not changed.
+    """Advise on the learning rate, which is not changed, for another batch size.
 
     The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,
     arXiv:2205.10287).

@@ -94,7 +94,7 @@ def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardwa
 
 @dataclass(frozen=True)
 class MeasuringCall:
-    """What a measuring program was called with."""
+    """Arguments of a measuring program."""
 
     folder: Path
     source: SpecSource
@@ -111,7 +111,7 @@ class MeasuringCall:
 
 @dataclass(frozen=True)
 class VariantReady:
-    """What a variant reports when it is ready."""
+    """Report of a variant when it is ready."""
 
     numbers: list[tuple[float, float]]
     """Loss and gradient norm of the first steps."""

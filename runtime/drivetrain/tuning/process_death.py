@@ -64,7 +64,7 @@ def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
 
 
 def describe_repetition(plan: Plan, repetition: str) -> str:
-    """What was on, what happens now, and how to find the culprit."""
+    """Describe the active optimizations, the next try, and how to find the culprit."""
     names = [row.name for row in _list_suspects(plan)]
     off_values = optimizations.off_values()
     suspect = next((name for name in SUSPECTS if name in names), names[0])
@@ -86,7 +86,7 @@ def make_final_error(reason: str) -> DeviceError:
 
 
 def _list_suspects(plan: Plan) -> list[Decision]:
-    """What is on and can be turned off without changing the training."""
+    """List active optimizations that can be turned off without changing the training."""
     return [row for row in plan.list_enabled() if row.name not in LIMITING and row.effect != str(Effect.TRAINING)]
 
 

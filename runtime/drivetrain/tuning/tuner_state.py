@@ -84,7 +84,7 @@ class TimeBudget:
     run_seconds: float
     """Duration of the whole run."""
     seconds: float
-    """What measuring may take, including the prediction."""
+    """Limit of measuring, including the prediction."""
     start: float
 
     def elapsed_seconds(self) -> float:

@@ -201,7 +201,7 @@ class VariantBuilder:
 
     @cached_property
     def facts(self) -> Workload:
-        """What the choices of optimizations depend on; the network computes a sample for it."""
+        """Return the properties that choices of optimizations depend on; the network computes a sample for it."""
         return inspect_workload(self.assembly.dataset, self.assembly.network.module)
 
     def build(self, plan: Plan) -> Variant:

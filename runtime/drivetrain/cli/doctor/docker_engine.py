@@ -54,7 +54,7 @@ def parse_version(version: str) -> tuple[int, ...]:
 
 
 def _ask(snapshot: Snapshot, command: str) -> Mapping[str, Any]:
-    """What the engine answers to a command, such as `version`; empty if it gives no answer."""
+    """Return the engine's answer to a command, such as `version`; empty without an answer."""
     return parse_row(snapshot.run(["docker", command, "--format", "{{json .}}"]) or "") or {}
 
 
@@ -123,7 +123,7 @@ def _check_image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
 
 
 def check_kind(snapshot: Snapshot, server: Mapping[str, Any]) -> Iterator[Finding]:
-    """What does not work with this kind of engine: rootless, Podman, a snap, SELinux.
+    """Yield the limits of this kind of engine: rootless, Podman, a snap, SELinux.
 
     Args:
         server: what `docker version` says of the engine.

@@ -29,7 +29,7 @@ class Finding:
     level: Level
     text: str
     fix: str = ""
-    """What to type or to change; empty if nothing is wrong."""
+    """The command to type or the setting to change; empty if nothing is wrong."""
 
     def to_json(self) -> dict[str, str]:
         """The finding for `--json`, where the fix has always been called `mend`."""

@@ -50,7 +50,7 @@ class Dialect:
 
 @dataclass
 class CsvFiles:
-    """What is known of the CSV files of a job, or of new ones for its model; readers add what they detect."""
+    """Format of the CSV files of a job, or of new ones for its model; readers add the parts that they detect."""
 
     list_settings: Mapping[str, str] = field(default_factory=dict)
     """Options that hold for every file, as in the spec: delimiter, decimal, encoding, skip."""
@@ -67,7 +67,7 @@ class CsvFiles:
     missing: tuple[str, ...] = ()
     """Cells that stand for no value, in tables of any kind."""
     notes: list[str] = field(default_factory=list)
-    """What was detected in the files, for the user."""
+    """Notes for the user about the detected format."""
     keeps_zeros: bool = False
     """Whether a column of whole numbers, some with leading zeros such as 02139, is read as text: these are labels."""
     rewritten: set[str] = field(default_factory=set)

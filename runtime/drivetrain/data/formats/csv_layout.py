@@ -39,7 +39,7 @@ MIN_ROWS = 5
 
 @dataclass(frozen=True)
 class CsvLayout:
-    """What a parser must know about a file."""
+    """Format of a file, for a parser."""
 
     delimiter: str
     """A key of SIGNS."""

@@ -20,13 +20,13 @@ from drivetrain.data import decoded_size
 from drivetrain.errors import DataError
 
 WRITE = "write it with numpy.savez_compressed, without Python objects"
-"""What to do about a file that cannot be read."""
+"""Advice about a file that cannot be read."""
 MAX_HEADER_BYTES = 1 << 16
 """Bytes of a member within which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compressions that numpy writes. Others unpack a few bytes to gigabytes at once, whatever size is requested."""
 _FAILURES = (RuntimeError, SyntaxError, TypeError, KeyError, zlib.error, struct.error, tokenize.TokenError)
-"""What a damaged member makes zipfile and numpy raise, beside ValueError and OSError."""
+"""Errors of zipfile and numpy about a damaged member, next to ValueError and OSError."""
 Shape = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 

@@ -31,7 +31,7 @@ SAMPLED_TEXTS = 1000
 _STARTS = r"^\s*\(?\s*[-+\x{2212}\x{fe63}\x{ff0d}\x{2013}]?\s*[%€$£]?\s*[.,]?\d"
 _SPACES = " \t\u00a0\u202f\u2009"
 _THOUSANDS_SPACES = "[ '\u2019\u00a0\u202f\u2009]"
-"""What separates thousands in every language."""
+"""Separators of thousands in all languages."""
 _ANY_THOUSANDS = rf"^[-+]?\d{{1,3}}({_THOUSANDS_SPACES}\d{{3}})+([.,]\d+)?$"
 _PLAIN = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _LIST = r"^\d+(,\d+){2,}$"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COMMON_MISSING_MARKS = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
-"""What most programs write for a missing value."""
+"""Marks of a missing value that most programs write."""
 RARE_MISSING_MARKS = (
     *("?", "-", "--", "---", "\u2013", "\u2014", ".", "..", "na", "n.a.", "N.A.", "none", "NONE", "Null", "nil", "NAN"),
     *("<NA>", "NaT", "\\N", "(null)", "n/d", "N/D", "n.d.", "N.D.", "s/d", "S/D", "k.A.", "k. A."),

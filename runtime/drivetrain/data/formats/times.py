@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.data.source import Source
 
 ISO = "iso"
-"""What `find_form` returns for 2024-05-31 08:30:00, which is read without a form."""
+"""Form that `find_form` returns for 2024-05-31 08:30:00, which is read without one."""
 COUNTS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 """Forms of numbers that count from 1970 on, in UTC, each with its ticks per second."""
 EXCEL = "excel"

@@ -164,7 +164,7 @@ class ImageParts(Parts[ImageSource]):
 
     job: ImageJob
     stored: dict[str, int]
-    """What the preprocessing stores of the division."""
+    """Return the part of the division that the preprocessing stores."""
     geometry: Geometry
     """How the network sees the images."""
     train_split: ImageSplit | None = None

@@ -1,4 +1,4 @@
-"""What is to be predicted of images: a class, several labels, or numbers; as written, for all images of a source.
+"""Targets of images: a class, several labels, or numbers; as written, for all images of a source.
 
 `check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `tensor` for a class or label that the
 head does not have. A split keeps the share of each stratum.
@@ -37,7 +37,7 @@ class LabelForm:
     columns: tuple[str, ...]
     """Columns of a manifest; several label columns hold 0 and 1, a single one has all labels of an image."""
     separator: str = "auto"
-    """What separates the labels of a cell; auto, or empty, to find it."""
+    """Separator of the labels in a cell; auto, or empty, to detect it."""
     groups: str = ""
     """The column of a manifest with groups for the split; empty for none."""
     ask: bool = False
@@ -230,7 +230,7 @@ class ManifestRows:
     groups: list[str] = field(default_factory=list)
     """Names of groups as written, if the form has a column of them; empty text where there is none."""
     separator: str = ""
-    """What separates the labels of a cell; empty if no cell has several."""
+    """Separator of the labels in a cell; empty if no cell has several."""
     cells: ImageCells | None = None
     """The images, if they are in the table; `names` are then their titles."""
     notes: list[str] = field(default_factory=list)

@@ -35,7 +35,7 @@ class Resize:
     range_16_bit: tuple[float, float] | None = None
     """Values of gray 16-bit files that become black and white, if such files were among the training images."""
     ground: str = "white"
-    """What transparent pixels lie on: a key of `GROUNDS`."""
+    """Background of transparent pixels: a key of `GROUNDS`."""
     rules: int = RULES
     """Version of the rules by which files are read (RULES); models of older versions keep theirs."""
 

@@ -48,7 +48,7 @@ class ImageSource:
     """Rows that can be used, ascending."""
     notes: list[str]
     separator: str = ""
-    """What separates the labels of a cell; empty if no cell has several."""
+    """Separator of the labels in a cell; empty if no cell has several."""
     images: Images
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
@@ -216,7 +216,7 @@ class Geometry:
     channels: int
     resize: Resize
     expected: ExpectedInput | None
-    """What the pretrained network expects; None without one."""
+    """Input that the pretrained network expects; None without one."""
     notes: list[str]
     """The reasons."""
 

@@ -32,7 +32,7 @@ class Roles:
     numeric: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """What the user should know about single columns."""
+    """Notes for the user about single columns."""
 
     @property
     def names(self) -> list[str]:

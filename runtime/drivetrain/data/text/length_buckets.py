@@ -19,7 +19,7 @@ class TokenSplitter:
     tokens: int
     """Largest number of tokens in a micro-batch, padding included unless texts keep their order."""
     pass_cost: int = PASS_TOKENS
-    """What one more pass through the network costs, in tokens."""
+    """Cost of one more pass through the network, in tokens."""
     in_order: bool = False
     """Whether texts keep their order, for packed batches; else texts of similar length are grouped."""
 

@@ -114,7 +114,7 @@ class TextParts:
     validation: TextPart
     heads: Heads
     stored: dict[str, int]
-    """What the preprocessing stores of the division."""
+    """Return the part of the division that the preprocessing stores."""
     notes: list[str]
 
     def build_splits(self, encoding: TextEncoding, encoded: Encoded) -> tuple[TextSplit, TextSplit]:

@@ -22,7 +22,7 @@ NORM_EPS, INITIAL_STD = 1e-12, 0.02
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder returns, by its name in transformers."""
+    """Output of an encoder, by its name in transformers."""
 
     last_hidden_state: Tensor
 

@@ -116,5 +116,5 @@ def average_members(outputs: Tensor, kind: str) -> Tensor:
 
 
 def choose_kind(head: Head) -> str:
-    """What the outputs of a head mean: exclusive `classes`, `labels` that can be true together, or `numbers`."""
+    """Meaning of a head's outputs: exclusive `classes`, `labels` that can be true together, or `numbers`."""
     return "numbers" if not head.classes else "labels" if head.several else "classes"

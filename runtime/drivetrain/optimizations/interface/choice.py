@@ -1,4 +1,4 @@
-"""What every optimization states about itself: its values, its stage, its effect, and its default with the reason."""
+"""Properties of every optimization: its values, its stage, its effect, and its default with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stage(IntEnum):
 
 
 class Effect(StrEnum):
-    """What an optimization may change: nothing, the rounding, or the training itself."""
+    """Change that an optimization may make: none, the rounding, or the training itself."""
 
     EXACT = "exact"
     ROUNDING = "rounding"

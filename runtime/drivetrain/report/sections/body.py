@@ -174,7 +174,7 @@ def data_section(notes: object, model: object = None) -> Section | None:
 
 
 def events_section(events: list[Mapping[str, object]]) -> Section | None:
-    """What happened beside the steps: signals, retries, fallbacks."""
+    """Show the events next to the steps: signals, retries, fallbacks."""
     if not events:
         return None
     rows = []

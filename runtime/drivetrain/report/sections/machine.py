@@ -81,7 +81,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
 
 
 def _compare_forecast(summary: Summary) -> Iterator[Table]:
-    """What was forecast before the first step, or after the first ones, beside what came."""
+    """Show the forecast, from before the first step or after the first ones, next to the result."""
     forecast = summary.forecast
     if "seconds" not in forecast or "error_percent" not in forecast:
         return

@@ -57,7 +57,7 @@ def effective_section(plan: Plan) -> Section | None:
 
 
 def notes_section(plan: Plan) -> Section | None:
-    """What the user should know about this machine and this job."""
+    """Show the notes about this machine and this job."""
     notes = tuple(Text(format_json(note), Tone.WARN) for note in plan.notes)
     return Section("notes", "Notes", notes) if notes else None
 

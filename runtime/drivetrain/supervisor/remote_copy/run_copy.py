@@ -110,7 +110,7 @@ class RunCopy:
         return None
 
     def missing(self) -> list[str]:
-        """What is not in the store as it is here."""
+        """List the files that differ from the copy in the store."""
         checkpoint = self.find_unsent()
         names = [name for name, _ in self._list_unsent_files()]
         return [checkpoint.name, *names] if checkpoint else names

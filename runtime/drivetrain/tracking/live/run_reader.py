@@ -68,7 +68,7 @@ class RunView:
     """Share of this run's CPUs that others used while it was ready to compute."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     ranks: tuple[RankRecord, ...] = ()
-    """What each process did lately, if there are several."""
+    """Recent activity of each process, if there are several."""
 
 
 class RunReader:
@@ -116,7 +116,7 @@ class RunReader:
         return view
 
     def _compute_recent_ranks(self) -> tuple[RankRecord, ...]:
-        """What each process did in the last reads; since its start if it has been started again."""
+        """Return the activity of each process in the last reads; since its start if it was restarted."""
         records = rank_record.read_records(self.view.folder)
         if records and (not self.ranks or records != self.ranks[-1]):
             self.ranks.append(records)

@@ -192,7 +192,7 @@ def choose_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> 
 
 
 def describe_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> str:
-    """What thresholds a head has and what they change, or why it has none; empty for a metric that has none."""
+    """Describe the thresholds of a head and their effect, or why it has none; empty for a metric without thresholds."""
     rows = _read_gains(confusion, head.name, metric)
     if not rows:
         return ""

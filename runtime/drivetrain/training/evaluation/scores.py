@@ -43,7 +43,7 @@ class Scores:
         return {}
 
     def to_json(self, decisive_metric: str) -> dict[str, object] | None:
-        """What the report shows beside the scores, with what thresholds gain in the metric that decides; None for nothing."""
+        """Return the details next to the scores in the report, with the gain of thresholds in the metric that decides; None for nothing."""
         return None
 
 
@@ -257,7 +257,7 @@ class ClassScores(Scores):
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
 
     def measure_gains(self, decisive_metric: str) -> dict[str, list[list[float]]]:
-        """What other thresholds gain in the metric that decides, of two classes."""
+        """Compute the gain of other thresholds in the metric that decides, of two classes."""
         if self.classes != 2:
             return {}
         return calibration.measure_gains(torch.cat(self.kept_rows, dim=1), calibration.CLASS_METRICS, decisive_metric)

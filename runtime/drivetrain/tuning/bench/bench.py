@@ -83,7 +83,7 @@ def explain_ratios(ablation: Ablation) -> str:
 
 
 def describe_left_out(plan: Plan) -> str:
-    """What is off in the plan, and so not measured."""
+    """List the optimizations that are off in the plan, and so not measured."""
     on = {row.name for row in plan.list_enabled()}
     off = [f"{row.name} ({format_value(row.value)})" for row in plan.decisions if row.name not in on]
     return f"not measured because off in this plan: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
