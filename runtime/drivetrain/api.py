@@ -35,7 +35,7 @@ def plan_for(
     workload: Workload | None = None,
     plain: bool = False,
 ) -> plans.Plan:
-    """All decisions for a job, with their reasons.
+    """Return all decisions for a job, with their reasons.
 
     Args:
         job: a job, or the path of its spec.

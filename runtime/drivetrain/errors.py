@@ -43,12 +43,12 @@ class DrivetrainError(BaseException):
         super().__init__("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """The message, one line per part, without empty parts."""
+        """Return the message, one line per part, without empty parts."""
         labels = (("", self.given), ("  possible: ", self.possible), ("  do:       ", self.action))
         return [label + text for label, text in labels if text]
 
     def to_json(self) -> dict[str, Any]:
-        """The exit code and the parts, for another program."""
+        """Return the exit code and the parts, for another program."""
         parts = {"given": self.given, "possible": self.possible, "action": self.action}
         return {"exit_code": self.exit_code, "error": parts}
 
@@ -68,7 +68,7 @@ class Problem:
     action: str
 
     def lines(self) -> list[str]:
-        """The problem as shown to the user."""
+        """Return the problem as shown to the user."""
         head = f"{self.place}: {self.key}: {self.given}" if self.key else f"{self.place}: {self.given}"
         return DrivetrainError(head, self.possible, self.action).lines()
 
@@ -87,7 +87,7 @@ class SpecError(Failure):
         super().__init__("\n".join(line for problem in self.problems for line in problem.lines()))
 
     def lines(self) -> list[str]:
-        """The message, one line per part of every problem."""
+        """Return the message, one line per part of every problem."""
         return [line for problem in self.problems for line in problem.lines()] or super().lines()
 
     def to_json(self) -> dict[str, Any]:

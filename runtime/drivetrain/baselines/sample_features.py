@@ -63,16 +63,16 @@ class Features:
         """Compute what the columns need from the training samples: nothing where they are prepared as for the network."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """The columns for a linear model."""
+        """Read the columns for a linear model."""
         raise NotImplementedError
 
     def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
-        """The columns for trees, and the numbers of those that are categories."""
+        """Read the columns for trees, and the numbers of those that are categories."""
         return self.read_linear(split, ids), []
 
 
 def choose_features(dataset: Dataset) -> Features | None:
-    """The columns for this kind of data; None where only its makers know what an input means."""
+    """Choose the columns for this kind of data; None where only its makers know what an input means."""
     kind = dataset.preprocessing.get("kind")
     if kind == "table":
         return TableFeatures(dataset.preprocessing)
@@ -84,7 +84,7 @@ def choose_features(dataset: Dataset) -> Features | None:
 
 
 def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Tensor]:
-    """The first input of these samples, some samples at a time, prepared as for an evaluation."""
+    """Yield the first input of these samples, some samples at a time, prepared as for an evaluation."""
     for part in _chunks(ids):
         yield prepare(split.gather(part), part, None)[0].float()
 
@@ -154,7 +154,7 @@ class ImageFeatures(Features):
     """By split and sample, since decoding takes most of the time and each fit reads the samples of all before."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """The pixels of all channels, scaled down by averaging."""
+        """Read the pixels of all channels, scaled down by averaging."""
         rows = self._rows.setdefault(id(split), {})
         missing = np.array([number for number in ids.tolist() if number not in rows], np.int64)
         if len(missing):
@@ -202,7 +202,7 @@ class TextFeatures(Features):
         return self._weighting.transform(self._count_all(split, ids), copy=False)
 
     def _count_all(self, split: Split, ids: Ids) -> Any:
-        """The counts in the columns that are used, without ever keeping the others, which are more."""
+        """Return the counts in the columns that are used, without ever keeping the others, which are more."""
         return sparse.vstack([self._count(split, part)[:, self._columns] for part in _chunks(ids)], format="csr")
 
     def _count(self, split: Split, ids: Ids) -> Any:

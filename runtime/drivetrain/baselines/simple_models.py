@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 def fit_constant(targets: Tensor, head: Head) -> Predict:
-    """The same answer for every sample: shares of the classes, or the mean of the numbers, in training."""
+    """Return the same answer for every sample: shares of the classes, or the mean of the numbers, in training."""
     if not head.classes:
         answer = targets.float().mean(0)
     elif targets.ndim == 2:
@@ -122,7 +122,7 @@ def _fit_classifiers(
 
 
 def _fit_label(create: Callable[[], Any], columns: Matrix, truth: Array) -> Callable[[Matrix], Tensor]:
-    """The probability that one label is true; its share if training has it in all samples or in none."""
+    """Return the probability that one label is true; its share if training has it in all samples or in none."""
     present = truth >= 0.5
     if present.all() or not present.any():
         return lambda rows: torch.full((rows.shape[0],), float(present.mean()))
@@ -131,7 +131,7 @@ def _fit_label(create: Callable[[], Any], columns: Matrix, truth: Array) -> Call
 
 
 def _drop_unlabelled(ids: Ids, targets: Tensor) -> tuple[Ids, Tensor]:
-    """The samples that have a label for this head."""
+    """Return the samples that have a label for this head."""
     if targets.ndim == 2 or targets.is_floating_point():
         return ids, targets
     known = (targets != NO_LABEL).numpy()

@@ -22,7 +22,7 @@ RUN = "run folder, or its name in runs/"
 
 
 def make_parser() -> CommandParser:
-    """The parser of the whole command line; `command` is the name of the command."""
+    """Make the parser of the whole command line; `command` is the name of the command."""
     top = CommandParser(prog="drivetrain", description="Trains a PyTorch job with settings chosen for this machine.")
     top.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -44,13 +44,13 @@ def make_parser() -> CommandParser:
 
 
 def list_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of all commands, by name."""
+    """List the parsers of all commands, by name."""
     subparsers = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     return {name: command for action in subparsers for name, command in action.choices.items()}
 
 
 def list_options(command: argparse.ArgumentParser) -> list[str]:
-    """The long options of a command."""
+    """List the long options of a command."""
     return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
 
 
@@ -255,7 +255,7 @@ def _add_csv(command: CommandParser) -> None:
 
 
 def parse_csv_options(text: str) -> dict[str, str]:
-    """How CSV files are written by --csv, with the keys and values of `data.csv` in a job.
+    """Describe how CSV files are written by --csv, with the keys and values of `data.csv` in a job.
 
     Raises:
         SpecError: for an unknown key or value.

@@ -35,7 +35,7 @@ OTHER_WORDS = {
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The parsed command line; without a command it prints the first steps and ends with exit code 2.
+    """Return the parsed command line; without a command it prints the first steps and ends with exit code 2.
 
     Args:
         arguments: the words after the program's name; those of this process if None.

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_function(command: str) -> Callable[[Any], int]:
-    """The function of a command, which takes a request or the parsed command line."""
+    """Find the function of a command, which takes a request or the parsed command line."""
     address = REQUESTS.get(command, f"{__name__}:{command.replace('-', '_')}")
     return cast(Callable[[Any], int], resolve_name(address))
 
@@ -187,7 +187,7 @@ def run_in_container(options: argparse.Namespace) -> int:
 
 
 def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
-    """The command line options that are passed on to the command in the container."""
+    """List the command line options that are passed on to the command in the container."""
     flags = [f"--{name.replace('_', '-')}" for name in FORWARDED_SWITCHES if getattr(options, name, False)]
     for name in FORWARDED_NUMBERS:
         if (value := getattr(options, name, None)) is not None:

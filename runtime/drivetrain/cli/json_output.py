@@ -19,7 +19,7 @@ RESULT_KEYS = ("best", "last", "test", "epochs", "steps", "seconds", "peak_memor
 
 
 def describe_run(run: Path | None, exit_code: int, error: dict[str, Any]) -> dict[str, Any]:
-    """How a training ended, from the records in its folder.
+    """Describe how a training ended, from the records in its folder.
 
     Args:
         run: the run folder; None if none was opened.

@@ -35,7 +35,7 @@ class ComparableSplit(Protocol):
     """A split whose samples can be compared with those of another one of the same job."""
 
     def contents(self) -> Contents:
-        """A digest of each sample; empty if the samples are not in memory."""
+        """Return a digest of each sample; empty if the samples are not in memory."""
         ...
 
 
@@ -77,12 +77,12 @@ def number_contents(contents: Contents) -> Ids:
 
 
 def are_coincidences(contents: Contents) -> bool:
-    """Whether so few samples repeat others that it does not matter on which side they are."""
+    """Return whether so few samples repeat others that it does not matter on which side they are."""
     return bool(len(contents) - len(np.unique(contents)) <= TOLERATED_SHARE * len(contents))
 
 
 def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
-    """Whether equal samples are more likely a few kinds of samples that occur often than copies of one sample.
+    """Return whether equal samples are more likely a few kinds of samples that occur often than copies of one sample.
 
     `chance` is the share of all pairs that are equal by chance.
     """
@@ -116,7 +116,7 @@ def note_contradictions(
 def note_shared(
     training: Contents, other: Contents, title: Callable[[int], str], name: str, among: str = "training"
 ) -> list[str]:
-    """A note on samples of another data set that are in the training data too, which makes its score too good.
+    """Return a note on samples of another data set that are in the training data too, which makes its score too good.
 
     `title` names one of the other samples; `name` is all of them, such as `validation images`; `among` is what they are
     compared with, if it is not the training data.

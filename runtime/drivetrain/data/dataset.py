@@ -119,7 +119,7 @@ class InputRecord:
     """
 
     def head(self, name: str, compute: Callable[[], Head]) -> Head:
-        """The head to use for an output: the recorded one, or what `compute` makes of the data."""
+        """Return the head to use for an output: the recorded one, or what `compute` makes of the data."""
         if self.same_data:
             return self.heads[name]
         computed, stored = compute(), self.heads.get(name)
@@ -163,17 +163,17 @@ class Batch:
             return self
 
     def take_rows(self, rows: Ids) -> Batch:
-        """The samples at these positions of the batch, as a batch."""
+        """Take the samples at these positions of the batch, as a batch."""
         lengths = None if self.lengths is None else self.lengths[rows]
         return self._map(lambda x: x[onto(x.device, rows)], self.ids[rows], lengths)
 
     def between(self, start: int, end: int) -> Batch:
-        """The samples from `start` up to, but without, `end`, as a batch."""
+        """Return the samples from `start` up to, but without, `end`, as a batch."""
         rows = slice(start, end)
         return self._map(lambda x: x[rows], self.ids[rows], None if self.lengths is None else self.lengths[rows])
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor], ids: Ids, lengths: Lengths | None) -> Batch:
-        """The batch of samples with these ids and lengths whose tensors are the changed ones of this batch."""
+        """Return the batch of samples with these ids and lengths whose tensors are the changed ones of this batch."""
         targets = {name: change(y) for name, y in self.targets.items()}
         return Batch(ids, tuple(map(change, self.inputs)), targets, lengths)
 
@@ -197,13 +197,13 @@ def attach_lengths(mask: Any, lengths: Lengths) -> None:
 
 
 def find_known_lengths(mask: torch.Tensor) -> Lengths | None:
-    """The attached lengths, or those counted on the CPU; None if the mask would have to be read from a GPU."""
+    """Find the attached lengths, or those counted on the CPU; None if the mask would have to be read from a GPU."""
     attached: Lengths | None = getattr(mask, _LENGTHS, None)
     return count_tokens(mask) if attached is None and mask.device.type == "cpu" else attached
 
 
 def read_lengths(mask: torch.Tensor) -> Lengths:
-    """The real tokens of each row; waits for the GPU if they must be counted there."""
+    """Read the real tokens of each row; waits for the GPU if they must be counted there."""
     lengths = find_known_lengths(mask)
     return count_tokens(mask) if lengths is None else lengths
 
@@ -227,7 +227,7 @@ class Split(Protocol):
         ...
 
     def title(self, index: int) -> str:
-        """A name for one sample in lists: a path, a row, or the text itself."""
+        """Return a name for one sample in lists: a path, a row, or the text itself."""
         ...
 
 
@@ -259,7 +259,7 @@ class ChangesByEpoch(Protocol):
     """A split whose inputs differ from epoch to epoch."""
 
     def at_epoch(self, epoch: int) -> Split:
-        """The samples of this epoch, counted from 0."""
+        """Return the samples of this epoch, counted from 0."""
         ...
 
 
@@ -270,7 +270,7 @@ class Order(Protocol):
     """Number of samples in an epoch."""
 
     def __call__(self, epoch: int) -> Ids:
-        """The ids of the epoch's samples; shape (count,), int64."""
+        """Return the ids of the epoch's samples; shape (count,), int64."""
         ...
 
 
@@ -338,7 +338,7 @@ class NewSamples:
 
 
 def longest_samples(split: Split, count: int) -> Ids:
-    """The ids of the longest samples; of the first ones if all have the same length."""
+    """Return the ids of the longest samples; of the first ones if all have the same length."""
     lengths: Any = getattr(split, "lengths", None)
     ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
     return ids[:count]

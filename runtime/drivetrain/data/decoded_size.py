@@ -19,7 +19,7 @@ from drivetrain.system.units import format_bytes
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: limited by the machine, its control groups, and RLIMIT_AS."""
+    """Return the bytes that this process may still take: limited by the machine, its control groups, and RLIMIT_AS."""
     free = int(psutil.virtual_memory().available)
     cgroup_room = cgroup.read_limits(Path("/")).room
     if cgroup_room is not None:
@@ -53,7 +53,7 @@ class DecodedSize:
 
 
 def too_large_error(description: str, key: str, limit: int | None = None) -> DataError:
-    """The error for data that does not fit into `limit` bytes, or into the memory that is free now.
+    """Return the error for data that does not fit into `limit` bytes, or into the memory that is free now.
 
     `description` is a sentence without a period; `key` is empty for a file of the command line.
     """

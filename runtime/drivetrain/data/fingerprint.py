@@ -34,7 +34,7 @@ def stamp(path: str | Path) -> str:
 
 
 def fingerprint_files(base: Path, names: Iterable[str]) -> Fingerprints:
-    """The fingerprint of each file; names are absolute or relative to `base`."""
+    """Return the fingerprint of each file; names are absolute or relative to `base`."""
     return {name: _fingerprint_file(os.path.join(base, name)) for name in names}
 
 

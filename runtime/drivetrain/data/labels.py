@@ -21,7 +21,7 @@ from drivetrain.system.printable import printable
 
 
 def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """The distinct labels, sorted as numbers if all are integers, else as text."""
+    """Sort the distinct labels, sorted as numbers if all are integers, else as text."""
     names = set(labels)
     if all(map(_is_integer, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -38,7 +38,7 @@ def _is_integer(name: str) -> bool:
 
 
 def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
-    """The class index of each label, shape (N,).
+    """Return the class index of each label, shape (N,).
 
     Blanks around a label and its form of Unicode do not matter, and `2.0` is the class `2`, and the other way round.
 
@@ -68,7 +68,7 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
 
 
 def _normalize(label: str) -> str:
-    """The form in which labels are compared: without blanks around it, in one form of Unicode and of numbers."""
+    """Return the form in which labels are compared: without blanks around it, in one form of Unicode and of numbers."""
     return spelling.clean_category(label.strip())
 
 
@@ -87,7 +87,7 @@ _NO_VALUE = {"nan", "na", "n/a", "#n/a", "null"}
 
 
 def looks_empty(name: str) -> bool:
-    """Whether the name of a class is what spreadsheets and libraries write for no value."""
+    """Return whether the name of a class is what spreadsheets and libraries write for no value."""
     return name.strip().lower() in _NO_VALUE
 
 
@@ -178,7 +178,7 @@ def check_cells_are_classes(cells: Sequence[str], column: str, path: Path) -> No
 
 
 def find_several_labels(cells: Collection[str]) -> str:
-    """A cell that looks like several labels, since its parts come back in other cells; empty if there is none."""
+    """Find a cell that looks like several labels, since its parts come back in other cells; empty if there is none."""
     for mark in SEPARATORS:
         several = [cell for cell in cells if mark in cell]
         parts = {part for cell in cells for part in split_labels(cell, mark)}
@@ -189,7 +189,7 @@ def find_several_labels(cells: Collection[str]) -> str:
 
 
 def _unclear(description: str, possible: str, *marks: str) -> DataError:
-    """The error for cells that can be read in several ways; `marks` are the separators to choose from."""
+    """Return the error for cells that can be read in several ways; `marks` are the separators to choose from."""
     options = " or ".join(f'`label_separator: "{mark}"`' for mark in marks)
     return DataError(f"data.label_column: {description}", possible, f"add {options} to data")
 
@@ -199,7 +199,7 @@ def _quote(cell: str) -> str:
 
 
 def describe_label_counts(counts: Counter[str], unlabelled_count: int) -> str:
-    """How often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
+    """Return how often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
     order = sorted(counts, key=lambda name: (-counts[name], name))
     without_labels = f"; {unlabelled_count:,} images have none" if unlabelled_count else ""
     return f"labels: {list_names([f'{name} {counts[name]:,}' for name in order], 20)}{without_labels}"

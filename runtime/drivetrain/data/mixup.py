@@ -24,7 +24,7 @@ Box = tuple[int, int, int, int]
 
 
 def uses_mixing(job: Job) -> bool:
-    """Whether the job has mixup or cutmix."""
+    """Return whether the job has mixup or cutmix."""
     augment = getattr(job.data, "augment", None)
     return bool(getattr(augment, "mixup", None) or getattr(augment, "cutmix", None))
 

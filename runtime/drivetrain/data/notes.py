@@ -15,6 +15,6 @@ def format_note(note: str, part: str = "data") -> str:
 
 
 def list_names(names: Sequence[str], max_listed: int = 10, separator: str = ", ") -> str:
-    """The first names, and how many there are more: `a, b, c and 7 more`."""
+    """List the first names, and how many there are more: `a, b, c and 7 more`."""
     remainder = f" and {len(names) - max_listed:,} more" if len(names) > max_listed else ""
     return separator.join(map(printable, names[:max_listed])) + remainder

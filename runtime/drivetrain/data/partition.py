@@ -29,7 +29,7 @@ Groups = npt.NDArray[np.int64]
 
 
 def number_groups(names: Sequence[str | None]) -> Groups:
-    """The number of each sample's group, shape (N,); a sample without a name is a group of its own."""
+    """Return the number of each sample's group, shape (N,); a sample without a name is a group of its own."""
     number_of: dict[object, int] = {}
     return np.array([number_of.setdefault(name or index, len(number_of)) for index, name in enumerate(names)], np.int64)
 
@@ -97,7 +97,7 @@ def assign_parts(
 def describe_division(
     column: str, groups: Groups, train_rows: Ids, validation_rows: Ids, lost_classes: Sequence[str]
 ) -> str:
-    """A note on how many groups are on each side of the split, and on classes that are in validation only."""
+    """Return a note on how many groups are on each side of the split, and on classes that are in validation only."""
     group_counts = [len(np.unique(groups[rows])) for rows in (train_rows, validation_rows)]
     lost_text = (
         f"; without a training sample, since all their groups are for validation: {', '.join(lost_classes)}"
@@ -150,7 +150,7 @@ def split_fraction(labels: npt.NDArray[np.int64], fraction: float, seed: int) ->
 
 
 def find_rarest_labels(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The rarest of the labels (N, labels) of each sample, 0 or 1, by which a split is stratified; shape (N,).
+    """Find the rarest of the labels (N, labels) of each sample, 0 or 1, by which a split is stratified; shape (N,).
 
     A frequent label is balanced through the rarer ones that occur with it. Samples without a label form a class of their
     own, numbered as one more than the last label.
@@ -207,7 +207,7 @@ class Division:
         return {COPIES_KEY: self.copy_count} if self.keeps_together else {}
 
     def describe(self, training: Ids, validation: Ids) -> list[str]:
-        """A note on how many copies there are, and whether they are on both sides."""
+        """Return a note on how many copies there are, and whether they are on both sides."""
         if not self.copy_count:
             return []
         content_count = np.unique(self.content_numbers).size

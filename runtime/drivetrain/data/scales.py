@@ -55,7 +55,7 @@ def _are_written_like_codes(values: Numbers) -> Mask:
 
 
 def _find_needed_widths(values: Numbers, low: float | Numbers) -> Numbers:
-    """The distance at which each value above a range that begins at `low` is a code, if it is written like one."""
+    """Find the distance at which each value above a range that begins at `low` is a code, if it is written like one."""
     return np.where((low >= 0) & (np.abs(values) < 1000), SMALL_CODE_WIDTHS, CODE_WIDTHS)
 
 

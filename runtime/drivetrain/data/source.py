@@ -73,7 +73,7 @@ class Source:
 
     @classmethod
     def of_job(cls, job: TableJob | SeriesJob, part: Literal["train", "validation"], files: CsvFiles) -> Source:
-        """The file that the job names for training, or for validation."""
+        """Return the file that the job names for training, or for validation."""
         data = job.data
         path = data.train if part == "train" else str(data.validation)
         return cls(job.resolve(path), f"data.{part}", files, data.bad_samples)
@@ -83,11 +83,11 @@ class Source:
         return csv_dialect.name_row(self.path, row + 1)
 
     def name_option(self, name: str) -> str:
-        """The spec key that names a column, if the file is the training data; else the file's key."""
+        """Return the spec key that names a column, if the file is the training data; else the file's key."""
         return f"data.{name}" if self.key == "data.train" else self.key
 
     def describe_bad_row(self, row: int, reason: str) -> BadSample:
-        """A row, counted from 0, that cannot be used as it is."""
+        """Return a row, counted from 0, that cannot be used as it is."""
         return BadSample(f"{self.path.name} {self.name_row(row)}", reason)
 
     def check_bad(self, unusable: Sequence[BadSample], total: int) -> list[str]:

@@ -27,7 +27,7 @@ def derive_key(seed: int, *parts: int | str) -> int:
 
 
 def make_generator(seed: int, *parts: int | str) -> np.random.Generator:
-    """A NumPy generator for random numbers of a whole batch, such as `generator(seed, "mixup", step)`."""
+    """Make a NumPy generator for random numbers of a whole batch, such as `generator(seed, "mixup", step)`."""
     return np.random.Generator(np.random.PCG64(derive_key(seed, *parts)))
 
 
@@ -41,12 +41,12 @@ def seed_globally(seed: int) -> None:
 
 
 def shuffle_samples(seed: int, epoch: int, size: int) -> Ids:
-    """The order of the samples in one epoch; shape (size,), int64."""
+    """Return the order of the samples in one epoch; shape (size,), int64."""
     return make_generator(seed, "order", epoch).permutation(size).astype(np.int64)
 
 
 def count_earlier_draws(ids: Ids) -> Ids:
-    """How often each id came before in this order, shape (N,): 0 where a sample is drawn first, then 1, 2..."""
+    """Return how often each id came before in this order, shape (N,): 0 where a sample is drawn first, then 1, 2..."""
     by_id = np.argsort(ids, kind="stable")  # equal ids form runs, in the order in which they were drawn
     run_starts = np.flatnonzero(np.diff(ids[by_id], prepend=-1))
     run_lengths = np.diff(run_starts, append=len(ids))

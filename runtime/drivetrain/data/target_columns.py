@@ -154,7 +154,7 @@ def keep_scored(target: TargetColumn, rows: Ids, head: Head) -> tuple[Ids, list[
 
 
 def list_scales(head: Head) -> list[Scale]:
-    """The scale of each number of a head."""
+    """List the scale of each number of a head."""
     return scales_from_json({name: getattr(head, name) for name in FIELDS})
 
 
@@ -169,7 +169,7 @@ def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded:
 
 
 def find_strata(target: TargetColumn, rows: Ids) -> Strata:
-    """The class of each of some rows."""
+    """Find the class of each of some rows."""
     if target.texts is None:
         return Strata(np.zeros(len(rows), np.int64), ())
     encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
@@ -200,7 +200,7 @@ def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -
 
 
 def _read_class_texts(column: pyarrow.ChunkedArray, name: str, option: str, source: str) -> Any:
-    """The class of each row as stripped text; refuses numbers with fractions, which are no classes."""
+    """Read the class of each row as stripped text; refuses numbers with fractions, which are no classes."""
     from pyarrow import types
 
     texts = column_values.texts(column)
@@ -217,7 +217,7 @@ def _read_class_texts(column: pyarrow.ChunkedArray, name: str, option: str, sour
 
 
 def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
-    """The classes of some rows, in the order of the outputs.
+    """List the classes of some rows, in the order of the outputs.
 
     Raises:
         DataError: if there is only one, or more than one per two rows; names `key`.
@@ -246,7 +246,7 @@ def find_bad_numbers(
     is_wrong: column_values.Mask,
     possible: str = "a number",
 ) -> dict[int, str]:
-    """The reason why a cell that is not empty has no number that can be used, by row."""
+    """Find the reason why a cell that is not empty has no number that can be used, by row."""
     with np.errstate(invalid="ignore"):
         is_infinite = np.abs(values) > column_values.LARGEST
     reasons = dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")

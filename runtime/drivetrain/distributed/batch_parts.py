@@ -45,7 +45,7 @@ class BatchParts:
         return len(self.select_own_samples(np.arange(self.batch_size)))
 
     def is_whole(self, samples: int) -> bool:
-        """Whether a batch of `samples` samples is too small to be cut, so that each process computes all of it.
+        """Return whether a batch of `samples` samples is too small to be cut, so that each process computes all of it.
 
         Losses and weights are summed over the processes, so the repetition cancels out.
         """
@@ -75,7 +75,7 @@ _INCREMENT, _FACTOR_1, _FACTOR_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0
 
 
 def hash_samples(ids: npt.NDArray[np.int64]) -> float:
-    """The sum of the hashes of some sample ids, whatever their order; a whole number of DIGEST_BITS bits."""
+    """Return the sum of the hashes of some sample ids, whatever their order; a whole number of DIGEST_BITS bits."""
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _INCREMENT
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTOR_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _FACTOR_2
@@ -83,7 +83,7 @@ def hash_samples(ids: npt.NDArray[np.int64]) -> float:
 
 
 def digest_batch(hash_sums: Sequence[float], *, shared: bool = True) -> str:
-    """The digest of a batch, in hexadecimal.
+    """Return the digest of a batch, in hexadecimal.
 
     Args:
         hash_sums: result of `hash_samples` in each process.

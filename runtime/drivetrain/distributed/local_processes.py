@@ -61,7 +61,7 @@ class LocalProcesses:
     """Socket at which rank 0 keeps the store; None if rank 0 is not one of these or the starter keeps it."""
 
     def environment(self, number: int) -> dict[str, str]:
-        """The environment variables of one of them, by its number among these, from 0."""
+        """Return the environment variables of one of them, by its number among these, from 0."""
         if self.total == 1:
             return {}
         variables = {
@@ -242,7 +242,7 @@ def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
 
 def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], list[str]] | None = None) -> str:
-    """The address of this node in the network that leads to the meeting place.
+    """Find the address of this node in the network that leads to the meeting place.
 
     Args:
         meet: host and port of the meeting place.
@@ -272,12 +272,12 @@ def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], l
 
 
 def find_interface(address: str) -> str:
-    """The name of the network interface with this address."""
+    """Find the name of the network interface with this address."""
     return list_addresses().get(address, LOOPBACK)
 
 
 def list_addresses() -> dict[str, str]:
-    """The name of the network interface by address, for all addresses of this machine."""
+    """List the name of the network interface by address, for all addresses of this machine."""
     return {
         row.address.partition("%")[0]: name
         for name, rows in psutil.net_if_addrs().items()
@@ -287,7 +287,7 @@ def list_addresses() -> dict[str, str]:
 
 
 def _resolve_host(host: str, port: int) -> list[str]:
-    """The addresses of a host; waits for a name that is not known yet."""
+    """Resolve the addresses of a host; waits for a name that is not known yet."""
     end = time.monotonic() + RESOLVE_TIMEOUT
     while True:
         try:
@@ -305,7 +305,7 @@ def _resolve_host(host: str, port: int) -> list[str]:
 
 
 def _find_source_address(target: str, port: int) -> str:
-    """The address of this node from which packets to the target would be sent; nothing is sent."""
+    """Find the address of this node from which packets to the target would be sent; nothing is sent."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -320,7 +320,7 @@ def _find_source_address(target: str, port: int) -> str:
 
 
 def _choose_only_address(host: str, resolved: list[str], interfaces: dict[str, str]) -> str:
-    """The leader's only IPv4 address, or its only address, for a name that does not tell it."""
+    """Choose the leader's only IPv4 address, or its only address, for a name that does not tell it."""
     parsed_addresses = {address: ipaddress.ip_address(address) for address in interfaces}
     candidates = [a for a, parsed in parsed_addresses.items() if not (parsed.is_loopback or parsed.is_link_local)]
     candidates = [address for address in candidates if ":" not in address] or candidates

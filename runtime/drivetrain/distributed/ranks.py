@@ -71,7 +71,7 @@ class Ranks:
         return self.number == 0
 
     def all_reduce_sum(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The sum of each tensor over all processes, on this process's devices.
+        """Return the sum of each tensor over all processes, on this process's devices.
 
         Raises:
             PeerError: if another process is gone.
@@ -114,7 +114,7 @@ class Ranks:
         return lambda: self._call(work[0].wait)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
+        """Return the numbers of each process, by rank: a few Python floats, never sent through a GPU.
 
         Raises:
             PeerError: if another process is gone.
@@ -127,7 +127,7 @@ class Ranks:
         return [row.tolist() for row in gathered]
 
     def copy_from_rank0(self, values: Sequence[float]) -> list[float]:
-        """The numbers of rank 0, in all processes; each passes as many of its own.
+        """Return the numbers of rank 0, in all processes; each passes as many of its own.
 
         Raises:
             PeerError: if another process is gone.
@@ -135,7 +135,7 @@ class Ranks:
         return self.all_gather(values)[0]
 
     def copy_text_from(self, source: int, text: str) -> str:
-        """The text of the process of rank `source`, in all processes; each passes its own.
+        """Return the text of the process of rank `source`, in all processes; each passes its own.
 
         Raises:
             PeerError: if another process is gone.

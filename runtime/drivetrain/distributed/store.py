@@ -27,7 +27,7 @@ ANSWER_TIMEOUT = timedelta(seconds=30)
 
 
 def find_node_name() -> str:
-    """The name of this node, as its scheduler knows it."""
+    """Find the name of this node, as its scheduler knows it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

@@ -25,7 +25,7 @@ NODES = "DRIVETRAIN_NODES"
 
 
 def count_trainers(job: Job, hardware: Hardware) -> int:
-    """The number of training processes that one supervisor starts: one per GPU, without GPUs as in the job.
+    """Return the number of training processes that one supervisor starts: one per GPU, without GPUs as in the job.
 
     An embedded training uses its own process, and a supervisor that shares its machine with others starts one.
     """
@@ -35,12 +35,12 @@ def count_trainers(job: Job, hardware: Hardware) -> int:
 
 
 def count_local_ranks(job: Job, hardware: Hardware) -> int:
-    """The number of training processes of this run that share this machine's CPUs, memory and disk."""
+    """Return the number of training processes of this run that share this machine's CPUs, memory and disk."""
     return count_trainers(job, hardware) * hardware.shared_by
 
 
 def seems_alone(job: Job, hardware: Hardware) -> bool:
-    """Whether the run has one process, as far as is known before the machines meet."""
+    """Return whether the run has one process, as far as is known before the machines meet."""
     return count_local_ranks(job, hardware) == 1 and not job.limits.several_nodes
 
 
@@ -83,5 +83,5 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
 
 
 def share_hardware(hardware: Hardware, placement: Placement | None) -> Hardware:
-    """The machine as one of several supervisors sees it: shared."""
+    """Return the machine as one of several supervisors sees it: shared."""
     return replace(hardware, shared_by=placement.local_supervisors) if placement else hardware

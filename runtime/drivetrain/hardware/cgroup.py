@@ -26,7 +26,7 @@ class CgroupController:
 
 
 def read_controllers(root: Path) -> dict[str, CgroupController]:
-    """The groups of this process, by controller."""
+    """Read the groups of this process, by controller."""
     paths, mounts = _read_paths(root), _read_mounts(root)
     return {name: _read_controller(root, name, paths, mounts) for name in _CONTROLLERS}
 
@@ -41,13 +41,13 @@ def _read_controller(
 
 
 def _read_counters(path: Path) -> dict[str, int | None]:
-    """The lines `name number` of a file."""
+    """Read the lines `name number` of a file."""
     rows = (line.split() for line in read_text(path).splitlines())
     return {row[0]: parse_number(row[1]) for row in rows if len(row) > 1}
 
 
 def _read_paths(root: Path) -> dict[str, str]:
-    """The path of the process's group by controller; version 2 has the empty name."""
+    """Read the path of the process's group by controller; version 2 has the empty name."""
     by_controller = {}
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, remainder = line.partition(":")
@@ -70,7 +70,7 @@ def _read_mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _list_usual_mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """The usual mount points, if the mount table cannot be read."""
+    """List the usual mount points, if the mount table cannot be read."""
     base = Path("sys/fs/cgroup")
     if (root / base / "cgroup.controllers").exists():
         return {"": [("/", f"/{base}")]}
@@ -78,7 +78,7 @@ def _list_usual_mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _list_folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...]:
-    """The group's folder and its ancestors up to the mount point, as far as they exist."""
+    """List the group's folder and its ancestors up to the mount point, as far as they exist."""
     top, group = root / point.lstrip("/"), PurePosixPath(path)
     names: tuple[str, ...] = ()
     if ".." in group.parts:
@@ -144,7 +144,7 @@ def read_limits(root: Path) -> CgroupLimits:
 
 
 def find_lowest_quota(group: CgroupController) -> CgroupController:
-    """The level with the lowest quota, which may be an ancestor such as a systemd slice; else the innermost."""
+    """Find the level with the lowest quota, which may be an ancestor such as a systemd slice; else the innermost."""
     levels = [(quota, folder) for folder in group.folders if (quota := _read_quota(group.version, folder))]
     return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
 
@@ -182,7 +182,7 @@ def _count_cpuset(group: CgroupController) -> int | None:
 
 
 def _read_quota(version: int, folder: Path) -> float | None:
-    """The CPU quota of one level, in CPUs; None if it has none."""
+    """Read the CPU quota of one level, in CPUs; None if it has none."""
     if version == 2:
         fields = [*read_text(folder / "cpu.max").split(), "", ""]
         quota, period = parse_number(fields[0]), parse_number(fields[1])
@@ -225,7 +225,7 @@ def _allows_swap(group: CgroupController) -> bool:
 
 
 def read_memory_limit() -> int:
-    """Bytes of memory that this process may use: those of the machine, or its limit."""
+    """Return the bytes of memory that this process may use: those of the machine, or its limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(read_limits(Path("/")).memory or machine, machine)
 
@@ -238,7 +238,7 @@ class ProcessCgroup:
         self.cpu, self.tightest = find_lowest_quota(groups["cpu"]), _find_lowest_memory(groups["memory"])
 
     def read_memory(self) -> tuple[int | None, int | None]:
-        """The limit and the use of its group, in bytes; None if there is none."""
+        """Read the limit and the use of its group, in bytes; None if there is none."""
         return find_lowest_limit(read_memory_levels(self.tightest))[:2]
 
     def read_throttled_seconds(self) -> float | None:
@@ -252,7 +252,7 @@ class ProcessCgroup:
 
 
 def _find_lowest_memory(group: CgroupController) -> CgroupController:
-    """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
+    """Find the level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
     levels = [replace(group, folders=(folder,)) for folder in group.folders]
     limits = [find_lowest_limit(read_memory_levels(level))[0] for level in levels]
     lowest = min((limit for limit in limits if limit is not None), default=None)
@@ -260,6 +260,6 @@ def _find_lowest_memory(group: CgroupController) -> CgroupController:
 
 
 def is_killed_as_one(root: Path = Path("/")) -> bool:
-    """Whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
+    """Return whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
     memory = read_controllers(root)["memory"]
     return memory.version == 2 and any(read_text(folder / "memory.oom.group") == "1" for folder in memory.folders)

@@ -101,7 +101,7 @@ def read_cpu(
 
 
 def _read_cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
-    """The variable that caps the instruction set, and the flags it removes; a cap on either library counts."""
+    """Read the variable that caps the instruction set, and the flags it removes; a cap on either library counts."""
     variables, removed, levels = [], set[str](), list(_REMOVED_FLAGS)
     for name in _CAP_VARIABLES:
         word = environ.get(name, "").upper()
@@ -120,7 +120,7 @@ def compute_cpu_budget(affinity: int, cpuset: int | None, quota: float | None) -
 
 
 def _read_first_block(root: Path) -> dict[str, str]:
-    """The first processor in /proc/cpuinfo; no more is read, because the kernel generates the text slowly."""
+    """Read the first processor in /proc/cpuinfo; no more is read, because the kernel generates the text slowly."""
     fields: dict[str, str] = {}
     try:
         with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
@@ -189,7 +189,7 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def _read_cpuinfo_cores(root: Path) -> dict[int, str]:
-    """The core of each CPU in /proc/cpuinfo, if listed."""
+    """Read the core of each CPU in /proc/cpuinfo, if listed."""
     return {
         int(block["processor"]): f"{block.get('physical id', '')}/{block['core id']}"
         for block in _read_blocks(root)

@@ -89,7 +89,7 @@ def _detect_environment(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def _is_container(root: Path) -> bool:
-    """Whether this is a container. A virtual machine booted from an image has the marker file, but is none."""
+    """Return whether this is a container. A virtual machine booted from an image has the marker file, but is none."""
     first, mounts = read_text(root / "proc/1/cgroup"), read_text(root / "proc/self/mountinfo")
     if any(hint in first for hint in _CONTAINER_WORDS) or (root / "run/systemd/container").exists():
         return True
@@ -98,7 +98,7 @@ def _is_container(root: Path) -> bool:
 
 
 def name_machine(cpu: Cpu, environment_kind: str, gpus: tuple[Gpu, ...]) -> str:
-    """A short name for titles."""
+    """Return a short name for titles."""
     kind = "host" if environment_kind == "host" else "container"
     if not gpus:
         return f"{cpu.budget}-CPU {kind}"

@@ -21,7 +21,7 @@ _CPU_HINT = "`limits: {gpus: none}` trains on the CPU"
 
 
 def choose_launch_image(hardware: Hardware) -> str:
-    """The name of the image for a GPU job; raises DeviceError if there is no GPU that a container could use."""
+    """Choose the name of the image for a GPU job; raises DeviceError if there is no GPU that a container could use."""
     gpu = hardware.gpu
     if gpu is None:
         raise DeviceError(
@@ -39,7 +39,7 @@ def choose_launch_image(hardware: Hardware) -> str:
 
 
 def select_devices(hardware: Hardware, requested: gpu_selection.GpuRequest) -> Hardware:
-    """The hardware with only the GPUs that the job uses, all of them usable for training.
+    """Select the hardware with only the GPUs that the job uses, all of them usable for training.
 
     Args:
         hardware: the whole machine.
@@ -114,7 +114,7 @@ def check_build(hardware: Hardware) -> None:
 
 
 def has_code_for(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether compiled code for `architectures` (sm_75, sm_90a, compute_80, ...) runs on a chip.
+    """Return whether compiled code for `architectures` (sm_75, sm_90a, compute_80, ...) runs on a chip.
 
     Machine code (sm) runs on later chips of the same major version, portable code (compute) on all later chips; a
     suffix binds it to the chip (a) or its family (f).

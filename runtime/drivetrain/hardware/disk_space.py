@@ -56,7 +56,7 @@ def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _ensure_private(folder: Path) -> Path:
-    """The folder if it is private, else a new one: anyone could have created one with so predictable a name."""
+    """Return the folder if it is private, else a new one: anyone could have created one with so predictable a name."""
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -82,7 +82,7 @@ def _find_temporary_folder() -> Path | None:
 
 
 def _find_existing(path: Path) -> Path:
-    """The path, or its nearest existing parent: a new folder is on the same mount."""
+    """Find the path, or its nearest existing parent: a new folder is on the same mount."""
     path = Path(os.path.abspath(path))
     return next((p for p in (path, *path.parents) if os.path.exists(p)), path)
 

@@ -167,7 +167,7 @@ class Hardware:
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values, from which `from_json` restores the object; rare facts only where they hold."""
+        """Return plain JSON values, from which `from_json` restores the object; rare facts only where they hold."""
         values = asdict(self)
         for name, usual in (("wsl2", False), ("shared_by", 1)):
             if values[name] == usual:

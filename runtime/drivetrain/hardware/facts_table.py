@@ -17,7 +17,7 @@ _Row = tuple[str, str, str, str]
 
 
 def render_facts(hardware: Hardware) -> RenderableType:
-    """The table of `drivetrain plan` without a job for 100 columns, followed by what is wrong or assumed."""
+    """Return the table of `drivetrain plan` without a job for 100 columns, followed by what is wrong or assumed."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("fact", no_wrap=True)
     table.add_column("the machine", overflow="fold")

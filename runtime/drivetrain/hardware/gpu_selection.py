@@ -26,7 +26,7 @@ UNUSED_MEMORY_SHARE = 0.9
 
 
 def select_gpus(hardware: Hardware, requested: GpuRequest = "auto") -> Hardware:
-    """The hardware with only the GPUs that a job uses, and a note if there was a choice.
+    """Select the hardware with only the GPUs that a job uses, and a note if there was a choice.
 
     Args:
         hardware: the whole machine.
@@ -63,7 +63,7 @@ def _rank_gpu(gpu: Gpu) -> tuple[object, ...]:
 
 
 def _select_numbers(hardware: Hardware, requested: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs that the job lists. The weakest comes first, since decisions are based on the first and must suit
+    """Select the GPUs that the job lists. The weakest comes first, since decisions are based on the first and must suit
     all.
     """
     by_number = {gpu.index: gpu for gpu in hardware.gpus}
@@ -118,14 +118,14 @@ def build_environment(hardware: Hardware) -> dict[str, str]:
 
 
 def count_allowed_bytes(gpu: Gpu, requested: float | str | None) -> int:
-    """Bytes of a GPU that a job's `limits.gpu_memory` allows: a share, a size, or all of it."""
+    """Return the bytes of a GPU that a job's `limits.gpu_memory` allows: a share, a size, or all of it."""
     if requested is None:
         return gpu.memory
     return min(gpu.memory, parse_bytes(requested) if isinstance(requested, str) else int(gpu.memory * requested))
 
 
 def count_available_bytes(gpu: Gpu, requested: float | str | None) -> int:
-    """Bytes of a GPU that a job may use, given the use of others."""
+    """Return the bytes of a GPU that a job may use, given the use of others."""
     return min(gpu.free, count_allowed_bytes(gpu, requested))
 
 

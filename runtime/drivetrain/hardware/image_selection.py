@@ -37,7 +37,7 @@ class Image:
 
 
 def choose_image(hardware: Hardware) -> Image:
-    """The image for this machine, by capability and driver of its first GPU."""
+    """Choose the image for this machine, by capability and driver of its first GPU."""
     gpu = hardware.gpu
     if gpu is None:
         return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU found")
@@ -58,6 +58,6 @@ def choose_image(hardware: Hardware) -> Image:
 
 
 def parse_driver_major(gpu: Gpu) -> int:
-    """The driver's branch: 580 of 580.95.05; 0 if unparsable."""
+    """Parse the driver's branch: 580 of 580.95.05; 0 if unparsable."""
     head = gpu.driver.split(".")[0]
     return int(head) if head.isdigit() else 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def read_text(path: Path) -> str:
-    """The stripped text of a kernel file; empty if it cannot be read."""
+    """Read the stripped text of a kernel file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -14,12 +14,12 @@ def read_text(path: Path) -> str:
 
 
 def parse_number(value: str) -> int | None:
-    """The number in a kernel file; None for `max`, `-1`, an empty or an invalid value."""
+    """Parse the number in a kernel file; None for `max`, `-1`, an empty or an invalid value."""
     return int(value) if value.isascii() and value.isdigit() else None
 
 
 def parse_cpu_list(value: str) -> frozenset[int]:
-    """The CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
+    """Parse the CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
     cpus: set[int] = set()
     for part in value.split(","):
         first, _, last = (p.strip() for p in part.partition("-"))

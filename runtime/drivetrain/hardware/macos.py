@@ -26,12 +26,12 @@ _FLAGS = {
 
 
 def is_macos() -> bool:
-    """Whether this process runs on macOS itself."""
+    """Return whether this process runs on macOS itself."""
     return platform.system() == "Darwin"
 
 
 def read_sysctl() -> dict[str, str]:
-    """The values of this Mac by name; empty if they cannot be read."""
+    """Read the values of this Mac by name; empty if they cannot be read."""
     import subprocess  # slow to import, and never needed on Linux
 
     try:
@@ -42,13 +42,13 @@ def read_sysctl() -> dict[str, str]:
 
 
 def parse_sysctl(text: str) -> dict[str, str]:
-    """The lines `name: value` of sysctl."""
+    """Parse the lines `name: value` of sysctl."""
     rows = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, colon, value in rows if colon}
 
 
 def read_cpu(values: Mapping[str, str], machine: str | None = None) -> Cpu:
-    """The processor: macOS has no cgroups, and a process may use all CPUs.
+    """Read the processor: macOS has no cgroups, and a process may use all CPUs.
 
     Args:
         values: from sysctl.

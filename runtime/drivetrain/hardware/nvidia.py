@@ -27,7 +27,7 @@ _FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib",
 def read_gpus(
     root: Path, environ: Mapping[str, str], environment_kind: str, nvml: Any = None
 ) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs that CUDA will show to this process, in its order, and what is wrong with the others.
+    """Read the GPUs that CUDA will show to this process, in its order, and what is wrong with the others.
 
     Args:
         root: `/`, or the root of a recorded tree.
@@ -72,7 +72,7 @@ def _get_gpus(
 
 
 def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]) -> list[Gpu]:
-    """A GPU, or its MIG instances, which CUDA shows instead."""
+    """List a GPU, or its MIG instances, which CUDA shows instead."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     mig = _has_mig(nvml, handle)
@@ -106,7 +106,7 @@ def _has_mig(nvml: ModuleType, handle: object) -> bool:
 
 
 def list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
-    """The MIG instances of a GPU."""
+    """Yield the MIG instances of a GPU."""
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(nvml.NVMLError):  # slots are numbered, and most are empty
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -141,7 +141,7 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
 
 
 def _find_pci_device(root: Path) -> str | None:
-    """The PCI address of the first NVIDIA display or 3D controller."""
+    """Find the PCI address of the first NVIDIA display or 3D controller."""
     for folder in sorted(glob.glob(str(root / "sys/bus/pci/devices/*"))):
         if read_text(Path(folder, "vendor")) == "0x10de" and read_text(Path(folder, "class")).startswith("0x03"):
             return os.path.basename(folder)

@@ -22,7 +22,7 @@ _CUDA = re.compile(r"^cuda\s*(?::[^=]+)?=\s*(?:['\"]([^'\"]*)['\"]|None)", re.MU
 
 
 def read_torch(path: Sequence[str] | None = None) -> Torch | None:
-    """The torch that `import torch` would load, found without importing it.
+    """Read the torch that `import torch` would load, found without importing it.
 
     Args:
         path: folders to search, as in `sys.path` (the default).
@@ -43,7 +43,7 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
 
 
 def read_architectures(package: Path) -> tuple[str, ...]:
-    """The architectures that a CUDA build has code for, as torch.cuda.get_arch_list() returns them on a GPU.
+    """Read the architectures that a CUDA build has code for, as torch.cuda.get_arch_list() returns them on a GPU.
 
     Args:
         package: the folder of torch. The list is a string in one of its libraries; the others are not read.
@@ -105,7 +105,7 @@ def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None =
 
 
 def _find_first(name: str, folders: Iterable[str]) -> str | None:
-    """The first folder's copy of a library; if a pattern matches several, the highest version."""
+    """Find the first folder's copy of a library; if a pattern matches several, the highest version."""
     for folder in folders:
         if matches := glob.glob(f"{folder}/{name}"):
             return os.path.normpath(max(matches, key=_list_numbers))

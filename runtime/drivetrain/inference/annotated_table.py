@@ -32,7 +32,7 @@ class TableForm:
     has_decimal_comma: bool = False
 
     def format(self, value: object) -> object:
-        """A prediction as a cell: a number gets the decimal sign of the file."""
+        """Format a prediction as a cell: a number gets the decimal sign of the file."""
         return str(value).replace(".", ",") if self.has_decimal_comma and isinstance(value, float) else value
 
 

@@ -104,7 +104,7 @@ def evaluate(request: EvaluateRequest) -> int:
 
 
 def find_known_data(run: Path, data: Path) -> str | None:
-    """The key of the run's job whose files these are, by their hashes; None if they are others.
+    """Find the key of the run's job whose files these are, by their hashes; None if they are others.
 
     Of a folder the first files are compared, since it may hold millions; a file is read only if its size is that of one.
     """
@@ -121,7 +121,7 @@ def find_known_data(run: Path, data: Path) -> str | None:
 
 
 def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:
-    """The job of a run and its data, read again and unchanged since the training.
+    """Load the job of a run and its data, read again and unchanged since the training.
 
     Args:
         run: the run folder.
@@ -219,7 +219,7 @@ def _add_batches(accumulator: MetricAccumulator, batches: Any, targets: Mapping[
 
 
 def load_stored_job(run: Path, *, download: bool = True) -> Job:
-    """The run's spec; relative paths start from the folder of the original spec.
+    """Load the run's spec; relative paths start from the folder of the original spec.
 
     Args:
         run: its folder.

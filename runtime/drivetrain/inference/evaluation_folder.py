@@ -29,7 +29,7 @@ def choose_folder(run: Path, data: Path | None) -> Path:
 
 
 def _is_about(folder: Path, data: Path) -> bool:
-    """Whether an evaluation of this data is in the folder; then it is replaced."""
+    """Return whether an evaluation of this data is in the folder; then it is replaced."""
     source = RunFiles(folder).read_object(METRICS).get("data")
     return isinstance(source, str) and Path(source).resolve() == data
 
@@ -70,7 +70,7 @@ def _write_labels(table: LabelTable, path: Path) -> None:
 
 
 def _make_safe(name: str) -> str:
-    """A column name, or the name of a file, in a form that is safe in a file name."""
+    """Make a column name, or the name of a file, in a form that is safe in a file name."""
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
 
 

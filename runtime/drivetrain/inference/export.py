@@ -101,7 +101,7 @@ def _check_packages() -> None:
 
 
 def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
-    """An example for the export, the batches for the comparison, of two sizes, and what they are."""
+    """Make an example for the export, the batches for the comparison, of two sizes, and what they are."""
     from drivetrain.models import dummy_inputs
 
     def random_inputs(count: int) -> Inputs:

@@ -70,7 +70,7 @@ class LastStage:
 
 
 def compute_map(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The LayerCAM map of the predicted class of one picture, and the outputs.
+    """Compute the LayerCAM map of the predicted class of one picture, and the outputs.
 
     Args:
         network: in evaluation mode.
@@ -133,7 +133,7 @@ def draw_heat(picture: Image.Image, heat: Tensor) -> Image.Image:
 
 
 def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The worst mistakes and some right predictions, each with its heat map over its picture.
+    """Yield the worst mistakes and some right predictions, each with its heat map over its picture.
 
     Args:
         samples: of a run with exclusive classes.
@@ -148,7 +148,7 @@ def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iter
 
 
 def compute_sample_map(samples: ValidationSamples, sample: int) -> tuple[Tensor, Tensor]:
-    """The map and the outputs of a validation sample, as `compute_map` returns and raises."""
+    """Compute the map and the outputs of a validation sample, as `compute_map` returns and raises."""
     ids = np.array([sample], np.int64)
     network = samples.trained.network.to(samples.device).eval()
     gathered = samples.data.validation.gather(ids)

@@ -17,7 +17,7 @@ from drivetrain.training import losses
 def build_objective(
     folders: Sequence[Path], heads: Mapping[str, Head], targets: Targets
 ) -> tuple[losses.Objective | None, str]:
-    """The loss, or None; and what the user should know about it, or nothing.
+    """Build the loss, or None; and what the user should know about it, or nothing.
 
     Args:
         folders: where the job.yaml of the run may be.

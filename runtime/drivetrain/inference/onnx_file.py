@@ -89,7 +89,7 @@ def write(
 
 
 def compute_difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> float:
-    """The largest difference between the outputs of file and network; relative for outputs above 1."""
+    """Compute the largest difference between the outputs of file and network; relative for outputs above 1."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -105,7 +105,7 @@ def compute_difference(network: FlatOutputs, path: Path, batches: Sequence[Input
 
 
 def _find_cause(error: Exception) -> str:
-    """The first cause; the exporter wraps it into long advice."""
+    """Find the first cause; the exporter wraps it into long advice."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

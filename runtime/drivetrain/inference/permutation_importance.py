@@ -61,12 +61,12 @@ class PermutedSplit:
         return inputs
 
     def title(self, index: int) -> str:
-        """The name of a row."""
+        """Return the name of a row."""
         return self.split.title(int(self.rows[index]))
 
 
 def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
-    """The input columns of a table, or the channels of a series, each with its parts.
+    """List the input columns of a table, or the channels of a series, each with its parts.
 
     A number with a mark for missing values, and a date of which several numbers were made, are permuted as one column.
     """
@@ -132,7 +132,7 @@ def measure_importance(samples: ValidationSamples) -> dict[str, Any]:
 
 
 def _choose_rows(samples: ValidationSamples, column_count: int) -> Ids:
-    """All validation rows, or as many of them as the fewest repetitions can take in time."""
+    """Choose all validation rows, or as many of them as the fewest repetitions can take in time."""
     split = samples.data.validation
     rows = np.arange(len(split), dtype=np.int64)
     start = time.monotonic()

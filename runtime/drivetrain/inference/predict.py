@@ -127,7 +127,7 @@ def _open_input_table(request: PredictRequest, data: NewSamples, files: CsvFiles
 
 
 def _is_for_terminal(request: PredictRequest) -> bool:
-    """Whether a person reads the predictions on a terminal."""
+    """Return whether a person reads the predictions on a terminal."""
     return request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
 
 
@@ -205,7 +205,7 @@ def _list_cells(answer: Mapping[str, Answer], form: TableForm | None = None) -> 
 
 
 def _format_cell(value: Any, form: TableForm | None, is_share: bool) -> Any:
-    """A prediction or a probability for a cell, exact without a form."""
+    """Format a prediction or a probability for a cell, exact without a form."""
     if form is None:
         return value
     return form.format(round(value, 4) if is_share else value)

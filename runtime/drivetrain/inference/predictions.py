@@ -90,5 +90,5 @@ def _list_numbers(head: Head, values: Tensor) -> Iterator[Answer]:
 
 
 def _shorten(probability: float) -> float:
-    """The number with the fewest digits that float32 reads as this one."""
+    """Return the number with the fewest digits that float32 reads as this one."""
     return float(str(np.float32(probability)))

@@ -59,7 +59,7 @@ class LabelReview:
     """The pairs of classes that the runs can hardly tell apart, with their mistakes."""
 
     def describe(self) -> list[str]:
-        """The result, for the terminal and the page."""
+        """Return the result, for the terminal and the page."""
         if not self.labels:
             return ["labels: no output has exclusive classes, so no label can be judged"]
         judges = f"to runs that were not trained on them and agree with {self.agreeing / self.labels:.1%} of all"
@@ -89,7 +89,7 @@ class HeadPredictions:
 
 
 def find_suspicious(probabilities: Numbers, labels: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The samples whose labels are probably wrong, with the suggested class; the most suspicious first.
+    """Find the samples whose labels are probably wrong, with the suggested class; the most suspicious first.
 
     Args:
         probabilities: (N, classes), each row by a model that was not trained on that sample.
@@ -110,7 +110,7 @@ def find_suspicious(probabilities: Numbers, labels: npt.NDArray[np.int64]) -> li
 def find_confused_pairs(
     predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: Sequence[str]
 ) -> list[str]:
-    """The pairs of classes of which runs take the most samples for the other one, the worst first."""
+    """Find the pairs of classes of which runs take the most samples for the other one, the worst first."""
     counts = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(counts, (labels, predicted), 1)
     mistakes, samples = np.triu(counts + counts.T, 1), counts.sum(1)

@@ -35,11 +35,11 @@ class ValidationSamples:
         return MetricAccumulator(self.heads, self.objective)
 
     def compute_outputs(self, split: Split) -> Batches:
-        """The outputs for all samples of a split."""
+        """Compute the outputs for all samples of a split."""
         return forward.compute_outputs(self.trained.network, self.heads, split, self.data.prepare, self.device)
 
     def measure(self, split: Split) -> float:
-        """The metric that chose the weights, on a split; NaN if these samples have none."""
+        """Measure the metric that chose the weights, on a split; NaN if these samples have none."""
         accumulator = self.make_accumulator()
         for ids, outputs in self.compute_outputs(split):
             index = torch.from_numpy(ids)

@@ -104,7 +104,7 @@ class CustomTask(Job):
         return []
 
     def has_own_loss(self) -> bool:
-        """Whether the job has a user loss."""
+        """Return whether the job has a user loss."""
         return getattr(self.train.loss, "name", "") == "own"
 
     def list_watched_metrics(self) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -89,7 +89,7 @@ class CsvOptions(Spec):
     skip: Natural = Field(0, description="lines above the header: titles, comments and empty lines")
 
     def list_settings(self) -> dict[str, str]:
-        """The options that are not auto, as on the command line."""
+        """List the options that are not auto, as on the command line."""
         return {key: str(value) for key, value in self.model_dump().items() if value not in ("auto", 0)}
 
 

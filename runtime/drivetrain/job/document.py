@@ -34,5 +34,5 @@ class Document:
         return path
 
     def has(self, path: Path) -> bool:
-        """Whether `path` exists in the document."""
+        """Return whether `path` exists in the document."""
         return path in self.places

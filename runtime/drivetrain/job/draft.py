@@ -49,7 +49,7 @@ class Draft:
     checkpoint: list[Entry] = field(default_factory=list)
 
     def text(self, name: str, heading: Sequence[str]) -> str:
-        """The YAML file, starting with `heading` as comments."""
+        """Return the YAML file, starting with `heading` as comments."""
         remarks = [f"Found: {line}" for line in self.found] + [f"Choice: {line}" for line in self.choices]
         lines = [f"# {printable(line, MAX_COMMENT_CHARACTERS)}" for line in (*heading, *remarks)]
         lines += _format_lines([Entry("name", quote(name)), Entry("task", self.task, self.reason)])
@@ -78,14 +78,14 @@ def name_job_file(data: Path) -> Path:
 
 
 def make_run_name(text: str) -> str:
-    """The most similar valid name: letters, digits, dots, dashes and underscores; accents are removed."""
+    """Make the most similar valid name: letters, digits, dots, dashes and underscores; accents are removed."""
     spelled = unicodedata.normalize("NFKD", text.replace("ß", "ss"))
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", "".join(c for c in spelled if not unicodedata.combining(c)))
     return re.sub(r"^[^A-Za-z0-9]+", "", plain)[:64].rstrip("-") or "job"
 
 
 def _format_lines(entries: Iterable[Entry], indent: str = "") -> list[str]:
-    """Each key with its reason beside it, or above it if the value is long."""
+    """Format each key with its reason beside it, or above it if the value is long."""
     lines = []
     for entry in entries:
         line, reason = f"{indent}{entry.key}: {entry.value}", printable(entry.reason, MAX_COMMENT_CHARACTERS)

@@ -131,7 +131,7 @@ class EmbeddedJob(CustomTask):
     own_metrics: dict[str, EmbeddedMetric] = Field({}, description="metrics of the program, by name")
 
     def metrics(self) -> list[str]:
-        """Every metric of an evaluation, with those of the program."""
+        """Return every metric of an evaluation, with those of the program."""
         return [*super().metrics(), *(f"validation/{name}" for name in self.own_metrics)]
 
     def problems(self) -> Iterator[Problem]:

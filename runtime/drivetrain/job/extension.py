@@ -31,6 +31,6 @@ def read_name(folder: Path) -> str:
 
 
 def describe_unfinished(folder: Path) -> str:
-    """The beginning of a message about an unfinished run: which run it continues, if it continues one."""
+    """Return the beginning of a message about an unfinished run: which run it continues, if it continues one."""
     name = read_name(folder)
     return f"{folder} is unfinished" + (f" and continues {name}" if name else "")

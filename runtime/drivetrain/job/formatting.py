@@ -39,7 +39,7 @@ def _hide_credential(match: re.Match[str]) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value in YAML notation, for messages."""
+    """Format a value in YAML notation, for messages."""
     match value:
         case None | bool():
             return {None: "null", True: "true", False: "false"}[value]
@@ -55,7 +55,7 @@ def format_value(value: object) -> str:
 
 
 def format_metric(value: float) -> str:
-    """A loss or metric: four decimals, or four digits if they would not show it; six digits of a large one."""
+    """Format a loss or metric: four decimals, or four digits if they would not show it; six digits of a large one."""
     if abs(value) >= 1000:
         return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"

@@ -42,7 +42,7 @@ class HubAddress:
         return f"{self.root}/{self.path}" if self.path else self.root
 
     def at(self, commit: str) -> HubAddress:
-        """The same at a commit."""
+        """Return the same at a commit."""
         return replace(self, revision=commit)
 
     def below(self, path: str) -> HubAddress:
@@ -51,12 +51,12 @@ class HubAddress:
 
 
 def is_on_hub(text: object) -> bool:
-    """Whether a path in a spec means the hub."""
+    """Return whether a path in a spec means the hub."""
     return isinstance(text, str) and text.startswith("hf:")
 
 
 def parse(text: str) -> HubAddress | None:
-    """The address that a text is; None if it is none."""
+    """Return the address that a text is; None if it is none."""
     match = _ADDRESS.fullmatch(text)
     if not match:
         return None

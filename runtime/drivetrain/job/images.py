@@ -115,7 +115,7 @@ class ImageClassificationJob(ImageJob):
     data: ImageClassificationData = Field(description="the training and validation data")
 
     def losses(self) -> tuple[str, ...]:
-        """The losses that fit the number of labels of an image."""
+        """Return the losses that fit the number of labels of an image."""
         return ("bce",) if self.data.several else ("cross-entropy", "focal")
 
     def scores(self) -> tuple[str, ...]:

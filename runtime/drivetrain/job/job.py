@@ -141,23 +141,23 @@ class Job(Spec):
         return self._parameters
 
     def heads(self) -> tuple[str, ...]:
-        """Names of the outputs; one empty name for a single output."""
+        """Return the names of the outputs; one empty name for a single output."""
         return ("",)
 
     def losses(self) -> tuple[str, ...]:
-        """Names of the losses that fit the task; empty if any does."""
+        """Return the names of the losses that fit the task; empty if any does."""
         return self.LOSSES
 
     def scores(self) -> tuple[str, ...]:
-        """Names of the metrics of each output."""
+        """Return the names of the metrics of each output."""
         return (*self.METRICS, SCALED_RMSE) if len(self.number_columns()) > 1 else self.METRICS
 
     def number_columns(self) -> tuple[str, ...]:
-        """The columns of numbers to predict, as far as the spec names them; empty for other tasks."""
+        """Return the columns of numbers to predict, as far as the spec names them; empty for other tasks."""
         return ()
 
     def metrics(self) -> list[str]:
-        """Every metric of an evaluation, which the job can use for decisions."""
+        """Return every metric of an evaluation, which the job can use for decisions."""
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
@@ -169,7 +169,7 @@ class Job(Spec):
         return names
 
     def watched_metrics(self) -> dict[tuple[str, ...], str | None]:
-        """The metric at each key that names one for a decision; None where the key is absent."""
+        """Return the metric at each key that names one for a decision; None where the key is absent."""
         stopping, schedule = self.train.early_stopping, self.train.schedule
         return {
             ("checkpoint", "best"): self.checkpoint.best,
@@ -178,7 +178,7 @@ class Job(Spec):
         }
 
     def best(self) -> str:
-        """The metric that selects the best checkpoint."""
+        """Return the metric that selects the best checkpoint."""
         if self.checkpoint.best:
             return self.checkpoint.best
         first, metric = self.heads()[0], SCALED_RMSE if len(self.number_columns()) > 1 else self.BEST
@@ -202,14 +202,14 @@ class Job(Spec):
         return in_folder if os.path.exists(in_folder) or not os.path.exists(expanded) else expanded
 
     def _find_copy(self, path: str) -> Path | None:
-        """The local copy of an address in a store, or of a path below it; None if there is none."""
+        """Find the local copy of an address in a store, or of a path below it; None if there is none."""
         for address, local_copy in self._copies.items():
             if path == address or path.startswith(f"{address}/"):
                 return local_copy / path.removeprefix(address).lstrip("/")
         return None
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
-        """Every path in the spec, with its key."""
+        """Return every path in the spec, with its key."""
         paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
         if isinstance(self.data.validation, str):
             paths.append((("data", "validation"), self.data.validation))
@@ -237,7 +237,7 @@ class Job(Spec):
         return [(self.model_key(key), text) for key, text in candidates if isinstance(text, str) and text]
 
     def model_key(self, key: str) -> tuple[str, ...]:
-        """The path of a key of `model:`; `from` where the spec has the short form of a name."""
+        """Return the path of a key of `model:`; `from` where the spec has the short form of a name."""
         has_short_form = key == "name" and self.document.has(("model", "from"))
         return ("model", "from" if has_short_form else key)
 
@@ -263,7 +263,7 @@ class Job(Spec):
         yield from ()
 
     def refuse_class_weights(self) -> Iterator[Problem]:
-        """The problem of class weights in a task without classes."""
+        """Yield the problem of class weights in a task without classes."""
         if self.train.class_weights != "none":
             yield self.problem(
                 ("train", "class_weights"),
@@ -273,7 +273,7 @@ class Job(Spec):
             )
 
     def refuse_idle_keys(self, keys: Sequence[str], possible: str) -> Iterator[Problem]:
-        """The problems of keys of `model:` without an effect on the network of that name.
+        """Yield the problems of keys of `model:` without an effect on the network of that name.
 
         The spec that a run stores has every key with its default.
         """
@@ -288,20 +288,20 @@ class Job(Spec):
         return f"{self.document.place(path)}: {dot_key(path)}"
 
     def problem(self, path: KeyPath, description: str, possible: str, action: str) -> Problem:
-        """A problem of the value at `path` of the spec."""
+        """Return a problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)
 
     def spec_error(self, path: KeyPath, description: str, possible: str, action: str) -> SpecError:
-        """The error about the value at `path` of the spec, if it has only this one problem."""
+        """Return the error about the value at `path` of the spec, if it has only this one problem."""
         return SpecError(self.problem(path, description, possible, action))
 
     def dump(self) -> dict[str, object]:
-        """The spec with all defaults, as plain values."""
+        """Return the spec with all defaults, as plain values."""
         return self.model_dump(mode="json")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of the metric is an improvement."""
+    """Return whether a smaller value of the metric is an improvement."""
     name = metric.rsplit("/", 1)[-1]
     return name in ("loss", "mse", "mae", "rmse", SCALED_RMSE, MAPE, "error", "brier", "ece") or name.endswith(
         ("-loss", "_loss", "-error", "_error")

@@ -65,7 +65,7 @@ class Limits(Spec):
     )
 
     def allows(self, nodes: int) -> bool:
-        """Whether so many machines may train together."""
+        """Return whether so many machines may train together."""
         if isinstance(self.nodes, NodeRange):
             return self.nodes.least <= nodes <= (self.nodes.most or nodes)
         return self.nodes in (None, nodes)

@@ -126,7 +126,7 @@ class CustomModel(Spec):
 
 
 def choose_model_kind(value: object) -> str:
-    """The form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
+    """Choose the form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
     keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if "file" in keys:
         return "own"

@@ -17,23 +17,23 @@ _LIKE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def list_remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """The data and the weights of a job that are in a store, with their keys."""
+    """List the data and the weights of a job that are in a store, with their keys."""
     return [(key, text) for key, text in (*job.data_paths(), *job.model_paths()) if is_remote(text)]
 
 
 def list_schemes(job: Job) -> list[str]:
-    """The schemes of the stores that a run reads and writes."""
+    """List the schemes of the stores that a run reads and writes."""
     copy_address = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
     return sorted({parse(text).scheme for text in (*copy_address, *(text for _, text in list_remote_paths(job)))})
 
 
 def list_local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """The data of a job that is elsewhere, with its keys."""
+    """List the data of a job that is elsewhere, with its keys."""
     return [(key, text) for key, text in job.data_paths() if not is_remote(text)]
 
 
 def list_readable_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """The data of a job but what is in a store and has no copy here, with its keys."""
+    """List the data of a job but what is in a store and has no copy here, with its keys."""
     absent = job.list_unfetched()
     return [(key, text) for key, text in job.data_paths() if not is_remote(text) or (key, text) not in absent]
 

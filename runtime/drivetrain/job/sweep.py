@@ -75,7 +75,7 @@ class Parameter:
 
 
 def format_assignments(values: Mapping[str, JsonValue]) -> list[str]:
-    """The values by key as `--set` options take them; `train.optimizer` before `train.optimizer.lr`."""
+    """Format the values by key as `--set` options take them; `train.optimizer` before `train.optimizer.lr`."""
     return [
         f"{key}={json.dumps(values[key], ensure_ascii=False)}" for key in sorted(values, key=lambda key: key.count("."))
     ]

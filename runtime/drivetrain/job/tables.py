@@ -188,7 +188,7 @@ class TableClassificationJob(TableJob):
         return LABEL_METRICS if len(self.data.target) > 1 else self.METRICS
 
     def losses(self) -> tuple[str, ...]:
-        """The losses that fit the number of label columns."""
+        """Return the losses that fit the number of label columns."""
         return ("bce",) if len(self.data.target) > 1 else ("cross-entropy", "focal")
 
 

@@ -255,5 +255,5 @@ class Train(Spec):
         return USUAL_BATCH if self.batch_size == "auto" else self.batch_size
 
     def is_deterministic(self, *, on_gpu: bool) -> bool:
-        """Whether only deterministic kernels are allowed."""
+        """Return whether only deterministic kernels are allowed."""
         return not on_gpu if self.deterministic == "auto" else self.deterministic

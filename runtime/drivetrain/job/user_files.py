@@ -54,7 +54,7 @@ Functions = dict[str, Signature | None]
 
 
 def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
-    """Why `file` is no Python file in `folder`, as the three parts of a problem; None if it is one."""
+    """Explain why `file` is no Python file in `folder`, as the three parts of a problem; None if it is one."""
     path = Path(file)
     if path.suffix != ".py":
         return f"is {format_value(file)}", KIND, "name a .py file"
@@ -75,7 +75,7 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
 
 
 def find_obstacle(path: Path) -> str | None:
-    """Why a path cannot be read, as the end of a sentence; None if it can."""
+    """Explain why a path cannot be read, as the end of a sentence; None if it can."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +115,7 @@ def suggest_nearest_path(folders: Sequence[Path], path: str) -> str:
 
 
 def suggest_nearby_file(folders: Sequence[Path], path: str) -> str:
-    """A hint if a file of the same name is near these folders; empty if there is none.
+    """Return a hint if a file of the same name is near these folders; empty if there is none.
 
     The folders, their parents, and their subfolders are searched, where the files of a copied job file may have stayed.
     """
@@ -150,7 +150,7 @@ def find_problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: S
 
 
 def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
-    """The functions and classes of a file, or why it cannot be read."""
+    """Find the functions and classes of a file, or why it cannot be read."""
     path = (*key, "file")
     if misplacement := find_misplacement(job.folder, file):
         return job.problem(path, *misplacement)
@@ -182,7 +182,7 @@ def describe_syntax_error(file: str, error: SyntaxError) -> str:
 
 
 def make_function_problem(job: Job, path: tuple[str, ...], name: str, file: str, functions: Functions) -> Problem:
-    """A problem with the name of a function that the file does not have."""
+    """Make a problem with the name of a function that the file does not have."""
     public = [function for function in functions if not function.startswith("_")]
     return job.problem(
         path,

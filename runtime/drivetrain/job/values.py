@@ -46,7 +46,7 @@ class ShortForm:
     """An annotation: the value is expanded from short forms before it is checked."""
 
     def expand(self, value: object) -> object:
-        """The long form of a value."""
+        """Return the long form of a value."""
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -93,7 +93,7 @@ class _NameExpansion(ShortForm):
 
 
 def _describe_from(form: dict[str, Any]) -> dict[str, object]:
-    """The schema of `from: FOLDER`, the short form of `source: run` and `name: FOLDER`."""
+    """Return the schema of `from: FOLDER`, the short form of `source: run` and `name: FOLDER`."""
     properties = {"from": form["properties"]["name"], **form["properties"]}
     del properties["name"], properties["source"]
     return form | {"properties": properties, "required": ["from"], "title": "From"}
@@ -127,7 +127,7 @@ def check_size(text: str) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in `90s`, `5m`, `2h`, `1d`."""
+    """Return the seconds in `90s`, `5m`, `2h`, `1d`."""
     match = _DURATION.fullmatch(text)
     if not match:
         raise PydanticCustomError("duration", "a duration with its unit: 90s, 5m, 2h")

@@ -64,11 +64,11 @@ class Workload:
     """FLOPs per byte of its outputs."""
 
     def has(self, *kinds: str) -> bool:
-        """Whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""
+        """Return whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""
         return any(layer.startswith(kinds) for layer in self.layers)
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         return asdict(self)
 
 
@@ -76,6 +76,6 @@ _UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 
 
 def format_flop(count: float) -> str:
-    """A number of FLOPs with a suitable unit: 13.33 GFLOP."""
+    """Format a number of FLOPs with a suitable unit: 13.33 GFLOP."""
     unit, name = next(((unit, name) for unit, name in _UNITS if count >= unit), (1.0, "FLOP"))
     return f"{count / unit:.4g} {name}"

@@ -73,7 +73,7 @@ class FeatureCells:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is empty, a truth value, or a number in any form that the reader of the data knows."""
+    """Return whether a cell is empty, a truth value, or a number in any form that the reader of the data knows."""
     try:
         float(cell)
     except ValueError:
@@ -82,7 +82,7 @@ def is_number(cell: str) -> bool:
 
 
 def is_infinite(cell: str) -> bool:
-    """Whether a cell is a number, but no finite one."""
+    """Return whether a cell is a number, but no finite one."""
     try:
         return math.isinf(float(cell))
     except ValueError:
@@ -90,7 +90,7 @@ def is_infinite(cell: str) -> bool:
 
 
 def read_value(cell: str) -> float | None:
-    """The number or truth value of a cell; None if it is written in another form."""
+    """Read the number or truth value of a cell; None if it is written in another form."""
     if cell.lower() in _TRUTH:
         return float(cell.lower() == "true")
     try:

@@ -76,7 +76,7 @@ class _Columns:
 
     @classmethod
     def of(cls, names: Sequence[str], expected: _ExpectedCells) -> _Columns:
-        """The columns of a file before its first row."""
+        """Return the columns of a file before its first row."""
         places = {name: position for position, name in enumerate(names)}
         return cls(
             places,
@@ -138,7 +138,7 @@ def check(job: Job) -> list[str]:
 
 
 def _explain_unchecked(job: Job, key: tuple[str, ...], text: str, path: Path) -> str:
-    """Why the rows of a file are not checked here; empty if they are."""
+    """Explain why the rows of a file are not checked here; empty if they are."""
     later = "checked when training starts"
     if (key, text) in job.list_unfetched():
         lack = "has no copy here" if is_remote(text) else "is not in the cache of the Hugging Face hub"

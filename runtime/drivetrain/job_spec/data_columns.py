@@ -90,7 +90,7 @@ def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
 
 
 def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[str]]]) -> DataError:
-    """The error about columns: the key that names each, its name, and the file with the columns that it has."""
+    """Return the error about columns: the key that names each, its name, and the file with the columns that it has."""
     several_files = len({path for _, _, path, _ in missing}) > 1
     possible = dict.fromkeys(
         f"{path}: " * several_files + list_names(columns, MAX_LISTED_COLUMNS) for _, _, path, columns in missing
@@ -104,7 +104,7 @@ def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[st
 
 
 def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
-    """The columns that a file of this job must have, each with the key that names it."""
+    """Yield the columns that a file of this job must have, each with the key that names it."""
     is_training = file == ("data", "train")
     if isinstance(job, ImageJob):
         yield ("data", "path_column"), job.data.path_column

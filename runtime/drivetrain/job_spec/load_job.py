@@ -70,7 +70,7 @@ def load(
 
 
 def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = None) -> Document:
-    """The document, with the mistakes in it.
+    """Read the document, with the mistakes in it.
 
     Args:
         assignments: `key.path=value` texts, applied over it.
@@ -106,7 +106,7 @@ def _replace_length(document: Document) -> None:
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a job file; raises SpecError if it cannot be read."""
+    """Read the content of a job file; raises SpecError if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(MAX_BYTES + 1)
@@ -150,7 +150,7 @@ def _build_checked(
 
 
 def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
-    """The job with its data on the hub and in stores located; the code for both is imported only if needed."""
+    """Return the job with its data on the hub and in stores located; the code for both is imported only if needed."""
     on_hub = any(is_on_hub(text) for _, text in job.data_paths())
     if not on_hub and not remote_data.list_remote_paths(job):
         return job
@@ -207,7 +207,7 @@ def _find_combination_problems(
 
 
 def _find_task_class(document: Document) -> type[Job]:
-    """The class of the task; Job, which has the common keys, if the task is unknown."""
+    """Find the class of the task; Job, which has the common keys, if the task is unknown."""
     task = document.data.get("task")
     return JOBS.get(task, Job) if isinstance(task, str) else Job
 
@@ -249,7 +249,7 @@ def _check_task(document: Document) -> Iterator[Problem]:
 
 @cache
 def optimize_model() -> type[BaseModel]:
-    """The class of `optimize:`: one key per optimization, with its own values or auto."""
+    """Return the class of `optimize:`: one key per optimization, with its own values or auto."""
     fields: dict[str, Any] = {
         o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
     }
@@ -267,7 +267,7 @@ def optimize_model() -> type[BaseModel]:
 
 @cache
 def _add_optimization_types(kind: type[Job]) -> type[Job]:
-    """The class of a task with the value types of all optimizations, for validation and the schema."""
+    """Return the class of a task with the value types of all optimizations, for validation and the schema."""
     optimize: Any = (optimize_model(), Field(optimize_model()(), description=kind.model_fields["optimize"].description))
     return create_model(kind.__name__, __base__=kind, optimize=optimize)
 
@@ -296,7 +296,7 @@ def _check_paths(job: Job) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the spec."""
+    """Return the JSON schema of the spec."""
     kinds = [_add_optimization_types(kind) for kind in JOBS.values()]
     union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
     return {

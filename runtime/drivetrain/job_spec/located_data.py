@@ -37,7 +37,7 @@ USES = {"train": "for training", "validation": "for validation", "test": "for th
 
 
 def fetch(job: Job, say: Say) -> Job:
-    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store.
+    """Return the job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store.
 
     Raises:
         DrivetrainError: if that cannot be had or stored, with the place of the key.
@@ -110,7 +110,7 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
 
 
 def _select_used(job: Job, key: Key, files: Files) -> Files:
-    """The splits that the job takes from an address of data.train, or the one that another key takes."""
+    """Select the splits that the job takes from an address of data.train, or the one that another key takes."""
     if "" in files:
         return files
     if key[-1] != "train":
@@ -131,13 +131,13 @@ def _select_used(job: Job, key: Key, files: Files) -> Files:
 
 
 def _is_free(job: Job, split: str) -> bool:
-    """Whether the job does not set a split itself, so that it is taken from the training data."""
+    """Return whether the job does not set a split itself, so that it is taken from the training data."""
     deciding_key = "fold" if split == "validation" and getattr(job.data, "fold", None) else split
     return split in SPLITS and deciding_key not in job.data.model_fields_set
 
 
 def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
-    """The job with the files of an address at their commit."""
+    """Return the job with the files of an address at their commit."""
     paths, readme = located.paths, located.readme
     all_splits = hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
     used = _select_used(job, key, all_splits)
@@ -245,7 +245,7 @@ def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
 
 
 def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
-    """A function that says which files of a folder are needed: of a run all but its checkpoints.
+    """Return a function that says which files of a folder are needed: of a run all but its checkpoints.
 
     Tar files are refused before they are downloaded: only code of the user reads them.
     """

@@ -83,7 +83,7 @@ class SpecSource:
             return replace(self, content=(self.copy / JOB_FILE).read_bytes() if self.copy else read_content(self.spec))
 
     def read_files(self, job: Job) -> dict[str, bytes]:
-        """The job file, the user's code, and small files that its arguments name, by their names in a copy.
+        """Read the job file, the user's code, and small files that its arguments name, by their names in a copy.
 
         Raises:
             SpecError: if one of them cannot be read.
@@ -125,14 +125,14 @@ class SpecSource:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> SpecSource:
-        """The source that the parent of this process has passed on."""
+        """Return the source that the parent of this process has passed on."""
         settings = json.loads(arguments.source)
         paths = {name: Path(settings[name]) for name in ("folder", "copy") if settings.get(name)}
         return cls(arguments.spec, arguments.set, **settings | paths, is_child=True)
 
 
 def fetch(job: Job) -> Job:
-    """The job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
+    """Return the job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
     from drivetrain.job_spec import located_data
 
     return located_data.fetch(job, say)

@@ -55,7 +55,7 @@ def read_stored_spec(run: Path, name: str = JOB_FILE) -> StoredSpec:
 
 
 def load_stored_spec(run: Path, name: str = JOB_FILE) -> Mapping[str, Any]:
-    """The content of the job file of a run; raises CheckpointError if it cannot be read."""
+    """Load the content of the job file of a run; raises CheckpointError if it cannot be read."""
     spec = read_stored_spec(run, name)
     if spec.problem:
         raise damaged_error(run / name, spec.problem)
@@ -63,7 +63,7 @@ def load_stored_spec(run: Path, name: str = JOB_FILE) -> Mapping[str, Any]:
 
 
 def spec_text(job: Job) -> str:
-    """The job's spec, with defaults filled in, as YAML."""
+    """Return the job's spec, with defaults filled in, as YAML."""
     return dump(job.dump())
 
 
@@ -164,7 +164,7 @@ def _is_below(key: str, keys: Collection[str]) -> bool:
 
 
 def _select_fixed(spec: Mapping[str, object], may_change: Collection[str], prefix: str = "") -> dict[str, object]:
-    """The part of a spec that must not change; `prefix` is the keys above, with a dot."""
+    """Select the part of a spec that must not change; `prefix` is the keys above, with a dot."""
     return {
         key: _select_fixed(value, may_change, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in spec.items()

@@ -52,7 +52,7 @@ def check_space(job: Job, check: Check) -> tuple[Parameter, ...]:
 
 
 def list_choices(job: Job) -> list[str]:
-    """Every choice of a sweep that can name a file, a folder or a network, as `--set` takes it."""
+    """List every choice of a sweep that can name a file, a folder or a network, as `--set` takes it."""
     return [
         assignment
         for parameter in job.parameters

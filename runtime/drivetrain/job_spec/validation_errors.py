@@ -71,7 +71,7 @@ Alternative = tuple[type[BaseModel], tuple[str, ...]]
 
 
 def list_problems(error: ValidationError, model: type[BaseModel], document: Document) -> list[Problem]:
-    """All errors of a validation; those for alternatives of one value are merged."""
+    """List all errors of a validation; those for alternatives of one value are merged."""
     items_by_path: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         items_by_path.setdefault(_locate(item, document), []).append(item)
@@ -79,7 +79,7 @@ def list_problems(error: ValidationError, model: type[BaseModel], document: Docu
 
 
 def drop_invalid_values(data: Mapping[str, object], error: ValidationError, document: Document) -> dict[str, object]:
-    """The data without invalid values; a mapping that lacks a key is dropped as a whole."""
+    """Return the data without invalid values; a mapping that lacks a key is dropped as a whole."""
     invalid_paths = set()
     for item in error.errors(include_url=False):
         path = _locate(item, document)
@@ -98,7 +98,7 @@ def drop_invalid_values(data: Mapping[str, object], error: ValidationError, docu
 
 
 def _locate(item: Any, document: Document) -> Path:
-    """The part of a pydantic location that exists in the document; the rest are names of union members."""
+    """Return the part of a pydantic location that exists in the document; the rest are names of union members."""
     path: Path = ()
     for part in item["loc"]:
         if document.has((*path, part)):
@@ -182,7 +182,7 @@ def _explain_untagged(path: Path, item: Any, model: type[BaseModel], document: D
 
 
 def _list_expected(item: Any) -> Iterator[str]:
-    """The possible values, one alternative at a time."""
+    """Yield the possible values, one alternative at a time."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
@@ -257,7 +257,7 @@ def _find_paths_of_key(model: type[BaseModel], word: str, path: Path = ()) -> It
 
 
 def _has_key(model: type[BaseModel], key: str) -> bool:
-    """Whether the spec of this task has the key."""
+    """Return whether the spec of this task has the key."""
     return any(dot_key(path) == key for path in _find_paths_of_key(model, key.rsplit(".", 1)[-1]))
 
 
@@ -267,7 +267,7 @@ _NETWORKS = ("name", "file", "source")
 
 
 def advise_on_earlier_run(path: Path, document: Document) -> list[str] | None:
-    """The three parts of an error about an unknown key below `model`; None if no run is named."""
+    """Return the three parts of an error about an unknown key below `model`; None if no run is named."""
     if path[:1] != FROM_KEY[:1] or len(path) != len(FROM_KEY) or not document.has(FROM_KEY):
         return None
     model: dict[str, Any] = document.data["model"]
@@ -299,6 +299,6 @@ def advise_on_earlier_run(path: Path, document: Document) -> list[str] | None:
 
 
 def hint_at_earlier_run(path: Path, value: object) -> str:
-    """A hint for a value of `model` that looks like a run folder; empty for others."""
+    """Return a hint for a value of `model` that looks like a run folder; empty for others."""
     is_run = path == FROM_KEY[:1] and isinstance(value, str) and "/" in value
     return f"to start from a run: `model: {{from: {value}}}`" if is_run else ""

@@ -70,7 +70,7 @@ CoreLoader.add_implicit_resolver(MERGE, re.compile(r"<<\Z"), ["<"])
 
 
 def compose(text: str | bytes, name: str) -> yaml.Node | None:
-    """The root node; None if there is nothing but comments.
+    """Return the root node; None if there is nothing but comments.
 
     Raises:
         SpecError: with the first syntax error, after which nothing can be read.
@@ -143,7 +143,7 @@ def _decode(text: str | bytes, name: str) -> str:
 
 
 def syntax_error(name: str, line: int, column: int, description: str, possible: str, action: str) -> SpecError:
-    """The error at a place of the text."""
+    """Return the error at a place of the text."""
     return SpecError(Problem(f"{name}:{line}:{column}", "", description, possible, action))
 
 
@@ -170,7 +170,7 @@ class YamlNodeReader:
         self._ancestors: set[int] = set()
 
     def read(self, node: yaml.Node, path: Path) -> Any:
-        """The value of a node; None, with a problem recorded, if it cannot be read.
+        """Read the value of a node; None, with a problem recorded, if it cannot be read.
 
         Raises:
             SpecError: if aliases make the document explode.
@@ -364,7 +364,7 @@ def _place_values(path: Path, value: object, location: str) -> dict[Path, str]:
 
 
 def _find_mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:
-    """The mapping that contains the last of `parts`; missing mappings are created."""
+    """Find the mapping that contains the last of `parts`; missing mappings are created."""
     node: dict[str, Any] = document.data
     for depth, part in enumerate(parts[:-1], start=1):
         parent = parts[:depth]

@@ -168,7 +168,7 @@ _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
 def read_trainer(variables: Mapping[str, str], file: Path = BASE_FILE) -> dict[str, Any]:
-    """The service `trainer` of a compose file, with these values for its variables that have defaults."""
+    """Read the service `trainer` of a compose file, with these values for its variables that have defaults."""
     text = file.read_text(encoding="utf-8")
     filled = _VARIABLE.sub(lambda found: variables.get(found[1], found[2]), text)
     service: dict[str, Any] = yaml.safe_load(filled)["services"]["trainer"]

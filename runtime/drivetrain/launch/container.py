@@ -67,7 +67,7 @@ class LaunchRequest:
         return [job, *(spec.load(self.spec, (*self.assignments, "sweep=null", choice)) for choice in choices)]
 
     def list_options(self, extend: Path | None, sizes: Sequence[str] = ()) -> list[str]:
-        """The options of the command.
+        """List the options of the command.
 
         Args:
             extend: the run that it continues, as the command sees its path.

@@ -58,7 +58,7 @@ def _cap(cpus: str | None, host: float) -> str | None:
 
 
 def read_env_file() -> dict[str, str]:
-    """The settings in the checkout's .env, which compose reads."""
+    """Read the settings in the checkout's .env, which compose reads."""
     try:
         lines = (PROJECT / ".env").read_text(encoding="utf-8").splitlines() if CHECKOUT else []
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def read_env_file() -> dict[str, str]:
 
 
 def owner(project: Path, *, report: bool = False) -> dict[str, str]:
-    """The owner of the run's files: the current user; for root the owner of the checkout, else uid 1000.
+    """Return the owner of the run's files: the current user; for root the owner of the checkout, else uid 1000.
 
     Args:
         project: the checkout.

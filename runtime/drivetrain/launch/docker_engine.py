@@ -136,7 +136,7 @@ def check_project_is_seen(image: str) -> None:
 
 
 def has_image(variant: str) -> bool:
-    """Whether an engine answers and has the image of this code."""
+    """Return whether an engine answers and has the image of this code."""
     engine = connect()
     if isinstance(engine, EngineMissing):
         return False

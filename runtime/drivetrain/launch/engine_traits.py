@@ -59,7 +59,7 @@ class EngineTraits:
         return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {'; '.join(self.explain_limits())}"
 
     def explain_limits(self) -> tuple[str, str]:
-        """Why the engine cannot enforce some limits, and what makes it enforce all."""
+        """Explain why the engine cannot enforce some limits, and what makes it enforce all."""
         if self.rootless and self.cgroup == "1":
             return "it is rootless, and the host has cgroup v1", "boot it with systemd.unified_cgroup_hierarchy=1"
         if self.rootless:
@@ -69,7 +69,7 @@ class EngineTraits:
 
 
 def find(info: Mapping[str, Any], delegated: Collection[str] | None = None) -> EngineTraits:
-    """The traits of an engine.
+    """Find the traits of an engine.
 
     Args:
         info: information from the engine (`docker info`).
@@ -93,7 +93,7 @@ def find(info: Mapping[str, Any], delegated: Collection[str] | None = None) -> E
 
 
 def _read_delegated(user: int, root: Path = Path("/sys/fs/cgroup")) -> frozenset[str] | None:
-    """The cgroup controllers that systemd gives to a user; None where it runs no services for the user."""
+    """Read the cgroup controllers that systemd gives to a user; None where it runs no services for the user."""
     service = root / "user.slice" / f"user-{user}.slice" / f"user@{user}.service" / "cgroup.controllers"
     try:
         return frozenset(service.read_text().split())
@@ -102,5 +102,5 @@ def _read_delegated(user: int, root: Path = Path("/sys/fs/cgroup")) -> frozenset
 
 
 def _is_false(info: Mapping[str, Any], key: str) -> bool:
-    """Whether the engine says no; the command line writes `CPUCfsQuota`, old and other engines say nothing."""
+    """Return whether the engine says no; the command line writes `CPUCfsQuota`, old and other engines say nothing."""
     return next((value for name, value in info.items() if name.lower() == key.lower()), None) is False

@@ -37,7 +37,7 @@ def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
 
 
 def in_container(host: Hardware, job: Job, word: str) -> Hardware:
-    """The hardware inside of a container of this image, started for this job on this host."""
+    """Return the hardware inside of a container of this image, started for this job on this host."""
     settings = _settings(host, job, word)
     trainer = compose_project.read_trainer(settings)
     limits, shm = trainer["deploy"]["resources"]["limits"], trainer["shm_size"]
@@ -67,7 +67,7 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
 
 
 def _settings(host: Hardware, job: Job, word: str) -> dict[str, str]:
-    """The variables of the compose files: from .env, from the environment, and of this job."""
+    """Return the variables of the compose files: from .env, from the environment, and of this job."""
     machine = {"NCPU": host.cpu.host, "MemTotal": host.memory.host}
     with contextlib.redirect_stdout(None):  # the plan's notes name limits that exceed the machine
         variables = container_limits.variables(machine, job, gpu=word != "cpu")
@@ -80,7 +80,7 @@ def _settings(host: Hardware, job: Job, word: str) -> dict[str, str]:
 
 
 def _cpu(cpu: Cpu, quota: float) -> Cpu:
-    """The processor under a quota of CPUs; 0 is none."""
+    """Return the processor under a quota of CPUs; 0 is none."""
     budget = min(cpu.host, int(quota)) if quota else cpu.host
     return replace(
         cpu, affinity=cpu.host, cpuset=cpu.host, quota=quota or None, cores=max(cpu.cores, 1), budget=max(budget, 1)

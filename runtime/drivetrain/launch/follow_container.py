@@ -133,7 +133,7 @@ def _explain_engine_end(container: Any, event: str) -> Stopped:
 
 
 def is_attached(container: Any) -> bool:
-    """Whether the container has a terminal."""
+    """Return whether the container has a terminal."""
     return bool((container.attrs.get("Config") or {}).get("Tty"))
 
 

@@ -235,7 +235,7 @@ def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
 
 
 def _leaves_project(folder: Path, text: str, root: Path) -> bool:
-    """Whether a path leaves the project by `..`, also behind a symlink: a container has it at another path."""
+    """Return whether a path leaves the project by `..`, also behind a symlink: a container has it at another path."""
     unresolved, real = Path(os.path.abspath(folder / text)), (folder / text).resolve()
     has_other_path = root != PROJECT and folder.resolve().is_relative_to(PROJECT)
     is_outside = not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)

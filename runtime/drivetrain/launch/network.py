@@ -27,12 +27,12 @@ def need(job: Job) -> str | None:
 
 
 def is_offline(track: Track) -> bool:
-    """Whether what tracks the run only writes files."""
+    """Return whether what tracks the run only writes files."""
     return bool(track.wandb) and os.environ.get("WANDB_MODE") == "offline"
 
 
 def decide(job: Job, *, requested: bool = False) -> tuple[bool, str]:
-    """Whether there is a network, and a line with the reason.
+    """Return whether there is a network, and a line with the reason.
 
     Args:
         requested: whether the user requested one.

@@ -68,7 +68,7 @@ TRAINING = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
 
 
 def is_needed(command: str) -> bool:
-    """Whether this command needs the image: there is no torch here, and this is not one of our containers.
+    """Return whether this command needs the image: there is no torch here, and this is not one of our containers.
 
     An export runs there, too, if its packages are missing here and the image is at hand.
     """
@@ -80,7 +80,7 @@ def is_needed(command: str) -> bool:
 
 
 def torch_is_missing() -> bool:
-    """Whether torch, or a library that `make setup` installs beside it, exists in the image only."""
+    """Return whether torch, or a library that `make setup` installs beside it, exists in the image only."""
     return not all(map(find_spec, TRAINING)) and "DRIVETRAIN_IMAGE" not in os.environ
 
 
@@ -254,14 +254,14 @@ def _copy_clean(pipe: IO[bytes], terminal: TextIO) -> None:
 
 
 def _has_no_reader(descriptor: int) -> bool:
-    """Whether a descriptor is a pipe that nobody reads any more."""
+    """Return whether a descriptor is a pipe that nobody reads any more."""
     poller = select.poll()
     poller.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
-    """The specs whose data the command reads: that on the command line, or the one a run was trained with."""
+    """Yield the specs whose data the command reads: that on the command line, or the one a run was trained with."""
     if options.command in WITH_JOB:
         from drivetrain.job_spec import load_job as job_spec
 
@@ -278,7 +278,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
 
 
 def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
-    """Paths on the command line; a manifest of images refers to files in its folder."""
+    """Yield the paths on the command line; a manifest of images refers to files in its folder."""
     values_of_options = [
         value for values in vars(options).values() for value in (values if isinstance(values, list) else [values])
     ]

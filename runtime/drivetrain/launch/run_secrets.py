@@ -50,7 +50,7 @@ class RunSecrets:
     folder: Path
 
     def mounts(self) -> list[Mount]:
-        """The file of each value, and where the run reads it."""
+        """Return the file of each value, and where the run reads it."""
         return [Mount(self.folder / name, Path(FOLDER, name)) for name in self.values]
 
     def remove(self) -> None:
@@ -127,7 +127,7 @@ def read_client_proxies(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_store_variables(job: Job, environ: Mapping[str, str], note: str = "") -> list[str]:
-    """The names of those variables that the job's stores read.
+    """List the names of those variables that the job's stores read.
 
     Args:
         note: printed for each store that has none, with {} for how its variables begin, and another for its scheme.
@@ -172,7 +172,7 @@ def write_for_block(
 
 
 def engine_folder(info: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
-    """A folder of this user that the engine sees: in memory if possible, never /tmp."""
+    """Return a folder of this user that the engine sees: in memory if possible, never /tmp."""
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     engine = engine_traits.find(info)
     if engine.snap:
@@ -206,7 +206,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _read_login_token(environ: Mapping[str, str]) -> str:
-    """The token that `hf auth login` has stored; empty if there is none."""
+    """Read the token that `hf auth login` has stored; empty if there is none."""
     cache = Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "huggingface"
     path = environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token"
     try:

@@ -39,7 +39,7 @@ class Buffers:
         return _list_shapes(self.model)
 
     def list_current(self) -> list[Tensor]:
-        """The network's current non-empty buffers, each once."""
+        """List the network's current non-empty buffers, each once."""
         buffers = [b for module in self.modules for b in module._buffers.values() if b is not None and b.numel()]
         return list({id(b): b for b in buffers}.values())
 
@@ -141,14 +141,14 @@ def _copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _has_shared_elements(tensor: Tensor) -> bool:
-    """Whether elements of a tensor share memory."""
+    """Return whether elements of a tensor share memory."""
     return tensor.layout == torch.strided and any(
         size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
 def _have_same_layout(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Whether tensors of two lists pairwise have the same shape, dtype and device."""
+    """Return whether tensors of two lists pairwise have the same shape, dtype and device."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(first, second, strict=True)
     )

@@ -48,7 +48,7 @@ class Model:
     """Frozen parameters that are trained later."""
 
     def list_trained(self) -> list[str]:
-        """Names of the parameters that are trained in any epoch, in the order of the network."""
+        """List the names of the parameters that are trained in any epoch, in the order of the network."""
         later = self.unfreezing.first
         return [name for name, p in self.module.named_parameters() if p.requires_grad or name in later]
 
@@ -106,7 +106,7 @@ def _build_network(job: Job, dataset: Dataset) -> Model:
 def _build_model(
     builder: str, arguments: dict[str, Any], spec: ImageNetwork | TextEncoder | CnnLstmSpec | MlpSpec
 ) -> Model:
-    """A built-in network with random weights."""
+    """Build a built-in network with random weights."""
     return Model(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
 
 

@@ -21,7 +21,7 @@ from drivetrain.system.run_records import read_mapping
 
 
 def find_records_folder() -> Path | None:
-    """The folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
+    """Find the folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
     if base := os.environ.get("XDG_STATE_HOME"):
         return Path(base) / "drivetrain" / "trained"
     if base := os.environ.get("HOME"):
@@ -47,7 +47,7 @@ def record_training(config: Path) -> str | None:
 
 
 def has_consent(config: Path) -> bool:
-    """Whether this user trained the model with this configuration here."""
+    """Return whether this user trained the model with this configuration here."""
     return _read_record(config) is not None
 
 

@@ -46,7 +46,7 @@ class CompiledForward:
         )
 
     def __call__(self, *inputs: Tensor, replay: bool) -> Any:
-        """The outputs.
+        """Return the outputs.
 
         Args:
             inputs: of the network.
@@ -88,7 +88,7 @@ def restore_settings() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind."""
+    """Return the first line of an error's text, or its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -21,7 +21,7 @@ from drivetrain.pretrained.model_config import config_error, describe_problem
 
 @cache
 def _make_checker(builder: str) -> type[BaseModel]:
-    """The types of the arguments of a builder, as its signature has them."""
+    """Make the types of the arguments of a builder, as its signature has them."""
     build = BUILDERS[builder]
     types = get_type_hints(build.__init__ if isclass(build) else build, include_extras=True)
     fields: dict[str, Any] = {

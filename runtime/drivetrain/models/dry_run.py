@@ -28,13 +28,13 @@ CPU = torch.device("cpu")
 
 
 def take_first_batch(dataset: Dataset, split: Split, device: torch.device = CPU) -> Batch:
-    """A batch of the first two samples of a split, preprocessed on `device`."""
+    """Take a batch of the first two samples of a split, preprocessed on `device`."""
     batch = next(fetch_in_order(split, 2)).to(device)
     return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
 
 
 def find_wrapper(module: nn.Module) -> str | None:
-    """The class name of the first multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None without one."""
+    """Find the class name of the first multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None without one."""
     kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     wrappers = (
         type(part).__name__

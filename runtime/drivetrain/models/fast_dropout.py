@@ -33,7 +33,7 @@ class DropoutFromBits(nn.Dropout):
 
 
 def _is_supported(x: Tensor) -> bool:
-    """Whether this is a large floating-point CPU tensor, and no subclass, nested or traced tensor."""
+    """Return whether this is a large floating-point CPU tensor, and no subclass, nested or traced tensor."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"

@@ -94,13 +94,13 @@ class Activations:
         return len(self.split)
 
     def gather(self, ids: Ids) -> Inputs:
-        """The activations of these samples; the first call computes those of all samples."""
+        """Return the activations of these samples; the first call computes those of all samples."""
         if not self.rows.is_filled:
             self._fill()
         return self.rows.take(ids)
 
     def title(self, index: int) -> str:
-        """A name for one sample."""
+        """Return a name for one sample."""
         return self.split.title(index)
 
     def _fill(self) -> None:
@@ -137,15 +137,15 @@ class Views:
         return len(self.views[0])
 
     def at_epoch(self, epoch: int) -> Activations:
-        """The activations of the view of this epoch, counted from 0."""
+        """Return the activations of the view of this epoch, counted from 0."""
         return self.views[epoch % len(self.views)]
 
     def gather(self, ids: Ids) -> Inputs:
-        """The activations of these samples in the first view."""
+        """Return the activations of these samples in the first view."""
         return self.views[0].gather(ids)
 
     def title(self, index: int) -> str:
-        """A name for one sample."""
+        """Return a name for one sample."""
         return self.views[0].title(index)
 
 
@@ -160,7 +160,7 @@ def measure_saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
 
 
 def count_bytes(dataset: Dataset, saving: CacheSaving) -> int:
-    """Bytes of the activations of all samples, in all views."""
+    """Return the bytes of the activations of all samples, in all views."""
     splits = (*[dataset.train] * max(1, dataset.views), dataset.validation)
     return (
         FLOAT32_BYTES * saving.numbers * sum(int(_list_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
@@ -220,7 +220,7 @@ def cache_activations(
 
 
 def take_first_sample(dataset: Dataset) -> Inputs:
-    """The first training sample, preprocessed as in evaluation."""
+    """Take the first training sample, preprocessed as in evaluation."""
     ids = np.zeros(1, np.int64)
     return dataset.prepare(dataset.train.gather(ids), ids, None)
 

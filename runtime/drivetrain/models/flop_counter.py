@@ -37,13 +37,13 @@ _register_attention()
 
 
 def count_operation(operation: Any, arguments: Sequence[Any], keywords: dict[str, Any], outputs: Any) -> int:
-    """The FLOPs of one operation; 0 if it has no matrix product."""
+    """Count the FLOPs of one operation; 0 if it has no matrix product."""
     formula = flop_registry.get(operation)
     return formula(*arguments, **keywords, out_val=outputs) if formula else 0
 
 
 def count_flops() -> FlopCounterMode | FlopCounter:
-    """A context whose `get_total_flops()` is the number of FLOPs inside it.
+    """Return a context whose `get_total_flops()` is the number of FLOPs inside it.
 
     torch's own counter imports torch's compiler, which takes as long as torch itself; it is used where the compiler is loaded.
     """
@@ -58,7 +58,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def get_total_flops(self) -> int:
-        """The FLOPs until now."""
+        """Return the FLOPs until now."""
         return self.flops
 
     @classmethod

@@ -17,12 +17,12 @@ _LIBRARY_PREFIXES = ("torch.", f"{__name__.partition('.')[0]}.", "timm.", "trans
 
 
 def has_own_layers(model: nn.Module) -> bool:
-    """Whether a layer's class is the user's own, and not one of torch or of a library that is used here."""
+    """Return whether a layer's class is the user's own, and not one of torch or of a library that is used here."""
     return not all(type(layer).__module__.startswith(_LIBRARY_PREFIXES) for layer in model.modules())
 
 
 def without_gradients(model: nn.Module) -> torch.no_grad | torch.inference_mode:
-    """A context, or decorator, without gradients, of the fastest kind that the network's layers allow."""
+    """Return a context, or decorator, without gradients, of the fastest kind that the network's layers allow."""
     # The forward pass of a user's layer may call `torch.autograd.grad`, which fails in inference mode.
     return torch.no_grad() if has_own_layers(model) else torch.inference_mode()
 

@@ -26,7 +26,7 @@ MAX_LISTED_CHARACTERS = 600
 
 
 def match_layers(names: Iterable[str], pattern: str) -> list[str]:
-    """The parameters whose own name, or that of a layer that contains them, matches a pattern."""
+    """Return the parameters whose own name, or that of a layer that contains them, matches a pattern."""
     return [name for name in names if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
 
 
@@ -36,13 +36,13 @@ def list_layers(names: Iterable[str]) -> list[str]:
 
 
 def list_modules_above(names: Iterable[str]) -> list[str]:
-    """Names of the layers that contain these parameters, and of all modules around them."""
+    """List the names of the layers that contain these parameters, and of all modules around them."""
     paths = [name.split(".")[:depth] for name in list_layers(names) for depth in range(1, name.count(".") + 2)]
     return list(dict.fromkeys(".".join(parts) for parts in paths))
 
 
 def unknown_layer_problem(job: Job, key: Key, description: str, pattern: str, names: Collection[str]) -> Problem:
-    """The problem that a pattern matches nothing, with the layers of the parameters `names` as possible ones."""
+    """Return the problem that a pattern matches nothing, with the layers of the parameters `names` as possible ones."""
     listed = ", ".join(list_layers(names))
     close = difflib.get_close_matches(pattern.rstrip("*."), list_modules_above(names), n=1, cutoff=0.5)
     return Problem(
@@ -110,7 +110,7 @@ def note_random_frozen(model: nn.Module, anew: Collection[str], later: Collectio
 
 
 def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
-    """The layer, or the list of layers, that computes the outputs."""
+    """Find the layer, or the list of layers, that computes the outputs."""
     # Networks of timm have this method; ours have one of the two attributes.
     get_classifier = getattr(model, "get_classifier", None)
     candidates = [
@@ -147,7 +147,7 @@ def _freeze_parameters(parameters: list[nn.Parameter]) -> None:
 
 
 def find_frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The largest modules without a trainable parameter."""
+    """Yield the largest modules without a trainable parameter."""
     parameters = list(module.parameters())
     if parameters and not any(p.requires_grad for p in parameters):
         yield module
@@ -174,11 +174,11 @@ class Unfreezing:
         return max(self.first.values(), default=0)
 
     def stage(self, epoch: int) -> int:
-        """The number of unfreezings that have happened when an epoch begins."""
+        """Return the number of unfreezings that have happened when an epoch begins."""
         return sum(unfrozen_at <= epoch for unfrozen_at in self.epochs)
 
     def names(self, epoch: int) -> list[str]:
-        """The parameters that are unfrozen at the beginning of this very epoch."""
+        """Return the parameters that are unfrozen at the beginning of this very epoch."""
         return [name for name, first in self.first.items() if first == epoch]
 
     def apply(self, model: nn.Module, epoch: int) -> None:
@@ -231,7 +231,7 @@ def _describe_unmatched(model: nn.Module, pattern: str, first: Mapping[str, int]
 
 
 def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
-    """A note if `train.steps` ends the run before an unfreezing; `samples` is the number of training samples."""
+    """Return a note if `train.steps` ends the run before an unfreezing; `samples` is the number of training samples."""
     steps, epoch_steps = job.train.steps, -(-samples // job.train.batch)
     if steps is None or unfreezing.last * epoch_steps < steps:
         return []

@@ -51,7 +51,7 @@ class CacheSaving:
 
 
 def count_leading_frozen(parts: Iterable[nn.Module]) -> int:
-    """The number of modules, counted from the first, without a trainable parameter."""
+    """Return the number of modules, counted from the first, without a trainable parameter."""
     count = 0
     for part in parts:
         if any(p.requires_grad for p in part.parameters()):
@@ -153,7 +153,7 @@ def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def give_same_outputs(network: Callable[..., Outputs], other: Callable[..., Outputs], inputs: Sequence[Tensor]) -> bool:
-    """Whether two ways to compute a network give the same outputs, but for rounding."""
+    """Return whether two ways to compute a network give the same outputs, but for rounding."""
     undivided, parts = (list_outputs(compute(*inputs)) for compute in (network, other))
     return all(
         float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max()))
@@ -162,13 +162,13 @@ def give_same_outputs(network: Callable[..., Outputs], other: Callable[..., Outp
 
 
 def list_outputs(outputs: Outputs) -> list[Tensor]:
-    """The outputs of a network as a list with one tensor per head."""
+    """List the outputs of a network as a list with one tensor per head."""
     return [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
 
 
 @torch.no_grad()
 def _is_deterministic(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
-    """Whether the prefix gives the same activations for two seeds, with the network in training mode."""
+    """Return whether the prefix gives the same activations for two seeds, with the network in training mode."""
     model.train()
     for part in find_frozen_parts(model):
         part.eval()

@@ -121,7 +121,7 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
 def list_output_tensors(
     network: nn.Module, builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> set[str]:
-    """The names of all tensors whose shape depends on the number of outputs, or, of user code, seems to."""
+    """List the names of all tensors whose shape depends on the number of outputs, or, of user code, seems to."""
     if builder != "own":
         return {tensor for tensors in _list_tensors_by_head(builder, arguments).values() for tensor in tensors}
     counts = {head.outputs for head in heads.values()}
@@ -129,14 +129,14 @@ def list_output_tensors(
 
 
 def _predicts_same(ours: Head, theirs: Head | None) -> bool:
-    """Whether both heads predict the same classes, or numbers of the same names."""
+    """Return whether both heads predict the same classes, or numbers of the same names."""
     return theirs is not None and all(
         getattr(ours, key) == getattr(theirs, key) for key in ("classes", "columns", "several")
     )
 
 
 def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the tensors of each head, by its name, in the order of the network.
+    """List the names of the tensors of each head, by its name, in the order of the network.
 
     They are found by a second network, whose first head has 1 more output, the second 2 more, and so on: the amount by
     which a tensor grows tells its head.
@@ -156,20 +156,20 @@ def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[st
 
 
 def _list_shapes(builder: str, arguments: Mapping[str, Any]) -> dict[str, torch.Size]:
-    """The shapes of all tensors of a network, by name; allocates no memory and uses no random numbers."""
+    """List the shapes of all tensors of a network, by name; allocates no memory and uses no random numbers."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return {key: value.shape for key, value in BUILDERS[builder](**arguments).state_dict().items()}
 
 
 def _set_output_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """The arguments of a builder, with other numbers of outputs, by head."""
+    """Return the arguments of a builder, with other numbers of outputs, by head."""
     if "classes" in arguments:
         return {**arguments, "classes": counts[""]}
     return {**arguments, "outputs": dict(counts) if isinstance(arguments["outputs"], Mapping) else counts[""]}
 
 
 def _resize_arguments(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any]:
-    """The arguments of the earlier network for images of this job's size, and for outputs of its kind."""
+    """Return the arguments of the earlier network for images of this job's size, and for outputs of its kind."""
     arguments = dict(earlier.arguments)
     if earlier.builder == "tabm":
         arguments["kind"] = tabm.choose_kind(dataset.heads[""])

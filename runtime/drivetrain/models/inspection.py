@@ -80,7 +80,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
 
 
 def find_layout_obstacle(model: nn.Module, dataset: Dataset) -> str:
-    """The error of a forward and backward pass of two samples that fails in channels_last layout only.
+    """Find the error of a forward and backward pass of two samples that fails in channels_last layout only.
 
     Empty if it does not fail, or if the network has no layer of the user's own. Weights, buffers, gradients and random
     generators are unchanged.
@@ -180,7 +180,7 @@ def _make_texts(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _count_saved_bytes(network: Any, ids: Tensor, mask: Tensor) -> int:
-    """Bytes of the tensors, except weights and buffers, that a forward pass saves per packed token."""
+    """Return the bytes of the tensors, except weights and buffers, that a forward pass saves per packed token."""
     storages: dict[int, Tensor] = {}
     network_storages = {x.untyped_storage()._cdata for x in (*network.parameters(), *network.buffers())}
 

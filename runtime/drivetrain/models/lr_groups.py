@@ -68,7 +68,7 @@ def _match_problem(
 
 
 def describe(matched: Sequence[LrGroup], model: nn.Module, rate: float) -> list[str]:
-    """A line for each group with its number of parameters and its learning rate.
+    """Return a line for each group with its number of parameters and its learning rate.
 
     Args:
         matched: the groups.

@@ -75,7 +75,7 @@ def count_forward_flop(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Mo
 
 
 def _count_module_flop(module: nn.Module, side: int) -> tuple[int, int]:
-    """The FLOPs of a module for an input of `side` pixels, and the side of its output in pixels."""
+    """Count the FLOPs of a module for an input of `side` pixels, and the side of its output in pixels."""
     if isinstance(module, nn.Sequential):
         count = 0
         for part in module:

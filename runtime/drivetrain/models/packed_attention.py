@@ -72,7 +72,7 @@ def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
 def choose_kernel(
     capability: tuple[int, int], dtype: torch.dtype, width: int, may_flash: bool, may_efficient: bool
 ) -> Kernel | None:
-    """The fastest allowed kernel that this chip has for this dtype and width; None if it has none."""
+    """Choose the fastest allowed kernel that this chip has for this dtype and width; None if it has none."""
     has_flash, is_half = capability >= MIN_FLASH_CAPABILITY, dtype in (torch.float16, torch.bfloat16)
     if may_flash and has_flash and is_half and width <= MAX_FLASH_WIDTH:
         return flash_attention

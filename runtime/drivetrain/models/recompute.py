@@ -47,7 +47,7 @@ def recompute(network: nn.Module) -> None:
 
 
 def is_recomputed(network: nn.Module) -> bool:
-    """Whether the blocks of a network are recomputed."""
+    """Return whether the blocks of a network are recomputed."""
     return any(isinstance(module, RecomputedBlock) for module in network.modules())
 
 
@@ -94,7 +94,7 @@ def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], Abst
 
 
 def keeping_buffers(network: nn.Module) -> AbstractContextManager[None]:
-    """A context in which the network uses copies of its buffers, so that a forward pass does not change them."""
+    """Return a context in which the network uses copies of its buffers, so that a forward pass does not change them."""
     copies: BuffersByModule = {
         module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
         for module in network.modules()

@@ -84,7 +84,7 @@ def commit(
 
 
 def find(path: Path) -> Path:
-    """The model folder in a run folder, or the path itself if it is a model folder.
+    """Find the model folder in a run folder, or the path itself if it is a model folder.
 
     Raises:
         CheckpointError: if there is none, or it contains a link.

@@ -36,7 +36,7 @@ def rewrite(network: nn.Module) -> None:
 
 
 def list_rewritten(network: nn.Module) -> list[str]:
-    """Names of the convolutions that `rewrite` changed."""
+    """List the names of the convolutions that `rewrite` changed."""
     return [name for name, module in network.named_modules() if _find_rewritten_method(module)]
 
 
@@ -60,7 +60,7 @@ def rewriting(network: nn.Module) -> Iterator[None]:
 
 
 def _find_rewritten_method(module: nn.Module) -> str | None:
-    """The name of the method that `rewrite` has replaced on this instance; None if it has replaced none."""
+    """Find the name of the method that `rewrite` has replaced on this instance; None if it has replaced none."""
     for name, replacement in (("_conv_forward", _convolve_thinned), ("forward", _convolve_spread)):
         if getattr(vars(module).get(name), "func", None) is replacement:
             return name
@@ -68,7 +68,7 @@ def _find_rewritten_method(module: nn.Module) -> str | None:
 
 
 def _is_affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
-    """Whether oneDNN may use the faulty kernel; `channels` is the number of channels of the strided tensor."""
+    """Return whether oneDNN may use the faulty kernel; `channels` is the number of channels of the strided tensor."""
     is_pointwise = module.groups == 1 and set(module.kernel_size) == {1} and not any(_list_padding(module.padding))
     has_whole_output = isinstance(module, nn.Conv2d) or all(
         p == s - 1 for p, s in zip(module.output_padding, module.stride, strict=True)

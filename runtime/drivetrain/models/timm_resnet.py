@@ -28,7 +28,7 @@ def translate_name(name: str) -> str:
 
 
 def rename_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of our ResNet, without the classifier."""
+    """Return the tensors under the names of our ResNet, without the classifier."""
     return {our_name: value for name, value in weights.items() if (our_name := translate_name(name))}
 
 

@@ -34,5 +34,5 @@ PROFILES: Mapping[str, Callable[[Hardware], bool]] = {
 
 
 def find_profile(hardware: Hardware) -> str:
-    """The first name that matches the hardware."""
+    """Find the first name that matches the hardware."""
     return next(name for name, matches in PROFILES.items() if matches(hardware))

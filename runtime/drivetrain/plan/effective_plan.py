@@ -28,7 +28,7 @@ class PlanRequest:
     def resume(
         self, run: Path, state: RunState, stored: Plan, alternative: str = "start a new run with --new"
     ) -> PlanRequest:
-        """The request that the run was started with.
+        """Return the request that the run was started with.
 
         Args:
             run: its folder.
@@ -49,7 +49,7 @@ class PlanRequest:
         )
 
     def _describe_difference(self, before: PlanRequest) -> str:
-        """The request as text, with the first value that differs from the other plan."""
+        """Return the request as text, with the first value that differs from the other plan."""
         if self.plan is None or before.plan is None:
             return str(self)
         name = next(name for name in {**before.plan, **self.plan} if before.plan.get(name) != self.plan.get(name))
@@ -57,7 +57,7 @@ class PlanRequest:
 
 
 def load_plan(run: Path) -> Plan:
-    """The plan in a run folder; raises CheckpointError if it has no readable plan."""
+    """Load the plan in a run folder; raises CheckpointError if it has no readable plan."""
     plan = read_plan(run)
     return plan.with_rows(_learn_micro_batch(row, run) for row in plan.decisions if row.name == "micro_batch")
 
@@ -68,7 +68,7 @@ def has_trained(run: Path) -> bool:
 
 
 def _learn_micro_batch(row: Decision, run: Path) -> Decision:
-    """The row with a smaller micro-batch, if the trainer ran out of memory in a step and continued with less."""
+    """Return the row with a smaller micro-batch, if the trainer ran out of memory in a step and continued with less."""
     newest = list_checkpoints(run / CHECKPOINTS)[-1:]
     reduced_size = RunFiles(newest[0]).read_object(STATE_FILE).get("micro_batch") if newest else None
     if not isinstance(reduced_size, int) or (row.value != "off" and reduced_size >= int(row.value)):

@@ -38,14 +38,14 @@ class Measurement:
 
 
 def format_date() -> str:
-    """The date of a measurement."""
+    """Format the date of a measurement."""
     return datetime.now(UTC).date().isoformat()
 
 
 def make_key(
     hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, object], settings: object
 ) -> str:
-    """A cache key for one network on one machine.
+    """Make a cache key for one network on one machine.
 
     Args:
         hardware: the chip, its flags, the usable share of the machine, and the installed torch.
@@ -60,7 +60,7 @@ def make_key(
 
 
 def may_measure(job: Job) -> bool:
-    """Whether a trainer may measure anything before its first step."""
+    """Return whether a trainer may measure anything before its first step."""
     return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"
 
 
@@ -74,7 +74,7 @@ def _describe_machine(hardware: Hardware) -> dict[str, object]:
 
 
 def compute_hash(parts: object) -> str:
-    """The hash of what a key covers."""
+    """Compute the hash of what a key covers."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -83,7 +83,7 @@ def _folder(hardware: Hardware) -> Path:
 
 
 def load(hardware: Hardware, key: str) -> dict[str, Measurement]:
-    """The measurements under a key; empty if there are none."""
+    """Load the measurements under a key; empty if there are none."""
     data = read_json(_folder(hardware) / f"{key}.json")
     try:
         return {decision: Measurement(**row) for decision, row in data.items()} if isinstance(data, dict) else {}

@@ -22,7 +22,7 @@ def finalize(
     say: Callable[[str], None],
     measured: Mapping[str, Measurement] | None = None,
 ) -> Plan:
-    """The final plan.
+    """Return the final plan.
 
     Args:
         stored: the plan so far; final decisions stay, unless they were measured since.
@@ -55,7 +55,7 @@ def list_changes(before: Plan, now: Plan) -> list[str]:
 def refine(
     stored: Plan, job: Job, machine: Hardware, workload: Workload, measured: Mapping[str, Measurement] | None = None
 ) -> Plan:
-    """The stored plan, with provisional decisions made again and measurements applied."""
+    """Return the stored plan, with provisional decisions made again and measurements applied."""
     measurements = measured or {}
     values = {
         row.name: row.value

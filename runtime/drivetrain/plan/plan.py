@@ -45,7 +45,7 @@ class Decision:
     """True until model and data are known, and what depends on them is measured."""
 
     def learn(self, value: Value, source: str, reason: str) -> Decision:
-        """The decision with a value learned from a failure; evidence for the old value is dropped."""
+        """Return the decision with a value learned from a failure; evidence for the old value is dropped."""
         return replace(self, value=value, source=source, reason=reason, evidence=None, provisional=False)
 
 
@@ -63,15 +63,15 @@ class Plan:
     """Effective values, read back by the trainer after assembly."""
 
     def row(self, name: str) -> Decision:
-        """The decision of this name."""
+        """Return the decision of this name."""
         return next(row for row in self.decisions if row.name == name)
 
     def value(self, name: str) -> Value:
-        """The value decided for one optimization."""
+        """Return the value decided for one optimization."""
         return self.row(name).value
 
     def values(self) -> dict[str, Value]:
-        """All values by name, which `resolve` can replay."""
+        """Return all values by name, which `resolve` can replay."""
         return {row.name: row.value for row in self.decisions}
 
     @property
@@ -80,21 +80,21 @@ class Plan:
         return all(row.source in ("plain", *LEARNED) for row in self.decisions)
 
     def list_enabled(self) -> tuple[Decision, ...]:
-        """The decisions that differ from plain PyTorch, in the order of application."""
+        """List the decisions that differ from plain PyTorch, in the order of application."""
         off_values = optimizations.off_values()
         return tuple(row for row in self.decisions if row.name in off_values and row.value != off_values[row.name])
 
     def with_rows(self, rows: Iterable[Decision]) -> Plan:
-        """The plan with these rows in place of those of the same name."""
+        """Return the plan with these rows in place of those of the same name."""
         replacements = {row.name: row for row in rows}
         return replace(self, decisions=tuple(replacements.get(row.name, row) for row in self.decisions))
 
     def with_values(self, values: Mapping[str, Value]) -> Plan:
-        """The plan with other values but unchanged reasons: for a trial, not for a record."""
+        """Return the plan with other values but unchanged reasons: for a trial, not for a record."""
         return self.with_rows(replace(row, value=values[row.name]) for row in self.decisions if row.name in values)
 
     def only(self, names: Collection[str]) -> Plan:
-        """The plan with everything off except these."""
+        """Return the plan with everything off except these."""
         off_values = optimizations.off_values()
         return self.with_values({name: value for name, value in off_values.items() if name not in names})
 
@@ -103,7 +103,7 @@ class Plan:
         return gpu_selection.build_environment(hardware) | optimizations.environment(hardware, self.values())
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values; `load` reads them back."""
+        """Return plain JSON values; `load` reads them back."""
         return asdict(self)
 
 
@@ -246,7 +246,7 @@ def load(path: Path) -> Plan:
 
 
 def read_plan(run: Path) -> Plan:
-    """The plan in a run folder; raises CheckpointError if it has none that this version can follow."""
+    """Read the plan in a run folder; raises CheckpointError if it has none that this version can follow."""
     data, problem = RunFiles(run).read_checked_object(PLAN_FILE)
     try:
         return parse_plan(data, is_followed=True)
@@ -255,7 +255,7 @@ def read_plan(run: Path) -> Plan:
 
 
 def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
-    """The plan in the content of a plan.json; of another version's, what this one has no name for is left out.
+    """Parse the plan in the content of a plan.json; of another version's, what this one has no name for is left out.
 
     With `is_followed` optimizations without a name here are refused.
 
@@ -276,7 +276,7 @@ def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
 
 
 def keep_reasons(fresh: Plan, stored: Plan) -> Plan:
-    """The new plan of a resumed run, with the reasons of the stored plan where a value is the same.
+    """Return the new plan of a resumed run, with the reasons of the stored plan where a value is the same.
 
     What earlier trainers learned from crashes or from running out of memory overrides everything, even the job.
     """
@@ -287,7 +287,7 @@ def keep_reasons(fresh: Plan, stored: Plan) -> Plan:
 
 
 def halve_micro_batch(plan: Plan, samples: int, reason: str) -> Plan | None:
-    """The plan with half the micro-batch at the same batch size; None if it is already 1.
+    """Return the plan with half the micro-batch at the same batch size; None if it is already 1.
 
     Args:
         plan: the effective plan.
@@ -303,5 +303,5 @@ def halve_micro_batch(plan: Plan, samples: int, reason: str) -> Plan | None:
 
 
 def format_value(value: Value) -> str:
-    """A value in YAML notation."""
+    """Format a value in YAML notation."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -54,7 +54,7 @@ class EarlierModel:
 
 
 def find(job: Job) -> EarlierModel | None:
-    """The model of the earlier run that the job names; None if it names none.
+    """Find the model of the earlier run that the job names; None if it names none.
 
     Raises:
         SpecError: if it does not exist, is incomplete or damaged, or was trained on another kind of data.
@@ -94,7 +94,7 @@ def find(job: Job) -> EarlierModel | None:
 
 
 def model_folder(path: Path) -> Path | None:
-    """The model folder in a run folder, or the path itself if it is a model folder; None if there is none."""
+    """Return the model folder in a run folder, or the path itself if it is a model folder; None if there is none."""
     for folder in (path, path / "model"):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder

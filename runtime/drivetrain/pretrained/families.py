@@ -59,7 +59,7 @@ _EXTERNAL_SETTINGS = ("backbone", "use_pretrained_backbone", "use_timm_backbone"
 
 
 def find_external_entry(config: object) -> str:
-    """The entry of a configuration for which transformers would load other files or code; empty if there is none.
+    """Find the entry of a configuration for which transformers would load other files or code; empty if there is none.
 
     The configuration comes from the internet. In it, a network of timm may name a file to unpickle, and an implementation
     of attention may be a repository, whose code is downloaded and run.
@@ -84,7 +84,7 @@ def find_external_entry(config: object) -> str:
 
 
 def choose_pooling(config: Any) -> str:
-    """How the family pools the tokens of a text: `cls`, the first one, or `mean`, their average."""
+    """Choose how the family pools the tokens of a text: `cls`, the first one, or `mean`, their average."""
     return "cls" if config.model_type in FIRST_TOKEN_FAMILIES else "mean"
 
 
@@ -98,7 +98,7 @@ def read_pooling(folder: Path) -> str:
 
 
 def choose_vision_pooling(config: Any) -> str:
-    """How the family pools an image: `cls`, its first token, or `pooled`, by the network's own pooling."""
+    """Choose how the family pools an image: `cls`, its first token, or `pooled`, by the network's own pooling."""
     return "cls" if config.model_type in _FIRST_PATCH_FAMILIES else "pooled"
 
 
@@ -112,12 +112,12 @@ def find_max_tokens(config: Any) -> int | None:
 
 
 def count_token_types(config: Any) -> int:
-    """The number of token types (segments), which distinguish the texts of a pair; 1 if the network has none."""
+    """Return the number of token types (segments), which distinguish the texts of a pair; 1 if the network has none."""
     return int(getattr(config, "type_vocab_size", 0) or 1)
 
 
 def find_dropout(config: object) -> float:
-    """The rate of dropout before the outputs in the family's own classifiers."""
+    """Find the rate of dropout before the outputs in the family's own classifiers."""
     values = (getattr(config, name, None) for name in _DROPOUT_KEYS)
     return next((float(value) for value in values if value is not None), 0.1)
 
@@ -125,7 +125,7 @@ def find_dropout(config: object) -> float:
 def make_bert_config(
     *, vocabulary: int, pad: int, longest: int, layers: int, width: int, heads: int, dropout: float
 ) -> dict[str, object]:
-    """The configuration of a BERT (Devlin et al. 2019) of a given size, without dropout on attention weights.
+    """Make the configuration of a BERT (Devlin et al. 2019) of a given size, without dropout on attention weights.
 
     With that dropout, torch has no fused attention on a CPU, and a step takes twice as long.
     """

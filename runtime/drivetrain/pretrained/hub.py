@@ -229,6 +229,6 @@ def _choose_network_files(paths: Sequence[str], readme: str) -> list[str]:
 
 
 def _find_missing_shard(count: str, names: set[str]) -> str:
-    """The first missing one of so many shards; empty if all are there."""
+    """Find the first missing one of so many shards; empty if all are there."""
     shards = (f"model-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1))
     return next((shard for shard in shards if shard not in names), "")

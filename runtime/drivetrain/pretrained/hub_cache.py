@@ -32,7 +32,7 @@ _LOCK = ".drivetrain.lock"
 
 
 def find_home() -> Path:
-    """The folder that all Hugging Face libraries share."""
+    """Find the folder that all Hugging Face libraries share."""
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{shared}/huggingface"))
 
@@ -48,7 +48,7 @@ class HubFile:
     """SHA-256 of a large file, or the 40 digits by which git names a small one."""
 
     def is_in(self, path: Path) -> bool:
-        """Whether a file on the disk has this content."""
+        """Return whether a file on the disk has this content."""
         if not path.is_file() or path.stat().st_size != self.size:
             return False
         with path.open("rb") as file:
@@ -77,18 +77,18 @@ class Repository:
     root: Path
 
     def commit_of(self, revision: str) -> str:
-        """The commit of a revision at the time it was fetched; empty if it was not fetched."""
+        """Return the commit of a revision at the time it was fetched; empty if it was not fetched."""
         if COMMIT.fullmatch(revision):
             return revision
         stored_commit = _read_text(self.root / "refs" / revision).strip() if _REVISION.fullmatch(revision) else ""
         return stored_commit if re.fullmatch(r"\w+", stored_commit) else ""
 
     def folder(self, commit: str) -> Path:
-        """The folder of a commit's files."""
+        """Return the folder of a commit's files."""
         return self.root / "snapshots" / commit
 
     def blob(self, file: HubFile) -> Path:
-        """The path of a file's content."""
+        """Return the path of a file's content."""
         return self.root / "blobs" / file.hash
 
     def read_readme(self, commit: str) -> str:
@@ -179,7 +179,7 @@ class Repository:
 
 
 def find_repository(name: str, kind: HubKind) -> Repository:
-    """The part of the cache for a name on the hub."""
+    """Find the part of the cache for a name on the hub."""
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     cache = Path(os.path.expanduser(folder)) if folder else find_home() / "hub"
     return Repository(name, kind, cache / f"{kind.folder}--{name.replace('/', '--')}")

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def is_offline() -> bool:
-    """Whether the user has turned off requests to the hub."""
+    """Return whether the user has turned off requests to the hub."""
     return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 

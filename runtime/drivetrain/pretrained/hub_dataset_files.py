@@ -40,7 +40,7 @@ Files = dict[str, list[str]]
 
 
 def read_header(readme: str) -> dict[str, Any]:
-    """The YAML at the top of a README; empty if there is none that can be read."""
+    """Read the YAML at the top of a README; empty if there is none that can be read."""
     match = _HEADER.match(readme[:_MAX_HEADER_CHARACTERS].replace("\r\n", "\n"))
     # Nested merge keys (`<<`) copy their mappings each time, so a short header could fill the memory.
     if match and _MERGE.search(match[1]):
@@ -125,7 +125,7 @@ def _list_config_files(paths: Sequence[str], row: Mapping[str, Any]) -> Files:
 
 
 def _match_paths(paths: Iterable[str], pattern: str) -> list[str]:
-    """The paths that match a pattern, in which ** stands for folders, and * for a part of a name."""
+    """Return the paths that match a pattern, in which ** stands for folders, and * for a part of a name."""
     depth = None if "**" in pattern else pattern.count("/")
     # The * of fnmatch also matches slashes.
     flat_pattern = pattern.replace("**/", "*")
@@ -176,7 +176,7 @@ def _split_by_words(folder_paths: Iterable[str], start: str, kinds: tuple[str, .
 
 
 def _find_split(path: str) -> str:
-    """The split that the name of a file contains, or else the nearest of its folders; empty if none does."""
+    """Find the split that the name of a file contains, or else the nearest of its folders; empty if none does."""
     for part in reversed(path.lower().split("/")):
         name_words = set(_WORDS.split(part))
         for split, split_words in SPLITS.items():

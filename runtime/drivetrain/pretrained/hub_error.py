@@ -46,7 +46,7 @@ _NEW_TOKEN = (
 def explain_refusal(
     status: int, headers: Mapping[str, str], endpoint: str, source: str, pause: float, kind: HubKind
 ) -> HubError:
-    """The error for an answer of the hub.
+    """Return the error for an answer of the hub.
 
     Args:
         source: variable or file of the token that was sent; empty if none was sent.

@@ -11,7 +11,7 @@ from drivetrain.storage.remote_address import is_remote
 
 
 def find_weights_name(job: Job) -> str:
-    """The folder or name of pretrained weights; empty if the job names none."""
+    """Find the folder or name of pretrained weights; empty if the job names none."""
     model = getattr(job, "model", None)
     if isinstance(model, ImageNetwork | ImageTimm):
         default_name = RESNET_WEIGHTS.get(model.name, "") if isinstance(model, ImageNetwork) else f"timm/{model.name}"
@@ -20,16 +20,16 @@ def find_weights_name(job: Job) -> str:
 
 
 def find_weights_key(job: Job) -> tuple[str, ...]:
-    """The key of the job that names the pretrained weights."""
+    """Find the key of the job that names the pretrained weights."""
     return ("model", "pretrained" if isinstance(getattr(job, "model", None), ImageNetwork | ImageTimm) else "name")
 
 
 def find_hub_weights(job: Job) -> str | None:
-    """The name on the hub of the pretrained weights; None if the job needs none from there."""
+    """Find the name on the hub of the pretrained weights; None if the job needs none from there."""
     name = find_weights_name(job)
     return name if name and not is_remote(name) and not os.path.exists(job.resolve(name)) else None
 
 
 def list_hub_data(job: Job) -> list[tuple[str, str]]:
-    """The keys and addresses of a job's data on the hub."""
+    """List the keys and addresses of a job's data on the hub."""
     return [(dot_key(key), text) for key, text in job.data_paths() if is_on_hub(text)]

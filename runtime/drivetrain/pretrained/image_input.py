@@ -126,7 +126,7 @@ def find_timm(job: ImageJob) -> TimmFolder | None:
 
 
 def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
-    """Whether these are three numbers above 0."""
+    """Return whether these are three numbers above 0."""
     return (
         isinstance(values, list)
         and len(values) == 3
@@ -269,7 +269,7 @@ def _read_class_name(processor: Mapping[str, object]) -> str:
 
 
 def _read_interpolation(resample: object) -> str | None:
-    """The name of an interpolation that is written as Pillow's number or as a name; None if it does not exist."""
+    """Read the name of an interpolation that is written as Pillow's number or as a name; None if it does not exist."""
     if isinstance(resample, int) and 0 <= resample < len(INTERPOLATIONS):
         return INTERPOLATIONS[resample]
     return str(resample).lower() if str(resample).lower() in INTERPOLATIONS else None
@@ -319,7 +319,7 @@ def _read_geometry(processor: Mapping[str, object], kind: str) -> tuple[int | No
 
 
 def _read_square_side(value: object) -> int | None:
-    """The side of a size that is square; None for other sizes."""
+    """Read the side of a size that is square; None for other sizes."""
     if isinstance(value, dict):
         value = value.get("height") if value.get("height") == value.get("width") else None
     return value if isinstance(value, int) and value > 0 else None

@@ -85,7 +85,7 @@ class Comparison:
     """The column of times in whose order the rows are that were divided at random; empty for other splits."""
 
     def sort_rows(self) -> list[Baseline]:
-        """The simple models with this metric, the best first."""
+        """Sort the simple models with this metric, the best first."""
         rated = [row for row in self.rows if self.metric in row.metrics]
         return sorted(rated, key=lambda row: row.metrics[self.metric], reverse=not lower_is_better(self.metric))
 
@@ -98,7 +98,7 @@ class Comparison:
         return -gap if lower_is_better(self.metric) else gap
 
     def compute_uncertainty(self) -> float:
-        """The standard error of a share or of an RMSE among the samples; 0 for metrics whose spread is unknown.
+        """Compute the standard error of a share or of an RMSE among the samples; 0 for metrics whose spread is unknown.
 
         That of an RMSE is for errors of a normal distribution.
         """
@@ -111,7 +111,7 @@ class Comparison:
         return sqrt(self.network * (1 - self.network) / self.samples)
 
     def format_line(self) -> str:
-        """All of them by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
+        """Format all of them by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
         rows = [f"network {format_metric(self.network)}"]
         for row in self.sort_rows():
             extra = [f"{row.seconds:.1f} s"] if row.name != CONSTANT else []
@@ -165,7 +165,7 @@ class Comparison:
 
 
 def _format_gap(gap: float) -> str:
-    """A difference of metrics, with no more digits than mean something."""
+    """Format a difference of metrics, with no more digits than mean something."""
     return f"{gap:.4f}" if gap < 1 else f"{gap:.3g}" if gap < 1000 else f"{gap:,.0f}"
 
 
@@ -181,7 +181,7 @@ def to_json(
     test_samples: int | None = None,
     time_order: str = "",
 ) -> dict[str, object]:
-    """The content of baselines.json.
+    """Return the content of baselines.json.
 
     Args:
         outcomes: in the order in which they became known; of one name the last counts.
@@ -217,7 +217,7 @@ def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skip
 def compare_network(
     data: Mapping[str, Any], metric: str, metrics: Mapping[str, float], network_name: str = ""
 ) -> Comparison | None:
-    """The comparison of a network with the simple models in baselines.json; None if there are none.
+    """Return the comparison of a network with the simple models in baselines.json; None if there are none.
 
     Args:
         data: the content of baselines.json.
@@ -244,7 +244,7 @@ def compare_network(
 
 
 def compare_best(record: Record, summary: Summary) -> Comparison | None:
-    """The network beside the simple models, as `compare_network`; None without either."""
+    """Return the network beside the simple models, as `compare_network`; None without either."""
     best = summary.best
     if best is None:
         return None
@@ -253,7 +253,7 @@ def compare_best(record: Record, summary: Summary) -> Comparison | None:
 
 
 def baselines_section(record: Record, summary: Summary) -> Section | None:
-    """The metrics of the network and of each simple model; None for a run without them."""
+    """Return the metrics of the network and of each simple model; None for a run without them."""
     best = summary.best
     comparison = compare_best(record, summary)
     if best is None or comparison is None:

@@ -167,7 +167,7 @@ def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
 
 
 def make_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
-    """The comparison as data."""
+    """Make the comparison as data."""
     names = [run.name for run in runs]
     return {
         "runs": {
@@ -185,7 +185,7 @@ def make_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
 
 
 def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[str, ...]]]:
-    """The differences in spec, plan and machine."""
+    """Return the differences in spec, plan and machine."""
     return {
         "spec": list_differences([flatten(run.record.spec) for run in runs]),
         "plan": list_differences([_read_plan(run.record) for run in runs]),
@@ -194,7 +194,7 @@ def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[st
 
 
 def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
-    """The keys whose values are not the same in all runs, in the order in which they first appear.
+    """List the keys whose values are not the same in all runs, in the order in which they first appear.
 
     A key that an earlier version did not have is as good as one without a value.
     """
@@ -207,7 +207,7 @@ def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, 
 
 
 def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
-    """The rows of the table of results: a name, and a value of each run."""
+    """Yield the rows of the table of results: a name, and a value of each run."""
     summaries = [run.summary for run in runs]
     yield "status", *(s.status for s in summaries)
     for metric in dict.fromkeys(s.best.metric for s in summaries if s.best):
@@ -241,7 +241,7 @@ def _compare_weights(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
 
 
 def _format_best_baseline(run: ComparedRun) -> str:
-    """The best simple model by the metric that chose the weights, and its value."""
+    """Format the best simple model by the metric that chose the weights, and its value."""
     # The other rows are of validation samples, and a run beside it may have had no test.
     comparison = compare_best(run.record, replace(run.summary, test={}))
     rows = comparison.sort_rows() if comparison else []
@@ -269,7 +269,7 @@ def _describe_machine(record: Record) -> dict[str, object]:
 
 
 def make_curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
-    """A plot for each value that at least two runs have, except values of single steps, which are too noisy."""
+    """Yield a plot for each value that at least two runs have, except values of single steps, which are too noisy."""
     # `validation/loss` is a value of an epoch, `loss` one of a step.
     keys = list(dict.fromkeys(key for run in runs for key in run.record.metrics if "/" in key))
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):

@@ -37,13 +37,13 @@ class Confusion:
         return sum(row[i] for i, row in enumerate(self.matrix))
 
     def list_mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
-        """The most frequent mistakes: true class, prediction, count, share of the true class's samples."""
+        """List the most frequent mistakes: true class, prediction, count, share of the true class's samples."""
         cells = [(count, i, j) for i, row in enumerate(self.matrix) for j, count in enumerate(row) if i != j and count]
         cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
         return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
 
     def list_weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
-        """The classes with the lowest F1: name, samples, precision, recall, F1; without those that have no samples
+        """List the classes with the lowest F1: name, samples, precision, recall, F1; without those that have no samples
         or mistakes.
         """
         predicted = [sum(column) for column in zip(*self.matrix, strict=True)]
@@ -57,7 +57,7 @@ class Confusion:
 
 
 def read_confusions(data: object) -> list[Confusion]:
-    """The confusion matrices in result.json, by head; malformed ones are skipped."""
+    """Read the confusion matrices in result.json, by head; malformed ones are skipped."""
     return _read_heads(data, _read_confusion)
 
 
@@ -108,7 +108,7 @@ class LabelRow:
         return 2 * self.both / (self.true + self.guessed) if self.true + self.guessed else 0.0
 
     def format_cells(self) -> tuple[str, ...]:
-        """The row under HEADER; a dash where a number is not defined."""
+        """Format the row under HEADER; a dash where a number is not defined."""
         precision = f"{self.both / self.guessed:.3f}" if self.guessed else "-"
         recall, area = (
             f"{x:.3f}" if self.true else "-" for x in (self.both / max(1, self.true), self.average_precision)
@@ -127,7 +127,7 @@ class LabelTable:
 
 
 def read_label_tables(data: object) -> list[LabelTable]:
-    """The tables in result.json, by head; malformed ones are skipped."""
+    """Read the tables in result.json, by head; malformed ones are skipped."""
     return _read_heads(data, _read_label_table)
 
 

@@ -45,7 +45,7 @@ def align_numbers(values: Sequence[float]) -> list[str]:
 
 
 def format_tick(value: float) -> str:
-    """A number for an axis: 50k, 0.25, 1e-4."""
+    """Format a number for an axis: 50k, 0.25, 1e-4."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
@@ -54,7 +54,7 @@ def format_tick(value: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Seconds as a readable duration."""
+    """Return the seconds as a readable duration."""
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
     if seconds < 100:
@@ -65,7 +65,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_share(part: float) -> str:
-    """A fraction in percent."""
+    """Format a fraction in percent."""
     return f"{100 * part:.1f} %".replace(".0 %", " %")
 
 
@@ -74,7 +74,7 @@ PERCENT_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy")
 
 
 def format_score(metric: str, value: float) -> str:
-    """The value of a metric, in percent where people say it so."""
+    """Format the value of a metric, in percent where people say it so."""
     in_percent = metric.rsplit("/", 1)[-1] in PERCENT_METRICS and 0 <= value <= 1
     return format_share(value) if in_percent else format_number(value)
 
@@ -89,7 +89,7 @@ def format_json(value: object) -> str:
 
 
 def to_strict_json(value: object) -> Any:
-    """The value as strict JSON, with non-finite numbers as null."""
+    """Return the value as strict JSON, with non-finite numbers as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -45,11 +45,11 @@ class Series:
             self.ys.pop()
 
     def scale(self, name: str, x: float = 1.0, y: float = 1.0) -> Series:
-        """The same values in other units."""
+        """Return the same values in other units."""
         return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
 
     def keep_positive(self) -> Series:
-        """The positive values only: during an evaluation or a checkpoint no samples are trained."""
+        """Return the positive values only: during an evaluation or a checkpoint no samples are trained."""
         points = [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y > 0]
         return Series(self.name, array("d", (x for x, _ in points)), array("d", (y for _, y in points)), self.broken)
 
@@ -58,7 +58,7 @@ class Series:
         return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)
 
     def accumulate(self, name: str) -> Series:
-        """The increase of a counter since its first value; a drop means that it was restarted."""
+        """Return the increase of a counter since its first value; a drop means that it was restarted."""
         increase, total = Series(name), 0.0
         for x, previous, current in zip(self.xs, self.ys[:1] + self.ys, self.ys, strict=False):
             total += max(0.0, current - previous)
@@ -66,7 +66,7 @@ class Series:
         return increase
 
     def is_noisy(self) -> bool:
-        """Whether the series fluctuates so much that its mean is more informative."""
+        """Return whether the series fluctuates so much that its mean is more informative."""
         if len(self) < 100:
             return False
         distance = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
@@ -74,7 +74,7 @@ class Series:
 
 
 def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool = False) -> dict[str, Series]:
-    """A series for every number in the rows, along `axis`.
+    """Collect a series for every number in the rows, along `axis`.
 
     Args:
         rows: rows of a log; those without `axis` are skipped.
@@ -124,7 +124,7 @@ def thin_points(series: Series, limit: int = 1000) -> list[Point]:
 
 
 def compute_running_mean(series: Series, windows: int = 60) -> list[Point]:
-    """The running mean over a sixtieth of the series, at most 300 points."""
+    """Compute the running mean over a sixtieth of the series, at most 300 points."""
     half_window = max(1, len(series) // windows // 2)
     sums = [0.0]
     for y in series.ys:

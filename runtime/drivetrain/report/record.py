@@ -158,7 +158,7 @@ def _read_object(record: Record, run: Path, name: str, *, is_optional: bool = Fa
 
 
 def _read_rows(record: Record, run: Path, name: str, *, is_optional: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a log, one at a time, since the log of a long run may not fit into memory."""
+    """Read the rows of a log, one at a time, since the log of a long run may not fit into memory."""
 
     def report(problem: str, consequence: str) -> None:
         if not (is_optional and problem == run_files.MISSING):
@@ -225,7 +225,7 @@ class Summary:
     """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         return asdict(self)
 
     def choose_evaluation(self) -> tuple[Mapping[str, float], str]:
@@ -235,7 +235,7 @@ class Summary:
 
 
 def describe_exit(code: int | None) -> str:
-    """The meaning of an exit code."""
+    """Return the meaning of an exit code."""
     if code is None:
         return "no exit code recorded"
     if code == 0:
@@ -304,7 +304,7 @@ def read_forecast(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose_best(record: Record) -> Best | None:
-    """The best value as the run recorded it, or else by its logs."""
+    """Choose the best value as the run recorded it, or else by its logs."""
     if best := record.ending.best:
         return replace(best, metric=format_json(best.metric))
     metric = _find_watched_metric(record)
@@ -328,7 +328,7 @@ def _find_watched_metric(record: Record) -> str | None:
 
 
 def _find_task_metric(spec: Mapping[str, Any]) -> str | None:
-    """The metric that a task chooses by itself: with several heads that of the heaviest one."""
+    """Find the metric that a task chooses by itself: with several heads that of the heaviest one."""
     kind = JOBS.get(str(spec.get("task")))
     try:
         return kind.model_validate(spec).best() if kind else None

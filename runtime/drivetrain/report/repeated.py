@@ -36,7 +36,7 @@ class Spread:
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
     def format_parts(self) -> tuple[str, str]:
-        """The mean, and ± the deviation, with the same decimals."""
+        """Format the mean, and ± the deviation, with the same decimals."""
         mean, deviation = align_numbers((self.mean, self.deviation))
         return mean, f"± {deviation}"
 

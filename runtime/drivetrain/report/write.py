@@ -51,7 +51,7 @@ def write(run: Path) -> Record:
 
 
 def _list_results(record: Record, summary: Summary) -> dict[str, object]:
-    """The report as data."""
+    """List the report as data."""
     plan, hardware, advice = record.plan, record.hardware, list_advice(record, summary)
     return {
         "run": record.name,
@@ -87,7 +87,7 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
 
 
 def make_model_card(record: Record, summary: Summary) -> str:
-    """The card as Markdown; empty for a run that has not ended well."""
+    """Make the card as Markdown; empty for a run that has not ended well."""
     if not record.provenance:
         return ""
     result = record.result
@@ -134,7 +134,7 @@ def _list_limits(record: Record, summary: Summary) -> Iterator[str]:
 
 
 def _make_headline(record: Record, summary: Summary) -> Headline:
-    """The top of the report."""
+    """Make the top of the report."""
     best, ending = summary.best, _describe_ending(summary)
     if record.state and not record.result and record.metrics:
         ending += "; the numbers come from its logs, since it has not written its result"
@@ -162,7 +162,7 @@ def _describe_baselines(record: Record, summary: Summary) -> str:
 
 
 def _describe_ending(summary: Summary) -> str:
-    """How the run ended."""
+    """Describe how the run ended."""
     if summary.status == "running" and summary.exit_code is None:
         return "still running, or killed before it could record its end"
     code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "

@@ -77,15 +77,15 @@ class ObjectStore:
         self._store = self._ask("open", "", lambda: _open_store(address, patience))
 
     def get(self, name: str) -> bytes:
-        """The content of an object."""
+        """Return the content of an object."""
         return self._ask("read", name, lambda: bytes(_client().get(self._store, name).bytes()))
 
     def find(self, name: str) -> bytes | None:
-        """The content of an object; None if there is none."""
+        """Find the content of an object; None if there is none."""
         return _none_if(Trouble.MISSING, lambda: self.get(name))
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """The content of an object in pieces; a connection that is cut is taken up again where it ended."""
+        """Yield the content of an object in pieces; a connection that is cut is taken up again where it ended."""
         pieces = self._ask(
             "read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART_BYTES))
         )
@@ -121,12 +121,12 @@ class ObjectStore:
         return _none_if(Trouble.MISSING, lambda: self.head(name))
 
     def objects(self, below: str = "") -> list[StoredObject]:
-        """All objects below a folder, by name."""
+        """Return all objects below a folder, by name."""
         entries = self._again("list", below, lambda: _client().list(self._store, below or None).collect())
         return sorted(map(self._object, entries), key=lambda each: each.name)
 
     def folders(self) -> list[str]:
-        """The names of the folders directly below the address."""
+        """Return the names of the folders directly below the address."""
         answer = self._again("list", "", lambda: _client().list_with_delimiter(self._store))
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
@@ -201,7 +201,7 @@ class ObjectStore:
 
 
 def _none_if(kind: Trouble, request: Callable[[], T]) -> T | None:
-    """The answer to a request; None if the store has trouble of this kind."""
+    """Return the answer to a request; None if the store has trouble of this kind."""
     try:
         return request()
     except RemoteError as error:
@@ -240,7 +240,7 @@ def check_writable(store: ObjectStore) -> None:
 
 
 def _open_store(address: RemoteAddress, patience: Patience) -> Any:
-    """The client's own store, with every wait bounded."""
+    """Return the client's own store, with every wait bounded."""
     if wrong := store_variables.bad_endpoint(address.scheme):
         # The client would end the process.
         raise StorageError(

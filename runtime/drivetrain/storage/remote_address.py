@@ -64,7 +64,7 @@ def is_remote(text: str) -> bool:
 
 
 def parse(text: str) -> RemoteAddress:
-    """The address that a text names.
+    """Return the address that a text names.
 
     Raises:
         BadAddress: with what is wrong; a password in the text is not repeated.

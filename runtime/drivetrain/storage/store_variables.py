@@ -42,7 +42,7 @@ _LOCAL = (
 
 
 def read_known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a store of this scheme may read and that are set."""
+    """Read the variables that a store of this scheme may read and that are set."""
     prefix = PREFIXES.get(scheme)
     if prefix is None:
         return {}
@@ -54,19 +54,19 @@ def read_known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def endpoint(scheme: str) -> str:
-    """The endpoint that is set, as `VARIABLE=address`; empty if none is."""
+    """Return the endpoint that is set, as `VARIABLE=address`; empty if none is."""
     name = _find_endpoint(scheme)
     return f"{name}={os.environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
 
 
 def bad_endpoint(scheme: str) -> str:
-    """The endpoint that is set, if it has no scheme or no host; empty if it can be used."""
+    """Return the endpoint that is set, if it has no scheme or no host; empty if it can be used."""
     name = _find_endpoint(scheme)
     return endpoint(scheme) if name and not _ENDPOINT.match(os.environ[name]) else ""
 
 
 def _find_endpoint(scheme: str) -> str | None:
-    """The variable of the endpoint that is set; None if none is."""
+    """Find the variable of the endpoint that is set; None if none is."""
     return next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), None)
 
 
@@ -79,5 +79,5 @@ def missing_files(scheme: str) -> list[tuple[str, str]]:
 
 
 def is_plain_http(scheme: str) -> bool:
-    """Whether an endpoint that is set is reached without TLS."""
+    """Return whether an endpoint that is set is reached without TLS."""
     return any(os.environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))

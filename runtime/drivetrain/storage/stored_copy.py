@@ -73,7 +73,7 @@ def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
 
 
 def _take_part(outer_copy: StoredCopy, address: RemoteAddress) -> StoredCopy | None:
-    """The folder of an address in the copy of the folder around it; None if that has none of this name."""
+    """Take the folder of an address in the copy of the folder around it; None if that has none of this name."""
     path = outer_copy.path / address.name
     if not path.is_dir():
         return None

@@ -19,7 +19,7 @@ PARALLEL_DOWNLOADS = 8
 
 
 def list_files(parent: ObjectStore, address: RemoteAddress, selects: Selector) -> list[StoredObject]:
-    """The file at an address, or all files of a folder.
+    """List the file at an address, or all files of a folder.
 
     Args:
         parent: the store, opened at the parent of the address; the names of the result are relative to it.
@@ -49,7 +49,7 @@ def list_files(parent: ObjectStore, address: RemoteAddress, selects: Selector) -
 
 
 def _find_file(parent: ObjectStore, address: RemoteAddress) -> StoredObject | None:
-    """The file at an address; None if it can only be a folder."""
+    """Find the file at an address; None if it can only be a folder."""
     if not address.path:
         return None
     if not address.writable:  # a web server; the client itself percent-encodes the address

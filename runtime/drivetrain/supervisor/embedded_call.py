@@ -40,7 +40,7 @@ def locate(call: FrameType) -> str:
 
 
 def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
-    """The checked job that the arguments of a call describe.
+    """Build the checked job that the arguments of a call describe.
 
     Args:
         spec_keys: the settings of the call, nested as in YAML.
@@ -114,7 +114,7 @@ def expand_shorthands(
 def build_train_settings(
     settings: Mapping[str, object], arguments: Mapping[str, object], loss: object, train: DataSource, refuse: Refusal
 ) -> dict[str, object]:
-    """The `train:` part of the spec.
+    """Build the `train:` part of the spec.
 
     Args:
         settings: the keyword arguments of the call.
@@ -156,7 +156,7 @@ def build_train_settings(
 
 
 def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) -> dict[str, object]:
-    """The `limits:` part of the spec, with the GPUs of the argument `gpus`.
+    """Build the `limits:` part of the spec, with the GPUs of the argument `gpus`.
 
     Raises:
         SpecError: if they are given twice.
@@ -169,12 +169,12 @@ def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) ->
 
 
 def translate_advice(action: str) -> str:
-    """The advice of an error message with the options of the command line replaced by arguments of a call."""
+    """Translate the advice of an error message with the options of the command line replaced by arguments of a call."""
     return action.replace("--new", "new=True").replace("--extend", "extend")
 
 
 def as_call_error(error: SpecError) -> SpecError:
-    """The error about keys of the spec as one about arguments of the call."""
+    """Return the error about keys of the spec as one about arguments of the call."""
     if not error.problems:
         return SpecError(
             translate_advice(error.given), translate_advice(error.possible), translate_advice(error.action)
@@ -188,7 +188,7 @@ def as_call_error(error: SpecError) -> SpecError:
 
 
 def _find_unusable_settings(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
-    """A problem for every setting that is an object, or has the name that another library uses."""
+    """Yield a problem for every setting that is an object, or has the name that another library uses."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
             yield Problem(

@@ -42,7 +42,7 @@ Refusal = Callable[[str, str, str, str], SpecError]
 
 
 def make_refusal(call_site: str) -> Refusal:
-    """The function that makes errors which point to `call_site` (file, line and column of the call)."""
+    """Make the function that makes errors which point to `call_site` (file, line and column of the call)."""
 
     def refuse(key: str, description: str, possible: str, action: str) -> SpecError:
         return SpecError(Problem(call_site, key, description, possible, action))
@@ -51,7 +51,7 @@ def make_refusal(call_site: str) -> Refusal:
 
 
 def is_plain(value: object) -> bool:
-    """Whether an argument is a plain value that a YAML file can hold, and not an object."""
+    """Return whether an argument is a plain value that a YAML file can hold, and not an object."""
     return value is None or isinstance(value, bool | int | float | str | Mapping)
 
 
@@ -106,7 +106,7 @@ def collect_parts(
 
 
 def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
-    """The checked optimizer of the program, over the parameters of its network.
+    """Return the checked optimizer of the program, over the parameters of its network.
 
     Args:
         argument: the optimizer, or a function of the list of trainable parameters.
@@ -180,7 +180,7 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -
 
 
 def list_unoptimized(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """Names of trainable parameters that the optimizer does not have."""
+    """List the names of trainable parameters that the optimizer does not have."""
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
 
@@ -341,7 +341,7 @@ def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse
 
 
 def _describe_type(value: object) -> str:
-    """The class name of an optimizer or scheduler; the name of a function."""
+    """Return the class name of an optimizer or scheduler; the name of a function."""
     return (
         type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else getattr(value, "__name__", "a function")
     )

@@ -126,7 +126,7 @@ def note_changes(folder: Path, now: Mapping[str, str]) -> None:
 
 
 def _collect_scheduler_rows(name: str, scheduler: LRScheduler) -> Iterator[tuple[str, str]]:
-    """The class, settings and state of a scheduler, and of the schedulers that it holds."""
+    """Yield the class, settings and state of a scheduler, and of the schedulers that it holds."""
     yield name, _describe_value(type(scheduler))
     for key, value in vars(scheduler).items():
         if key == "_schedulers":
@@ -150,7 +150,7 @@ def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
-    """The rows of a module; with `loads`, a checkpoint brings the values of its parameters and buffers."""
+    """Yield the rows of a module; with `loads`, a checkpoint brings the values of its parameters and buffers."""
     names: dict[int, str] = {}
     for path, layer in module.named_modules():
         layer_path = f"{name}.{path}".rstrip(".")
@@ -174,7 +174,7 @@ def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -
 
 
 def _describe_value(value: object) -> str:
-    """A plain value as it is written, everything else by a digest."""
+    """Return a plain value as it is written, everything else by a digest."""
     if isinstance(value, PLAIN) and len(repr(value)) <= 60:
         return repr(value)
     if isinstance(value, type) and _is_library(value.__module__):
@@ -262,7 +262,7 @@ def _is_code(value: object) -> bool:
 
 
 def _is_library(module: str | None) -> bool:
-    """Whether a module is installed, and known by its name and version."""
+    """Return whether a module is installed, and known by its name and version."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     built_in = (module or "").partition(".")[0] in sys.builtin_module_names
     return built_in or (file is not None and any(Path(file).is_relative_to(folder) for folder in LIBRARIES))

@@ -87,7 +87,7 @@ class Result:
         return self.folder / REPORT_PAGE
 
     def _repr_html_(self) -> str:
-        """The report in an HTML frame, for a notebook."""
+        """Return the report in an HTML frame, for a notebook."""
         try:
             page = self.report.read_text(encoding="utf-8")
         except OSError as error:

@@ -93,7 +93,7 @@ def restore_torch_settings() -> Iterator[None]:
 
 
 def select_gpu(hardware: Hardware, job: Job) -> Hardware:
-    """The hardware with the GPU that this process computes on: `cuda:0`, in CUDA's own order.
+    """Select the hardware with the GPU that this process computes on: `cuda:0`, in CUDA's own order.
 
     Raises:
         DeviceError: if the job names another GPU, or this one cannot be used.
@@ -114,7 +114,7 @@ def select_gpu(hardware: Hardware, job: Job) -> Hardware:
 
 
 def _find_first_gpu(hardware: Hardware) -> Gpu | None:
-    """The GPU that is `cuda:0`; None if there is only one, or torch cannot tell."""
+    """Find the GPU that is `cuda:0`; None if there is only one, or torch cannot tell."""
     if len(hardware.gpus) < 2 or not torch.cuda.is_available():
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
@@ -122,7 +122,7 @@ def _find_first_gpu(hardware: Hardware) -> Gpu | None:
 
 
 def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
-    """The plan for a running process: what would have to be preloaded stays as it is, and its row says so.
+    """Return the plan for a running process: what would have to be preloaded stays as it is, and its row says so.
 
     Environment variables of later stages are set, since nothing has read them yet.
     """

@@ -44,7 +44,7 @@ def list_names(prefix: str, **_: object) -> list[str]:
 
 
 def find_newest_trial(path: Path) -> Path:
-    """The trial that was written to last, if the folder is that of a sweep; else the folder.
+    """Find the trial that was written to last, if the folder is that of a sweep; else the folder.
 
     Raises:
         CheckpointError: if the sweep has no trial yet.
@@ -57,7 +57,7 @@ def find_newest_trial(path: Path) -> Path:
 
 
 def check_exists(path: Path) -> Path:
-    """The path, if it exists.
+    """Return the path, if it exists.
 
     Raises:
         CheckpointError: if it does not, with the run whose name is most similar; or if a link is in it.
@@ -79,7 +79,7 @@ def check_exists(path: Path) -> Path:
 
 
 def find_newest() -> Path:
-    """The run that was written to last; raises CheckpointError if there is none."""
+    """Find the run that was written to last; raises CheckpointError if there is none."""
     runs = list_by_age()
     if not runs:
         raise CheckpointError(
@@ -91,7 +91,7 @@ def find_newest() -> Path:
 
 
 def list_by_age() -> list[Path]:
-    """The run folders below runs/, newest first."""
+    """List the run folders below runs/, newest first."""
     trials = (spec for sweep in RUNS.glob(f"*/{SWEEP_FILE}") for spec in sweep.parent.glob(f"*/{JOB_FILE}"))
     return _sort_by_age([*RUNS.glob(f"*/{JOB_FILE}"), *trials])
 

@@ -64,7 +64,7 @@ def prepare(
     limits: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> contextlib.AbstractContextManager[PreparedStep]:
-    """A training step for a loop of your own, under a plan for this machine.
+    """Return a training step for a loop of your own, under a plan for this machine.
 
     The network is moved to its device when the block begins. Threads, precision and other settings of torch hold inside
     of the `with` block, and are as before after it. There are no checkpoints, records or signal handlers.
@@ -142,7 +142,7 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
 
 
 def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
-    """The plan for a loop of the user: optimizations that act on data or on how the optimizer is built are off."""
+    """Make the plan for a loop of the user: optimizations that act on data or on how the optimizer is built are off."""
     # Nothing is measured in a loop of the user, and it may predict numbers.
     facts = replace(inspection.inspect_network(model), numeric=True)
     resolved = host_process.keep_process_settings(plans.resolve(job, machine, facts), machine)

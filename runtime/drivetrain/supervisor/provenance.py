@@ -59,7 +59,7 @@ def write(run: Path, commits: Sequence[str]) -> None:
 
 
 def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
-    """The commits of a run's attempts with that of the one that begins now.
+    """Return the commits of a run's attempts with that of the one that begins now.
 
     Asked for at the start: what is committed while a run trains is not what it was made of.
 
@@ -114,7 +114,7 @@ def _read_small(path: Path) -> str:
 
 
 def describe_image() -> dict[str, str] | None:
-    """The image that this process runs in; None without one."""
+    """Return the image that this process runs in; None without one."""
     word = os.environ.get("DRIVETRAIN_IMAGE")
     return {"name": word, "id": os.environ.get(IMAGE, "")} if word else None
 

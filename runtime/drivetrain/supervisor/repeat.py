@@ -165,7 +165,7 @@ def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[
 
 
 def _describe_more_data(job: Job) -> list[str]:
-    """Whether more data would help; nothing without simple models."""
+    """Return whether more data would help; nothing without simple models."""
     if "off" in (job.baselines, os.environ.get(baseline_run.SWITCH)):
         return []
     from drivetrain.baselines.measure import describe_learning_curve

@@ -79,7 +79,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
 
 
 def find_unfinished(runs: Path, name: str) -> Path | None:
-    """The last run folder of a name, if its run has not finished; raises CheckpointError if a link is in it."""
+    """Find the last run folder of a name, if its run has not finished; raises CheckpointError if a link is in it."""
     last = next(reversed(list_numbered(runs, name)), None)
     if last is None or RunState.read(last).status == "done":
         return None
@@ -90,7 +90,7 @@ def find_unfinished(runs: Path, name: str) -> Path | None:
 
 
 def find_finished(runs: Path, job: Job) -> Path | None:
-    """The last run folder of the job's name, if its run has finished and was trained with this spec."""
+    """Find the last run folder of the job's name, if its run has finished and was trained with this spec."""
     last = next(reversed(list_numbered(runs, job.name)), None) if runs.is_dir() else None
     if last is None or RunState.read(last).status != "done" or not (last / run_files.JOB_FILE).is_file():
         return None
@@ -102,7 +102,7 @@ def find_finished(runs: Path, job: Job) -> Path | None:
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
-    """The path of the next run folder of a name; `after` is the highest number that is taken elsewhere.
+    """Return the path of the next run folder of a name; `after` is the highest number that is taken elsewhere.
 
     Raises:
         StorageError: if libraries that write weights cannot name the folder.
@@ -118,12 +118,12 @@ def next_path(runs: Path, name: str, after: int = 0) -> Path:
 
 
 def list_numbered(runs: Path, name: str) -> list[Path]:
-    """The run folders of a name, by ascending number."""
+    """List the run folders of a name, by ascending number."""
     return [runs / folder for folder in sort_numbered((p.name for p in runs.iterdir() if p.is_dir()), name)]
 
 
 def sort_numbered(folders: Iterable[str], name: str) -> list[str]:
-    """The names of run folders of a name, by ascending number."""
+    """Sort the names of run folders of a name, by ascending number."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
     return sorted(filter(pattern.fullmatch, folders), key=run_files.parse_suffix)
 
@@ -158,7 +158,7 @@ def _begins_again(path: Path, job: Job) -> bool:
 
 
 def _is_untrained(path: Path) -> bool:
-    """Whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
+    """Return whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
     exit_code = RunState.read(path).exit_code
     has_trained = any((path / name).exists() for name in (run_files.CHECKPOINTS, run_files.METRICS_FILE))
     return exit_code in (SpecError.exit_code, DataError.exit_code) and not has_trained

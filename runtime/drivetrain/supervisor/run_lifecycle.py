@@ -128,5 +128,5 @@ class RunLifecycle:
 
 
 def _format(moment: datetime | None = None) -> str:
-    """A moment, or now, as a run folder has it."""
+    """Format a moment, or now, as a run folder has it."""
     return (moment or datetime.now()).astimezone(UTC).isoformat(timespec="seconds")

@@ -24,7 +24,7 @@ from drivetrain.system.run_records import read_mapping
 
 
 def count_processes(job: Job, runs: Path) -> int:
-    """How many processes a command would train a job with on this machine.
+    """Return how many processes a command would train a job with on this machine.
 
     Raises:
         DeviceError: if a GPU that the job names does not exist.
@@ -110,7 +110,7 @@ def _read_digests(run: Path, free: Collection[str]) -> dict[str, object]:
 
 
 def read_data_digests(run: Path) -> dict[str, Any]:
-    """The digests of the files, by spec key and name, and of the arrays that a run was trained with."""
+    """Read the digests of the files, by spec key and name, and of the arrays that a run was trained with."""
     files = {
         key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
         for key, entry in _read_record(run, "files").items()

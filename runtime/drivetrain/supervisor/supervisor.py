@@ -162,7 +162,7 @@ class _Supervisor:
             self._load_again(measured={**self.request.source.measured, **measured})
 
     def _detect_machine(self) -> Hardware:
-        """The hardware that the job may use, which suits the number of its processes."""
+        """Return the hardware that the job may use, which suits the number of its processes."""
         fault_point("detect")
         job, placement = self.job, self.request.placement
         machine = world.share_hardware(add_neighbors(detect(self.request.runs)), placement)
@@ -171,7 +171,7 @@ class _Supervisor:
         return machine
 
     def _open_folder(self) -> run_folder.RunFolder:
-        """The run folder that the command trains in; its copy begins."""
+        """Return the run folder that the command trains in; its copy begins."""
         request, job, copies = self.request, self.job, self.copies
         after = copies.highest_number if copies else 0
         run = extended_run.open_run(request.runs, job, request.extend, self.plan_request, new=request.new, after=after)
@@ -186,7 +186,7 @@ class _Supervisor:
         return run
 
     def _choose_plan(self, machine: Hardware, run: run_folder.RunFolder) -> tuple[plans.Plan, plans.Plan | None]:
-        """The plan, and the stored one if the run resumes."""
+        """Choose the plan, and the stored one if the run resumes."""
         request, job = self.request, self.job
         stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
         if stored:

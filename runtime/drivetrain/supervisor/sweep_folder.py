@@ -166,7 +166,7 @@ def open_study(path: Path, job: Job) -> Study:
 
 
 def find_metric(job: Job) -> str:
-    """The name of the metric that ranks trials."""
+    """Find the name of the metric that ranks trials."""
     assert job.sweep is not None
     return job.sweep.metric or job.best()
 

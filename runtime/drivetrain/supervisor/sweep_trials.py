@@ -170,7 +170,7 @@ def _describe_values(values: Mapping[str, JsonValue]) -> str:
 
 
 def _describe_trial(trial: FrozenTrial) -> str:
-    """How a finished trial ended."""
+    """Describe how a finished trial ended."""
     epochs = len(trial.intermediate_values)
     endings = {
         TrialState.FAIL: f" failed: {trial.user_attrs.get('reason')}",

@@ -22,6 +22,6 @@ def store_error(error: DrivetrainError) -> None:
 
 
 def read_error(path: Path) -> dict[str, Any]:
-    """The error in JSON; empty if no trainer wrote one."""
+    """Read the error in JSON; empty if no trainer wrote one."""
     content = read_json(path)
     return content if isinstance(content, dict) else {}

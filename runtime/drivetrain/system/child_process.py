@@ -84,7 +84,7 @@ def start_child(
 
 
 def wait_or_kill(child: subprocess.Popen[bytes], seconds: float | None) -> int | None:
-    """The exit code of a child that ends within so many seconds; None if it had to be killed."""
+    """Return the exit code of a child that ends within so many seconds; None if it had to be killed."""
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -60,7 +60,7 @@ def redirect_output(numbers: Sequence[int], target: int) -> Iterator[None]:
 
 
 def is_verbose() -> bool:
-    """Whether details are printed."""
+    """Return whether details are printed."""
     return bool(os.environ.get(VERBOSE_VARIABLE))
 
 
@@ -183,7 +183,7 @@ def _write(text: str, stream: IO[str]) -> None:
 
 
 def _wrap(line: str) -> str:
-    """The line, continued with an indent if it is wider than the terminal."""
+    """Return the line, continued with an indent if it is wider than the terminal."""
     width = shutil.get_terminal_size().columns
     if len(line) <= width:
         return line
@@ -194,7 +194,7 @@ def _wrap(line: str) -> str:
 
 
 def open_console(file: IO[str] | None = None) -> Console:
-    """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
+    """Return a rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
     from drivetrain.system.clean_console import CleanConsole
 
     stream = file or sys.stdout
@@ -215,7 +215,7 @@ def open_console(file: IO[str] | None = None) -> Console:
 
 
 def is_live_terminal() -> bool:
-    """Whether stdout is a terminal that can be painted on."""
+    """Return whether stdout is a terminal that can be painted on."""
     # A notebook gives its `!commands` a terminal, and then shows what they print, codes that move the cursor included.
     notebook = "JPY_PARENT_PID" in os.environ
     return sys.stdout.isatty() and not (os.environ.get("NO_COLOR") or notebook) and os.environ.get("TERM") != "dumb"

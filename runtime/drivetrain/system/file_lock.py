@@ -43,7 +43,7 @@ def unlock(handle: int) -> None:
 
 
 def is_at(handle: int, path: Path | str) -> bool:
-    """Whether a path leads to an open file; not if it was removed or replaced meanwhile."""
+    """Return whether a path leads to an open file; not if it was removed or replaced meanwhile."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError:

@@ -25,7 +25,7 @@ def is_private(folder: Path) -> bool:
 
 
 def is_below(folder: Path, name: object) -> bool:
-    """Whether a name that a file gives leads to a place below a folder; links are not looked at."""
+    """Return whether a name that a file gives leads to a place below a folder; links are not looked at."""
     if not isinstance(name, str) or not name or "\0" in name or os.pardir in name.split(os.sep):
         return False
     return not os.path.isabs(name) or os.path.normpath(name).startswith(os.path.join(os.path.abspath(folder), ""))
@@ -155,7 +155,7 @@ def _parse_float(text: str) -> float:
 
 
 def parse_row(line: str | bytes) -> dict[str, object] | None:
-    """A JSON object, such as a line of a JSON-lines file; None if it is incomplete, or no object."""
+    """Parse a JSON object, such as a line of a JSON-lines file; None if it is incomplete, or no object."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -164,7 +164,7 @@ def parse_row(line: str | bytes) -> dict[str, object] | None:
 
 
 def read_json(path: Path) -> Any:
-    """The data of a JSON file; None if it is missing or invalid."""
+    """Read the data of a JSON file; None if it is missing or invalid."""
     try:
         with open_file(path) as file:
             return parse_json(file.read())
@@ -258,7 +258,7 @@ def blame_storage(path: Path) -> Iterator[None]:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """The StorageError for a failed write; it names the owner of a folder that belongs to another user."""
+    """Return the StorageError for a failed write; it names the owner of a folder that belongs to another user."""
     # In our containers runs/ is a mount, and no other folder can be used.
     elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -44,5 +44,5 @@ def format_train_command(job: Path) -> str:
 
 
 def format_stop_command(container: str) -> str:
-    """The command that stops a container after it has saved a checkpoint."""
+    """Format the command that stops a container after it has saved a checkpoint."""
     return "make stop" if _HAS_MAKE else f"docker stop -t 60 {container}"

@@ -26,7 +26,7 @@ def merge_variables(current: Mapping[str, str], planned: Mapping[str, str]) -> d
 
 
 def read_allocator_settings(environ: Mapping[str, str] = os.environ) -> str:
-    """The allocator's settings as torch reads them."""
+    """Read the allocator's settings as torch reads them."""
     return next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
 
 
@@ -38,7 +38,7 @@ def _join_settings(theirs: str, ours: str) -> str:
 
 
 def is_on(value: str) -> bool:
-    """Whether a variable that is a switch turns something on."""
+    """Return whether a variable that is a switch turns something on."""
     return value.lower() not in ("", "0", "false", "off", "no")
 
 
@@ -54,7 +54,7 @@ PRECISION_VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
 
 
 def list_overrides(environ: Mapping[str, str]) -> list[str]:
-    """A line for each variable that overrides the plan's precision."""
+    """List a line for each variable that overrides the plan's precision."""
     return [
         f"{name}={environ[name]} {effect}; unset it if you did not mean that"
         for name, (matters, effect) in PRECISION_VARIABLES.items()

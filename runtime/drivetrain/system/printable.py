@@ -39,7 +39,7 @@ def printable_as_long(text: str) -> str:
 
 
 def printable_text(text: str) -> str:
-    """A whole text with the line breaks and tabs that it has, such as a page of a report."""
+    """Return a whole text with the line breaks and tabs that it has, such as a page of a report."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -53,7 +53,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def escape_cell(value: object) -> Any:
-    """A value for a CSV writer."""
+    """Return a value for a CSV writer."""
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip(" ")):
         return value
     # Some spreadsheets strip spaces before they look at the first character.
@@ -61,5 +61,5 @@ def escape_cell(value: object) -> Any:
 
 
 def escape_row(values: Iterable[object]) -> list[object]:
-    """A row for a CSV writer."""
+    """Return a row for a CSV writer."""
     return [escape_cell(value) for value in values]

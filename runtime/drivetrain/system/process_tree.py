@@ -61,7 +61,7 @@ def sum_cpu_seconds() -> float:
 
 
 def _sum(read: Callable[[psutil.Process], float]) -> float:
-    """The sum of what is read of each process of the tree; one that has ended counts nothing."""
+    """Return the sum of what is read of each process of the tree; one that has ended counts nothing."""
     total = 0.0
     for process in list_process_ids():
         with contextlib.suppress(psutil.Error):
@@ -70,14 +70,14 @@ def _sum(read: Callable[[psutil.Process], float]) -> float:
 
 
 def list_threads(process: int) -> list[int]:
-    """The ids of the threads of a process; none if it has ended."""
+    """List the ids of the threads of a process; none if it has ended."""
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir(f"/proc/{process}/task")]
     return []
 
 
 def list_process_ids() -> list[int]:
-    """The ids of this process and all its descendants."""
+    """List the ids of this process and all its descendants."""
     this_process = os.getpid()
     if os.path.exists(f"/proc/{this_process}/task/{this_process}/children"):
         return [this_process, *_list_descendants(this_process)]

@@ -101,7 +101,7 @@ class RunFiles:
         return handle
 
     def _open_parent(self, name: str) -> tuple[int, str]:
-        """The open folder that a file lies in, and the file's name in it."""
+        """Return the open folder that a file lies in, and the file's name in it."""
         *folders, file = PurePath(self.below, name).parts
         if os.path.isabs(name) or ".." in (*folders, file):
             raise OSError(errno.EINVAL, "it does not lie in the run folder", str(self.path / name))
@@ -132,7 +132,7 @@ class RunFiles:
                     os.close(parent)
 
     def is_file(self, name: str) -> bool:
-        """Whether a regular file of this name can be opened."""
+        """Return whether a regular file of this name can be opened."""
         return self.read_modified(name) is not None
 
     def read_modified(self, name: str) -> float | None:
@@ -150,7 +150,7 @@ class RunFiles:
         return status.st_mtime if stat.S_ISREG(status.st_mode) else None
 
     def read_bytes(self, name: str) -> bytes:
-        """The content of a file.
+        """Read the content of a file.
 
         Raises:
             OSError: as `open`; EFBIG if it has more than MAX_FILE_BYTES bytes.
@@ -159,7 +159,7 @@ class RunFiles:
             return bytes(_read_limited(file))
 
     def read_text(self, name: str, *, errors: str | None = None) -> str:
-        """The text of a file.
+        """Read the text of a file.
 
         Raises:
             OSError: as `read_bytes`.
@@ -169,14 +169,14 @@ class RunFiles:
             return str(_read_limited(file))
 
     def read_json(self, name: str) -> Any:
-        """The data of a JSON file; None if it is missing, invalid, or no regular file."""
+        """Read the data of a JSON file; None if it is missing, invalid, or no regular file."""
         try:
             return parse_json(self.read_text(name))
         except (OSError, ValueError):
             return None
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """The object of a JSON file; empty if there is none."""
+        """Read the object of a JSON file; empty if there is none."""
         return self.read_checked_object(name)[0]
 
     def read_checked_object(self, name: str) -> tuple[dict[str, Any], str]:
@@ -191,7 +191,7 @@ class RunFiles:
     def read_rows(
         self, name: str, report: Callable[[str, str], None] = lambda problem, consequence: None
     ) -> Iterator[dict[str, Any]]:
-        """The rows of a JSON-lines file, one at a time; a row truncated by a crash is skipped.
+        """Yield the rows of a JSON-lines file, one at a time; a row truncated by a crash is skipped.
 
         Args:
             report: called at the end with what is wrong with the file, if anything is, and what it leads to; the
@@ -254,23 +254,23 @@ def check_is_run(run: Path) -> None:
 
 
 def damaged_error(file: Path, problem: str) -> CheckpointError:
-    """The error about a file of a run that is needed and cannot be read."""
+    """Return the error about a file of a run that is needed and cannot be read."""
     return CheckpointError(f"{file}: {problem}", "the file as the run wrote it", "restore it, or use another run")
 
 
 def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
-    """The checkpoint folders of a kind, `step` or `best`, oldest first."""
+    """List the checkpoint folders of a kind, `step` or `best`, oldest first."""
     folders = [p for p in folder.glob(f"{kind}-*") if p.name.removeprefix(f"{kind}-").isdecimal()]
     return sorted(folders, key=parse_suffix)
 
 
 def parse_suffix(path: Path | str) -> int:
-    """The number at the end of a folder's name: the step of a checkpoint, or that of a run."""
+    """Parse the number at the end of a folder's name: the step of a checkpoint, or that of a run."""
     return int(str(path).rpartition("-")[2])
 
 
 def _read_limited(file: IO[Any]) -> Any:
-    """The content of an open file; raises OSError EFBIG if it has more than MAX_FILE_BYTES bytes."""
+    """Read the content of an open file; raises OSError EFBIG if it has more than MAX_FILE_BYTES bytes."""
     size = os.fstat(file.fileno()).st_size
     if size > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
@@ -280,7 +280,7 @@ def _read_limited(file: IO[Any]) -> Any:
 
 
 def read_lines(file: IO[Any]) -> Iterator[Any]:
-    """The lines of an open file, one at a time.
+    """Yield the lines of an open file, one at a time.
 
     Raises:
         OSError: EFBIG for a line of MAX_LINE_LENGTH characters or bytes, such as the zeros of a hole.

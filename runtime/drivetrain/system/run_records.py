@@ -78,36 +78,36 @@ class RunResult:
 
 
 def read_mapping(record: Record, key: str) -> Record:
-    """The object of this name in a record; empty if there is none."""
+    """Read the object of this name in a record; empty if there is none."""
     return _read(record, key, dict) or {}
 
 
 def read_objects(record: Record, key: str) -> list[Record]:
-    """The objects in the list of this name in a record; empty if there is none."""
+    """Read the objects in the list of this name in a record; empty if there is none."""
     items = record.get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list | tuple) else []
 
 
 def read_number(record: Record, key: str) -> float | None:
-    """A finite number of a record; None if there is none."""
+    """Read a finite number of a record; None if there is none."""
     value = parse_number(record.get(key))
     return value if value is not None and math.isfinite(value) else None
 
 
 def read_integer(record: Record, key: str) -> int | None:
-    """A finite number of a record without its fraction; None if there is none."""
+    """Read a finite number of a record without its fraction; None if there is none."""
     value = read_number(record, key)
     return None if value is None else int(value)
 
 
 def read_numbers(record: Record, key: str) -> dict[str, float]:
-    """The finite numbers of an object in a record, by name."""
+    """Read the finite numbers of an object in a record, by name."""
     numbers = read_mapping(record, key)
     return {name: value for name in numbers if (value := read_number(numbers, name)) is not None}
 
 
 def parse_number(value: object) -> float | None:
-    """A value as a number; infinity for one that is too large, None if it is none."""
+    """Parse a value as a number; infinity for one that is too large, None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -41,7 +41,7 @@ KILLED_EXIT_CODE = 137
 
 
 def describe_signal(number: int) -> str:
-    """A signal's name, and its usual cause."""
+    """Return a signal's name, and its usual cause."""
     inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
     origin = {
         signal.SIGINT: "Ctrl-C",

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)")
 
 
 def clean_text(text: str) -> str:
-    """The text in Unicode's composed form (NFC), without invisible characters."""
+    """Return the text in Unicode's composed form (NFC), without invisible characters."""
     return text if text.isascii() else _INVISIBLE_MARKS.sub("", unicodedata.normalize("NFC", text))
 
 

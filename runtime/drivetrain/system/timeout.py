@@ -78,5 +78,5 @@ def _runs(child: psutil.Process) -> bool:
 
 
 def has_timed_out() -> bool:
-    """Whether a block was interrupted in this process."""
+    """Return whether a block was interrupted in this process."""
     return bool(_broken)

@@ -32,12 +32,12 @@ _PEER_GONE = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL",
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out."""
+    """Return whether an error means that memory ran out."""
     return isinstance(error, _ERRORS) or (isinstance(error, RuntimeError) and any(w in str(error) for w in _NO_MEMORY))
 
 
 def out_of_memory_error(error: BaseException, micro_batch: int = 1) -> OutOfMemory:
-    """The error if there is nothing left to split."""
+    """Return the error if there is nothing left to split."""
     return OutOfMemory(
         f"out of memory with micro-batch {micro_batch}: {str(error).splitlines()[0][:160]}",
         "a network and samples that fit",
@@ -46,7 +46,7 @@ def out_of_memory_error(error: BaseException, micro_batch: int = 1) -> OutOfMemo
 
 
 def translate_error(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
-    """The error to raise for torch's: a DeviceError if the GPU is lost, a PeerError if another process is."""
+    """Translate the error to raise for torch's: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
     if any(word in text for word in _PEER_GONE):
         return PeerError(

@@ -79,7 +79,7 @@ def allow_attention_kernels(flash: bool, efficient: bool, cudnn: bool) -> None:
 
 
 def list_attention_kernels() -> tuple[bool, bool, bool]:
-    """The attention kernels that torch may use: flash, memory-efficient, cuDNN."""
+    """List the attention kernels that torch may use: flash, memory-efficient, cuDNN."""
     readers: list[Callable[[], bool]]
     readers = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled]
     flash, efficient, cudnn = (is_enabled() for is_enabled in readers)
@@ -94,7 +94,7 @@ def use_attention_function(config: Any, name: str) -> None:
 
 
 def flushes_denormals() -> bool:
-    """Whether a denormal number times one is zero."""
+    """Return whether a denormal number times one is zero."""
     return bool((torch.full((1,), 1e-40, dtype=torch.float32) * 1.0).item() == 0.0)
 
 
@@ -113,7 +113,7 @@ def require_deterministic_kernels() -> Iterator[None]:
 
 
 def find_nondeterministic_operation(error: BaseException) -> str | None:
-    """The operation that an error refuses for its kernels; None if it has another cause."""
+    """Find the operation that an error refuses for its kernels; None if it has another cause."""
     match = _NOT_DETERMINISTIC.search(str(error)) if isinstance(error, RuntimeError) else None
     return (match[1] or "cuBLAS") if match else None
 
@@ -130,7 +130,7 @@ def configure_compiler(device: torch.device, *, deterministic: bool) -> None:
 
 
 def read_switches() -> dict[str, Any]:
-    """The values of all switches."""
+    """Read the values of all switches."""
     values = {switch.name: switch.read() for switch in _SWITCHES}
     if HAS_SETTER:
         values |= {f"{backend} {kind}": _read_precision((backend, kind)) for backend, kind in (*_LEVELS, *_KERNELS)}
@@ -189,7 +189,7 @@ def _uses_tf32(kind: str) -> bool:
 
 
 def _list_attribute_switch(owner: object, name: str, plain: object, title: str) -> list[Switch]:
-    """The switch for an attribute; none if this torch does not have it."""
+    """List the switch for an attribute; none if this torch does not have it."""
     if not hasattr(owner, name):
         return []
 
@@ -214,7 +214,7 @@ def _create_reduction_switch(name: str) -> Switch:
 
 
 def _create_compiler_switch(name: str) -> Switch:
-    """A switch of torch's compiler, which is not imported for it: that takes as long as importing torch.
+    """Create a switch of torch's compiler, which is not imported for it: that takes as long as importing torch.
 
     A new run leaves it: what an earlier one has compiled may be compiled anew for another shape, and must be the same.
     """
@@ -257,7 +257,7 @@ _SWITCHES: tuple[Switch, ...] = (
 
 
 def casts_keep_gradients() -> bool:
-    """Whether a weight cast by autocast under `no_grad` gets its gradient when the cached cast is reused.
+    """Return whether a weight cast by autocast under `no_grad` gets its gradient when the cached cast is reused.
 
     Not in older versions (pytorch issue 158232), where a block recomputed in the backward pass would not be trained.
     """

@@ -9,7 +9,7 @@ SIZE_PATTERN = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([k
 
 
 def format_bytes(count: int | None) -> str:
-    """Bytes in readable form: 600 KiB, 64 MiB, 7.8 GiB."""
+    """Return the bytes in readable form: 600 KiB, 64 MiB, 7.8 GiB."""
     if count is None:
         return "unknown"
     for unit, power in (("TiB", 4), ("GiB", 3)):

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host name or address is this machine itself."""
+    """Return whether a host name or address is this machine itself."""
     try:
         return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:

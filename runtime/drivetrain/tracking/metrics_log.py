@@ -73,7 +73,7 @@ class MetricsLog:
         self._open()
 
     def _read_rows(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """The rows, and the numbers of the lines that hold none; a last line that a kill cut off is neither."""
+        """Read the rows, and the numbers of the lines that hold none; a last line that a kill cut off is neither."""
         rows, damaged = [], []
         with self.files.open(METRICS_FILE, "rb") as file:
             for number, line in enumerate(read_lines(file), start=1):

@@ -89,11 +89,11 @@ class Monitor:
         self.sensors.close()
 
     def latest(self) -> Sample | None:
-        """The last sample."""
+        """Return the last sample."""
         return self.samples[-1] if self.samples else None
 
     def history(self) -> list[Sample]:
-        """All samples."""
+        """Return all samples."""
         return list(self.samples)
 
     def _sample_until_closed(self) -> None:
@@ -129,7 +129,7 @@ class Monitor:
 
 
 def _convert_units(sample: Sample) -> dict[str, float]:
-    """The values for TensorBoard, by tag, in readable units."""
+    """Convert the values for TensorBoard, by tag, in readable units."""
     units = {
         "process_memory": ("processes GiB", 2.0**30),
         "memory_used": ("container GiB", 2.0**30),

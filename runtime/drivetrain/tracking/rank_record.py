@@ -54,11 +54,11 @@ class RankRecord:
         return self.samples / max(1e-9, self.computing + self.data)
 
     def share(self, seconds: float) -> float:
-        """The share of some seconds in the time of training."""
+        """Return the share of some seconds in the time of training."""
         return seconds / max(1e-9, self.seconds)
 
     def subtract(self, before: RankRecord) -> RankRecord:
-        """The record of the time since an earlier record of the same process."""
+        """Return the record of the time since an earlier record of the same process."""
         lasted = {name: getattr(self, name) - getattr(before, name) for name in _SUMMED_FIELDS}
         return RankRecord(**asdict(self) | lasted)
 
@@ -68,7 +68,7 @@ _PARSER = TypeAdapter(RankRecord)
 
 
 def find_slowest(records: Sequence[RankRecord]) -> RankRecord | None:
-    """The process for which the others wait; None if all are about equally fast, or nothing is known yet."""
+    """Find the process for which the others wait; None if all are about equally fast, or nothing is known yet."""
     if len(records) < 2 or not all(record.samples > 0 for record in records):
         return None
     last = min(records, key=lambda record: record.speed)
@@ -76,7 +76,7 @@ def find_slowest(records: Sequence[RankRecord]) -> RankRecord | None:
 
 
 def compute_usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float:
-    """The median speed of all processes but one."""
+    """Compute the median speed of all processes but one."""
     return statistics.median(record.speed for record in records if record.rank != but.rank)
 
 
@@ -86,12 +86,12 @@ def compute_exchange(records: Iterable[RankRecord]) -> float:
 
 
 def record_to_text(record: RankRecord) -> str:
-    """A record as the other processes get it."""
+    """Return a record as the other processes get it."""
     return json.dumps(asdict(record))
 
 
 def record_from_text(text: str) -> RankRecord | None:
-    """The record of another process; None if there is none yet."""
+    """Return the record of another process; None if there is none yet."""
     try:
         return _parse_record(parse_json(text))
     except ValueError:
@@ -105,7 +105,7 @@ def write_records(folder: Path, records: Iterable[RankRecord]) -> None:
 
 
 def read_records(folder: Path) -> tuple[RankRecord, ...]:
-    """The records of a run; empty if one process trained it alone."""
+    """Read the records of a run; empty if one process trained it alone."""
     document = RunFiles(folder).read_json(RANKS_FILE)
     records = map(_parse_record, document) if isinstance(document, list) else ()
     return tuple(record for record in records if record is not None)

@@ -118,7 +118,7 @@ MAX_NAMED_CLASSES = 20
 
 
 def draw_images(counts: Mapping[str, Any]) -> dict[str, Value]:
-    """A picture for each head with exclusive classes, by tag."""
+    """Draw a picture for each head with exclusive classes, by tag."""
     return {
         f"confusion/{head}" if head else "confusion": partial(draw_matrix, one["classes"], one["matrix"])
         for head, one in counts.items()

@@ -154,7 +154,7 @@ def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], N
 
 
 def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
-    """Whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
+    """Return whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
     with network.unfreezing.during(model, network.unfreezing.last):
         kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
         return dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device)

@@ -51,7 +51,7 @@ class BestMetric:
         return float(self.schedule.factor**self.drops) if self.plateau else 1.0
 
     def reason_to_stop(self) -> str | None:
-        """The reason to stop early, or None."""
+        """Return the reason to stop early, or None."""
         watched = self.stopping
         if watched is None or watched.waited < self.patience:
             return None
@@ -61,7 +61,7 @@ class BestMetric:
         return f"{watched.metric} has not improved for {self.patience} evaluations ({best})"
 
     def state(self) -> dict[str, Any]:
-        """The whole state as plain values."""
+        """Return the whole state as plain values."""
         trackers = {"best": self.best, "stopping": self.stopping, "plateau": self.plateau}
         return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
 

@@ -41,7 +41,7 @@ class CudaGraphs:
         """Those that can still be replayed."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A function that replays the kernels of `work`, which are not computed now."""
+        """Return a function that replays the kernels of `work`, which are not computed now."""
         graph = torch.cuda.CUDAGraph()
         # Once the last graph of a pool is gone, torch accepts no further one for it.
         shared = next(iter(self.graphs), None)
@@ -110,7 +110,7 @@ class CapturedStep:
         self.recordings, self.step_counts = {}, {}
 
     def replay(self, forward: ForwardPass, updater: Updater, batch: Batch, seed: int) -> StepResult | None:
-        """The result of a step that was replayed; None if it must be computed as usual."""
+        """Return the result of a step that was replayed; None if it must be computed as usual."""
         if self.failure is not None or not self._can_replay(forward, updater, batch):
             return None
         key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, forward.dtype)
@@ -133,7 +133,7 @@ class CapturedStep:
         return StepResult(values, finite, on_device=True, on_read=updater.follow_results())
 
     def _can_replay(self, forward: ForwardPass, updater: Updater, batch: Batch) -> bool:
-        """Whether a step has the usual size, and the host decides nothing in it."""
+        """Return whether a step has the usual size, and the host decides nothing in it."""
         last = updater.last_result
         if last is None or not last.on_device:
             self.drop()

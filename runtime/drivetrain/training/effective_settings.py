@@ -96,7 +96,7 @@ def list_libraries() -> dict[str, str]:
 
 
 def describe_settings(run: Run) -> str:
-    """A line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
+    """Return a line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
     hardware = run.hardware
     values = {o.name: o.effective(run) for o in optimizations.every()}
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
@@ -108,7 +108,7 @@ def describe_settings(run: Run) -> str:
 
 
 def _describe_cpu_kernels() -> str:
-    """The library of the CPU's kernels; on x86 and on Arm with SVE also the instruction set."""
+    """Return the library of the CPU's kernels; on x86 and on Arm with SVE also the instruction set."""
     name = "oneDNN" if torch._C._has_mkldnn else "torch's own kernels"
     name += " with the Arm Compute Library" if getattr(torch._C, "_has_mkldnn_acl", False) else ""
     instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")

@@ -18,7 +18,7 @@ from drivetrain.training.step_records import StepRecords
 
 
 def find_reason_to_end(run: Run) -> str | None:
-    """Why the training ends; None if it goes on, as always in the middle of an epoch."""
+    """Explain why the training ends; None if it goes on, as always in the middle of an epoch."""
     if not run.counters.batch:
         if run.stop_reason is not None:
             return f"ended by {run.stop_reason}"

@@ -39,7 +39,7 @@ class FinalWeights:
     confusion: dict[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """A description of the weights for messages."""
+        """Return a description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
         return f"best {self.metric} {format_metric(self.value)} after epoch {self.epoch}"
@@ -74,7 +74,7 @@ def choose_weights(run: Run) -> FinalWeights:
 
 
 def _list_candidates(run: Run) -> Iterator[Path]:
-    """The checkpoints that may give the final weights, best first."""
+    """Yield the checkpoints that may give the final weights, best first."""
     best = run.best_metric.best
     if best.best is not None:
         first = run.checkpoints / f"best-{best.step}"
@@ -122,7 +122,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
 
 
 def _add_class_weights(run: Run, head: Head) -> Head:
-    """The head with the class weights of the training as numbers: `balanced` would need the training data."""
+    """Return the head with the class weights of the training as numbers: `balanced` would need the training data."""
     weights = run.objective.losses[head.name].class_weights
     return (
         head if weights is None else replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
@@ -130,7 +130,7 @@ def _add_class_weights(run: Run, head: Head) -> Head:
 
 
 def _calibrate(head: Head, final: FinalWeights) -> Head:
-    """The head with the temperature and the thresholds that fit the validation samples of the chosen weights."""
+    """Return the head with the temperature and the thresholds that fit the validation samples of the chosen weights."""
     fitted = calibration.read_temperature(final.confusion, head.name)
     head = replace(head, temperature=fitted.value) if fitted else head
     return replace(head, thresholds=calibration.choose_thresholds(final.confusion, head, final.metric))

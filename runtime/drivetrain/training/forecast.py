@@ -24,7 +24,7 @@ within the run, 0 if before it; `peak_memory` in bytes if it was measured."""
 
 
 def read_forecast(folder: Path, steps: int) -> Forecast:
-    """The forecast of an earlier attempt of so many steps in all; empty if there is none."""
+    """Read the forecast of an earlier attempt of so many steps in all; empty if there is none."""
     earlier = RunFiles(folder).read_object(PROGRESS_FILE)
     # An extended run has copied the file of a shorter one.
     return dict(read_mapping(earlier, "forecast")) if read_number(earlier, "steps") == steps else {}
@@ -53,12 +53,12 @@ def make_forecast(run: Run, left: TimeLeft, now: float) -> Forecast:
 
 
 def format_moment(seconds_left: float = 0.0) -> str:
-    """The moment in so many seconds, as ISO 8601 in UTC."""
+    """Format the moment in so many seconds, as ISO 8601 in UTC."""
     return datetime.fromtimestamp(time.time() + seconds_left, UTC).isoformat(timespec="seconds")
 
 
 def describe_forecast(forecast: Forecast, source: str) -> str:
-    """A line for the user, with the range and where it comes from."""
+    """Return a line for the user, with the range and where it comes from."""
     seconds, low, high = (format_clock_time(forecast[key]) for key in ("seconds", "low", "high"))
     end = datetime.fromisoformat(forecast["end"]).astimezone()
     return f"forecast: the training takes about {seconds} in all ({low} to {high}), until {end:%H:%M:%S %Z}, {source}"

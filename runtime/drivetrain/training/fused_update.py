@@ -36,7 +36,7 @@ FUSED_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the device can skip an update by itself.
+    """Return whether the device can skip an update by itself.
 
     Not before the first update: the kernel would leave momentum that it creates uninitialized.
     """

@@ -163,7 +163,7 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
 
 
 def _list_spec_differences(leader: Any, follower: Any, key_path: str = "") -> list[str]:
-    """A text for each key in which two specs differ, with both values."""
+    """List a text for each key in which two specs differ, with both values."""
     if isinstance(leader, dict) and isinstance(follower, dict):
         paths = {key: f"{key_path}.{key}".lstrip(".") for key in {**leader, **follower}}
         differences = [_list_spec_differences(leader.get(key), follower.get(key), paths[key]) for key in paths]
@@ -174,7 +174,7 @@ def _list_spec_differences(leader: Any, follower: Any, key_path: str = "") -> li
 
 
 def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], None]) -> bytes:
-    """The value of a key of the store, once another process has set it."""
+    """Return the value of a key of the store, once another process has set it."""
     for second in range(int(stores.START_TIMEOUT.total_seconds())):
         if second and second % REPORT_SECONDS == 0:
             say(f"waiting for the other nodes: {missing}")

@@ -125,17 +125,17 @@ class DenseColumns:
         return (features - self.mean) / self.scales  # type: ignore[no-any-return]
 
     def create_weight(self, outputs: int) -> Tensor:
-        """A weight of zeros for `multiply`."""
+        """Create a weight of zeros for `multiply`."""
         return torch.zeros(outputs, len(self.scales), device=self.scales.device)
 
     def multiply(self, features: Any, weight: Tensor) -> Iterator[Tensor]:
-        """The products of scaled features with a weight, some rows at a time."""
+        """Yield the products of scaled features with a weight, some rows at a time."""
         rows = max(1, CHUNK_VALUES // max(1, features.shape[1]))
         for start in range(0, len(features), rows):
             yield features[start : start + rows] @ weight.T
 
     def restore(self, solution: Solution) -> Solution:
-        """The solution for features that are not standardized."""
+        """Return the solution for features that are not standardized."""
         weight = solution.weight / self.scales
         return replace(
             solution, weight=weight, bias=None if solution.bias is None else solution.bias - weight @ self.mean
@@ -151,26 +151,26 @@ class SparseColumns:
         self.used = self.scales.isfinite().nonzero().flatten()
 
     def scale(self, features: Any) -> SparseRows:
-        """The used columns, scaled."""
+        """Return the used columns, scaled."""
         return features.divide_columns(self.scales).select_columns(self.used)  # type: ignore[no-any-return]
 
     def create_weight(self, outputs: int) -> Tensor:
-        """A weight of zeros for `multiply`."""
+        """Create a weight of zeros for `multiply`."""
         return torch.zeros(len(self.used), outputs, device=self.used.device)
 
     def multiply(self, features: Any, weight: Tensor) -> Iterator[Tensor]:
-        """The product of scaled features with a weight, all rows at once."""
+        """Yield the product of scaled features with a weight, all rows at once."""
         yield SparseProduct.apply(features, weight)  # type: ignore[no-untyped-call]
 
     def restore(self, solution: Solution) -> Solution:
-        """The solution for all columns, which are not scaled."""
+        """Return the solution for all columns, which are not scaled."""
         weight = torch.zeros(solution.weight.shape[1], len(self.scales), device=self.scales.device)
         weight[:, self.used] = solution.weight.T / self.scales[self.used]
         return replace(solution, weight=weight)
 
 
 def _measure_scale(features: Tensor) -> Tensor:
-    """The standard deviation of each feature, (width,); infinite where it is nothing but rounding.
+    """Measure the standard deviation of each feature, (width,); infinite where it is nothing but rounding.
 
     Networks have units that are the same for every sample up to the last digit. Scaled up to 1, that noise would get
     weights of 1e30, and with them gradients that are not finite.
@@ -181,7 +181,7 @@ def _measure_scale(features: Tensor) -> Tensor:
 
 
 def _drop_unlabelled(samples: HeadFeatures, loss: HeadLoss) -> HeadFeatures:
-    """The samples that have a class."""
+    """Return the samples that have a class."""
     if not loss.partial or samples.targets.ndim > 1:
         return samples
     labelled = samples.targets != NO_LABEL
@@ -227,7 +227,7 @@ def _minimize(
 def _loss_parts(
     columns: DenseColumns | SparseColumns, samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tensor
 ) -> Iterator[Tensor]:
-    """The mean loss of the samples as summands, each a scalar."""
+    """Yield the mean loss of the samples as summands, each a scalar."""
     total = loss.weights(samples.targets).sum(dtype=torch.float64).clamp_min(torch.finfo(torch.float32).tiny)
     start = 0
     for products in columns.multiply(samples.features, weight):

@@ -51,7 +51,7 @@ class HeadLoss:
     """The user's loss, if `terms` are its terms."""
 
     def weighted_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The weighted term of each sample, 0 without a label; shape (N,).
+        """Return the weighted term of each sample, 0 without a label; shape (N,).
 
         Of an ensemble, with outputs (N, members, C), it is the mean of the members' terms.
         """
@@ -152,7 +152,7 @@ class Objective:
     def __call__(
         self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, denominators: Mapping[str, Tensor]
     ) -> Tensor:
-        """The contribution of these samples to the loss; a scalar.
+        """Return the contribution of these samples to the loss; a scalar.
 
         Args:
             outputs: (N, C) for a single head, (N, members, C) of an ensemble, or a mapping by head name.
@@ -176,7 +176,7 @@ class Objective:
 
 
 def build_terms(spec: Spec) -> Terms:
-    """The per-sample terms of a loss in the spec."""
+    """Build the per-sample terms of a loss in the spec."""
     match spec:
         case CrossEntropy():
             return functools.partial(_cross_entropy, smoothing=spec.label_smoothing)
@@ -224,7 +224,7 @@ def _binary_cross_entropy(
 
 
 def compute_class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
-    """The weights of a head's classes, shape (C,); None for equal weights and for regression.
+    """Compute the weights of a head's classes, shape (C,); None for equal weights and for regression.
 
     Args:
         requested: `none`, `balanced`, or weights by class, 1 for those that are not named.
@@ -254,7 +254,7 @@ def balance_classes(targets: Tensor, classes: int) -> Tensor:
 
 
 def need_targets(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
-    """Whether `build_objective` needs the training targets, to compute balanced class weights."""
+    """Return whether `build_objective` needs the training targets, to compute balanced class weights."""
     return any((head.class_weights or weighting) == "balanced" for head in heads.values())
 
 
@@ -265,7 +265,7 @@ def build_objective(
     weighting: str | Mapping[str, float],
     custom: CustomTerms | None = None,
 ) -> Objective:
-    """The objective of a job.
+    """Build the objective of a job.
 
     Args:
         spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.

@@ -87,7 +87,7 @@ class NonfiniteGuard:
         raise NotFinite(f"{message}; samples {ids().tolist()}")
 
     def _describe_jump(self, loss: float) -> str | None:
-        """The message about a loss that jumped; None if it did not."""
+        """Return the message about a loss that jumped; None if it did not."""
         if len(self.recent_losses) < SPIKE_WINDOW_STEPS or self.on_spike == "ignore":
             return None
         usual_loss = statistics.median(self.recent_losses)
@@ -152,7 +152,7 @@ class NonfiniteGuard:
         self.recent_losses.clear()
 
     def state(self) -> dict[str, Any]:
-        """The whole state as plain values."""
+        """Return the whole state as plain values."""
         return {
             "rollbacks": self.rollbacks,
             "skip": sorted(map(list, self.skipped_batches)),
@@ -174,7 +174,7 @@ class NonfiniteGuard:
 
 
 def list_nonfinite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of the tensors that contain NaN or infinity."""
+    """List the names of the tensors that contain NaN or infinity."""
     floats = [(name, value) for name, value in tensors if value.is_floating_point()]
     if not floats:
         return []
@@ -217,7 +217,7 @@ class Scaler:
         return self.spec is not None and not self.fell_back
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss times the scale, from which the backward pass starts."""
+        """Return the loss times the scale, from which the backward pass starts."""
         return loss * (self.on_device[0] if self.on_device else self.scale) if self.active else loss
 
     @torch.no_grad()
@@ -265,7 +265,7 @@ class Scaler:
         scale.copy_(torch.where(finite, grown_scale, wide_scale * self.spec.backoff_factor))
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
+        """Return the state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
         if self.spec:
             return {"scale": self.scale, "good": self.good_steps, "fallen": self.fell_back}
         return {"fallen": True} if self.fell_back else {}
@@ -283,5 +283,5 @@ class Scaler:
 
 
 def _round_to_float32(number: float) -> float:
-    """The number that the device's float32 copy holds."""
+    """Return the number that the device's float32 copy holds."""
     return float(np.float32(number))

@@ -89,7 +89,7 @@ ONE_CYCLE_END = 1e-4
 
 
 def build_schedule(spec: Spec, steps: int, steps_per_epoch: int) -> Schedule:
-    """The factor on the learning rate as a function of the step.
+    """Build the factor on the learning rate as a function of the step.
 
     Args:
         spec: the schedule of the job.
@@ -118,7 +118,7 @@ def _decay(share: float) -> float:
 
 
 def _apply_warmup(step: float, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
-    """A linear rise to 1, then `after_warmup` of the share of the remaining steps that is done."""
+    """Return a linear rise to 1, then `after_warmup` of the share of the remaining steps that is done."""
     warmup_steps = warmup * steps
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)

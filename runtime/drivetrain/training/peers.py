@@ -110,7 +110,7 @@ class Peers:
 
 
 def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
-    """The error of one of several processes that ran out of memory with so many `samples` at a time.
+    """Return the error of one of several processes that ran out of memory with so many `samples` at a time.
 
     The others may be adding up its gradients already, so no process can try the step again.
     """
@@ -124,6 +124,6 @@ def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
 
 
 def find_first_text(ranks: Ranks, text: str) -> str:
-    """The text of the first process that has one, in all processes; empty if none has."""
+    """Find the text of the first process that has one, in all processes; empty if none has."""
     has_text = [bool(row[0]) for row in ranks.all_gather([float(bool(text))])]
     return ranks.copy_text_from(has_text.index(True), text) if any(has_text) else ""

@@ -66,7 +66,7 @@ class PhaseTimer:
 
 
 def process_seconds() -> float:
-    """Seconds since this process began, on a clock that cannot be set (except on macOS)."""
+    """Return the seconds since this process began, on a clock that cannot be set (except on macOS)."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         import psutil
 

@@ -78,7 +78,7 @@ class Profiler:
 
 
 def _rank_operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
-    """The most expensive operators by self time on the computing device, in seconds over all profiled steps."""
+    """Return the most expensive operators by self time on the computing device, in seconds over all profiled steps."""
     self_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = [
         {"name": row.key, "seconds": getattr(row, self_time) / 1e6, "calls": row.count}
@@ -173,7 +173,7 @@ class StepPhases:
         self.compiles_next = run.plan.value("compile") is not False
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """The context of a part of a step, by its name."""
+        """Return the context of a part of a step, by its name."""
         if self.clock.open_phases[-1:] != ["train"]:
             return contextlib.nullcontext()
         # The first forward pass counts as compilation.
@@ -199,7 +199,7 @@ class RankSampler:
         self.store = stores.connect_again() if run.ranks.count > 1 else None
 
     def measure(self) -> RankRecord:
-        """The record of this process: its samples, seconds and memory so far."""
+        """Measure the record of this process: its samples, seconds and memory so far."""
         run, phase_seconds = self.run, self.run.clock.phases
         waiting_for_others = sum(run.ranks.waits.seconds.get(name, 0.0) for name in STEP_PHASES)
         gpu = run.device.type == "cuda"

@@ -135,7 +135,7 @@ class Progress:
 
 
 def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
-    """A function that returns the samples per second and the share of waiting since its last call."""
+    """Measure a function that returns the samples per second and the share of waiting since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
 
     def since() -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
 
 
 def read_records(folder: Path) -> InputRecord | None:
-    """The recorded preprocessing and heads; None if the run was started with a version that did not record them.
+    """Read the recorded preprocessing and heads; None if the run was started with a version that did not record them.
 
     Raises:
         CheckpointError: if one of the two files is missing or damaged.
@@ -247,7 +247,7 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
 
 
 def _find_paths(job: Job) -> dict[str, Path]:
-    """Paths that the spec names and a run reads, by key."""
+    """Find the paths that the spec names and a run reads, by key."""
     model: Any = getattr(job, "model", None)
     paths = {dot_key(key): job.resolve(path) for key, path in job.data_paths()}
     if name := hub_name.find_weights_name(job):
@@ -265,7 +265,7 @@ def _find_paths(job: Job) -> dict[str, Path]:
 
 
 def _list_strings(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """All strings among the arguments of a user function: each could be a path."""
+    """Yield all strings among the arguments of a user function: each could be a path."""
     if isinstance(value, str):
         yield key_path, value
     elif isinstance(value, Mapping | list | tuple):
@@ -290,7 +290,7 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
 
 
 def _base_folder(path: Path, folder: bool) -> Path:
-    """The folder that file names are relative to."""
+    """Return the folder that file names are relative to."""
     return path if folder else path.parent
 
 
@@ -318,5 +318,5 @@ def check_data_of_nodes(run: Run) -> None:
 
 
 def _list_node_differences(run: Run, record: Mapping[str, Any]) -> list[str]:
-    """How the data of this machine differs from the leader's."""
+    """Describe how the data of this machine differs from the leader's."""
     return _list_changed(record["files"], _find_paths(run.job))[:MAX_LISTED_CHANGES]

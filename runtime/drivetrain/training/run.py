@@ -151,7 +151,7 @@ class Run:
         return bool(self.solvable_heads) and not self.counters.step
 
     def reached_step_limit(self) -> bool:
-        """Whether the run has made the optimizer steps of `train.steps`, or used the time of `train.within`."""
+        """Return whether the run has made the optimizer steps of `train.steps`, or used the time of `train.within`."""
         if self.time_target:
             return self.peers.time_share >= 1
         limit = self.job.train.steps

@@ -67,7 +67,7 @@ class Saver:
         """Names of buffers that are infinite from the start, such as a mask; all others must stay finite."""
 
     def is_due(self, *, epoch_ended: bool = False) -> bool:
-        """Whether a checkpoint is due now."""
+        """Return whether a checkpoint is due now."""
         if self.last_error is not None:
             return time.monotonic() - self.saved_at >= RETRY_SECONDS
         if self.kind == "epoch":
@@ -228,7 +228,7 @@ class Saver:
 
 
 def count_moments(spec: Optimizer) -> int:
-    """The number of values that the optimizer stores for each weight."""
+    """Return the number of values that the optimizer stores for each weight."""
     if isinstance(spec, Sgd):
         return int(spec.momentum > 0)
     return 3 if isinstance(spec, Adam) and spec.amsgrad else 2
@@ -239,7 +239,7 @@ def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _copy_to_cpu(snapshot: PendingCheckpoint) -> PendingCheckpoint:
-    """The checkpoint with copies of the tensors, so that training can continue while they are written."""
+    """Return the checkpoint with copies of the tensors, so that training can continue while they are written."""
     tensors = {
         group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
         for group, values in snapshot.tensors.items()

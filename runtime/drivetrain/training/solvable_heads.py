@@ -41,11 +41,11 @@ class LayerHead:
         self.width, self.outputs, self.has_bias = layer.in_features, layer.out_features, layer.bias is not None
 
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The vectors that the layer gets."""
+        """Read the vectors that the layer gets."""
         return inputs[0].flatten(0, -2).float()
 
     def join_features(self, parts: Sequence[Any]) -> Tensor:
-        """A copy of the features of several batches."""
+        """Join a copy of the features of several batches."""
         return torch.cat([*parts]).clone()
 
     def load(self, solution: Solution) -> None:
@@ -65,11 +65,11 @@ class BagHead:
         self.width, self.outputs = bag.width, bag.output_counts[number]
 
     def read_features(self, inputs: tuple[Tensor, ...]) -> SparseRows:
-        """The counts of words and pairs."""
+        """Read the counts of words and pairs."""
         return SparseRows.from_padded(*self.module.read_columns(*inputs), self.width)
 
     def join_features(self, parts: Sequence[Any]) -> SparseRows:
-        """A copy of the features of several batches."""
+        """Join a copy of the features of several batches."""
         return SparseRows.join(parts)
 
     def load(self, solution: Solution) -> None:
@@ -121,14 +121,14 @@ class HeadTraining:
         )
 
     def _find_bags(self) -> dict[str, BagHead]:
-        """The heads of a bag of words that is trained as a whole; none for another network."""
+        """Find the heads of a bag of words that is trained as a whole; none for another network."""
         bag = self.forward.network
         if not isinstance(bag, WordBag) or not all(parameter.requires_grad for parameter in bag.parameters()):
             return {}
         return {name: BagHead(bag, number) for number, name in enumerate(bag.names)}
 
     def _find_trained_heads(self) -> dict[str, LayerHead]:
-        """The linear layers of the heads, if they are all that is trained at first; else none."""
+        """Find the linear layers of the heads, if they are all that is trained at first; else none."""
         first = {
             name for name, p in self.forward.network.named_parameters() if p.requires_grad
         } - self.network.unfreezing.first.keys()
@@ -144,7 +144,7 @@ class HeadTraining:
         return self._match_heads(trained.values())
 
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
-        """The layer whose output is that of the network, by head; none unless every head has one."""
+        """Return the layer whose output is that of the network, by head; none unless every head has one."""
         computed: list[tuple[nn.Linear, Tensor]] = []
         with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.forward.network), torch.no_grad():
             for layer in layers:
@@ -162,7 +162,7 @@ class HeadTraining:
         }
 
     def _find_obstacle(self, heads: Mapping[str, SolvableHead]) -> str | None:
-        """Why the heads cannot be solved, or by themselves are not."""
+        """Explain why the heads cannot be solved, or by themselves are not."""
         job, requested = self.job, self.job.train.solve_heads is True
         if len(heads) != len(self.dataset.heads):
             return "more than linear outputs is trained in the first epoch"
@@ -183,7 +183,7 @@ class HeadTraining:
         return describe_changing_inputs(job)
 
     def _find_obstacle_of_bags(self, heads: Mapping[str, BagHead]) -> str | None:
-        """Why a bag of words cannot be solved, or by itself is not."""
+        """Explain why a bag of words cannot be solved, or by itself is not."""
         model: Any = getattr(self.job, "model", None)
         if not isinstance(model, TextEncoder):
             return "it starts from weights, which a solution would replace"
@@ -208,7 +208,7 @@ class HeadTraining:
         return self._compare_with_memory(4 * width * (len(self.dataset.train) + len(self.dataset.validation)))
 
     def _compare_with_memory(self, needed: int) -> str | None:
-        """Why so many bytes of features are too many; None if they are not."""
+        """Explain why so many bytes of features are too many; None if they are not."""
         if needed * MEMORY_DIVISOR > (available := self.free_memory):
             return f"the features take {format_bytes(needed)}, more than a quarter of the {format_bytes(available)} that are free"
         return None

@@ -74,7 +74,7 @@ def _describe_solution(head: tuple[str, Solution]) -> str:
 
 
 def _describe_replaced_epochs(run: Run) -> str:
-    """The epochs that are not trained."""
+    """Return the epochs that are not trained."""
     later = run.network.unfreezing.epochs
     epochs = later[0] if later else run.job.train.epochs
     return "the epoch" if epochs == 1 else f"the first {epochs} epochs" if later else f"all {epochs} epochs"
@@ -93,7 +93,7 @@ def _pass_replaced_epochs(run: Run) -> None:
 
 
 def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
-    """The features and targets of all samples by head; features that several heads have are stored once."""
+    """Collect the features and targets of all samples by head; features that several heads have are stored once."""
     head_inputs: dict[str, tuple[Tensor, ...]] = {}
     features: dict[str, list[Tensor | SparseRows]] = {name: [] for name in run.solvable_heads}
     targets: dict[str, list[Tensor]] = {name: [] for name in run.solvable_heads}

@@ -48,7 +48,7 @@ class SparseRows:
         return cls(columns, values, counts, parts[0].width)
 
     def __getitem__(self, is_selected: Tensor) -> SparseRows:
-        """The rows of a mask (N,)."""
+        """Return the rows of a mask (N,)."""
         kept = is_selected.repeat_interleave(self.counts)
         return replace(self, columns=self.columns[kept], values=self.values[kept], counts=self.counts[is_selected])
 
@@ -67,7 +67,7 @@ class SparseRows:
         return replace(self, values=self.values / scale[self.columns])
 
     def measure_rarity(self) -> Tensor:
-        """The scale of each column, (width,), infinite for those of fewer than LEAST_ROWS rows.
+        """Measure the scale of each column, (width,), infinite for those of fewer than LEAST_ROWS rows.
 
         Divided by it, rows have a length of about 1, and columns that are in few rows count more, as in TF-IDF (Spärck Jones
         1972). Rare columns are not standardized: that would make the most of what is in hardly any row.
@@ -91,7 +91,7 @@ class SparseRows:
         return self.counts.cumsum(0) - self.counts
 
     def multiply(self, weight: Tensor) -> Tensor:
-        """The product with a weight (width, outputs): (N, outputs)."""
+        """Return the product with a weight (width, outputs): (N, outputs)."""
         if not len(self.columns):
             return weight.sum() * torch.zeros(len(self), weight.shape[1], device=weight.device)
         return F.embedding_bag(self.columns, weight, self.starts, mode="sum", per_sample_weights=self.values)

@@ -72,7 +72,7 @@ def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
 
 
 def note_same_samples(ranks: Ranks, dataset: Dataset) -> list[str]:
-    """A warning if all processes read the same from an iterable, by their first sample."""
+    """Return a warning if all processes read the same from an iterable, by their first sample."""
     if ranks.count == 1 or not isinstance(dataset.train, StreamSplit):
         return []
     content = b"".join(value.numpy().tobytes() for value in dataset.train.gather(np.arange(1)))
@@ -107,7 +107,7 @@ def check_plan(ranks: Ranks, plan: Plan) -> None:
 
 
 def first_difference(ranks: Ranks, wrong: str) -> str:
-    """The text of the first process that has one, with its machine; empty if no process has one."""
+    """Return the text of the first process that has one, with its machine; empty if no process has one."""
     return find_first_text(ranks, f"rank {ranks.number} on node {find_node_name()}: {wrong}" if wrong else "")
 
 

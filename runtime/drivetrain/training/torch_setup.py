@@ -35,7 +35,7 @@ def apply_settings(job: Job, hardware: Hardware, device: torch.device) -> None:
 
 
 def _count_allowed_bytes(job: Job, hardware: Hardware) -> int | None:
-    """Bytes of the GPU that tensors may use; None if nothing but the GPU itself is the limit.
+    """Return the bytes of the GPU that tensors may use; None if nothing but the GPU itself is the limit.
 
     Under WSL2 the driver moves memory to the host instead of refusing it, and steps become 5 to 20 times slower without
     a word (microsoft/WSL#11050); with a limit they run out of memory, which halves the micro-batch.

@@ -256,7 +256,7 @@ def show_overview(run: Run) -> None:
 
 
 def format_plan(plan: Plan) -> str:
-    """The decisions as a Markdown table."""
+    """Format the decisions as a Markdown table."""
     rows = [
         (
             row.name,

@@ -63,7 +63,7 @@ def _reapply_optimizations(run: Run) -> None:
 
 
 def describe(run: Run) -> list[str]:
-    """The lines about trained parameters and learning rates, each beginning with its subject: `model: ...`."""
+    """Return the lines about trained parameters and learning rates, each beginning with its subject: `model: ...`."""
     total, later = sum(p.numel() for p in run.model.parameters()), _describe_later_epochs(run)
     counts = f"model: {_count_first_epoch(run):,} of {total:,} parameters are trainable" + (
         f", {later}" if later else ""
@@ -73,14 +73,14 @@ def describe(run: Run) -> list[str]:
 
 
 def describe_rates(run: Run) -> list[str]:
-    """The line about learning rates by layer; empty without `train.lr_groups`."""
+    """Return the line about learning rates by layer; empty without `train.lr_groups`."""
     if not run.job.train.lr_groups:
         return []
     return ["learning rates: " + "; ".join(lr_groups.describe(run.lr_groups, run.model, run.job.train.optimizer.lr))]
 
 
 def describe_unfreezing(run: Run) -> list[str]:
-    """The line about gradual unfreezing; empty without `model.unfreeze`."""
+    """Return the line about gradual unfreezing; empty without `model.unfreeze`."""
     later = _describe_later_epochs(run)
     return [f"trained parameters: {_count_first_epoch(run):,} at first, {later}"] if later else []
 
@@ -92,7 +92,7 @@ def _count_first_epoch(run: Run) -> int:
 
 
 def _describe_later_epochs(run: Run) -> str:
-    """The numbers of parameters that are trained from later epochs on; empty without `model.unfreeze`."""
+    """Return the numbers of parameters that are trained from later epochs on; empty without `model.unfreeze`."""
     sizes = {name: p.numel() for name, p in run.model.named_parameters()}
     unfreezing, count, descriptions = run.network.unfreezing, _count_first_epoch(run), list[str]()
     for epoch in unfreezing.epochs:

@@ -42,7 +42,7 @@ class WholeBatch(Batch):
         return WholeBatch(self.ids, tuple(map(move, self.inputs)), targets)
 
     def between(self, start: int, end: int) -> Batch:
-        """The batch itself."""
+        """Return the batch itself."""
         return self
 
 
@@ -66,7 +66,7 @@ def change_leaves(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def is_sequence(value: object) -> bool:
-    """Whether a value is a plain tuple or list; a packed sequence of torch is a single object."""
+    """Return whether a value is a plain tuple or list; a packed sequence of torch is a single object."""
     return isinstance(value, tuple | list) and not hasattr(value, "to")
 
 
@@ -91,7 +91,7 @@ class UserBatches:
     """Forms of batches that are known to be arguments of the model."""
 
     def list_untrained(self) -> list[str]:
-        """Names of trainable parameters of the loss that the model does not have."""
+        """List the names of trainable parameters of the loss that the model does not have."""
         owner = getattr(self.loss, "__self__", self.loss)  # of a method such as criterion.forward
         if not isinstance(owner, nn.Module):
             return []
@@ -177,7 +177,7 @@ class UserBatches:
         self.bound.add(form)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """The model, called with the inputs of a batch."""
+        """Return the model, called with the inputs of a batch."""
         if self.argument_names:
             return self.model(**dict(zip(self.argument_names, inputs, strict=True)))
         return self.model(*inputs)
@@ -191,7 +191,7 @@ class UserBatches:
         return inputs if len(inputs) > 1 else inputs[0]
 
     def mean_loss(self, outputs: Any, targets: Targets) -> Tensor:
-        """The mean loss of some samples; a float32 scalar.
+        """Return the mean loss of some samples; a float32 scalar.
 
         Raises:
             SpecError: if the loss or the model raises, or returns something else than LOSS_FORMS.
@@ -230,7 +230,7 @@ class UserBatches:
         return loss
 
     def _find_loss(self, outputs: Any) -> Any:
-        """The loss in what the model returns.
+        """Find the loss in what the model returns.
 
         Raises:
             SpecError: if the model returns several values, and none is called `loss`.

@@ -62,7 +62,7 @@ class UserMetrics:
     def find_broadcast(
         self, outputs: Tensor, targets: Mapping[str, Tensor], heads: Mapping[str, Head]
     ) -> tuple[str, str] | None:
-        """The first metric that combines every sample with every other, and a description; None if there is none.
+        """Find the first metric that combines every sample with every other, and a description; None if there is none.
 
         Copies of the metrics get samples as in `add`. An error is raised by the evaluation, not here.
         """
@@ -80,7 +80,7 @@ class UserMetrics:
         return None
 
     def compute(self) -> dict[str, float]:
-        """The value of each metric, as `validation/NAME`.
+        """Compute the value of each metric, as `validation/NAME`.
 
         Raises:
             UserCodeError: if a metric raises, or gives no single number.
@@ -119,7 +119,7 @@ class UserOptimizer:
         self.optimizer, self.model = optimizer, model
 
     def build(self, model: nn.Module) -> Optimizer:
-        """The optimizer itself for its own network; for a copy of that network, a copy with the same state."""
+        """Build the optimizer itself for its own network; for a copy of that network, a copy with the same state."""
         optimizer = self.optimizer
         if model is not self.model:
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
@@ -152,7 +152,7 @@ class UserSchedule:
         self.scheduling, self.every = scheduling, every
 
     def build(self, optimizer: Optimizer) -> LRScheduler:
-        """The scheduler of this optimizer; a scheduler object is copied for a copy of its optimizer."""
+        """Build the scheduler of this optimizer; a scheduler object is copied for a copy of its optimizer."""
         if not isinstance(self.scheduling, LRScheduler):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -162,7 +162,7 @@ class UserSchedule:
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
 
     def build_trial(self, optimizer: Optimizer) -> LRScheduler:
-        """A scheduler of a copy of the optimizer, which shares its parameters; its steps change nothing."""
+        """Build a scheduler of a copy of the optimizer, which shares its parameters; its steps change nothing."""
         trial_optimizer = copy.copy(optimizer)
         # A rate may be a tensor, which schedulers change in place.
         trial_optimizer.param_groups = [
@@ -187,13 +187,13 @@ class UserSchedule:
 
 
 def _calls_functions(scheduler: LRScheduler) -> bool:
-    """Whether a scheduler, or one that it holds, computes rates by functions of the user."""
+    """Return whether a scheduler, or one that it holds, computes rates by functions of the user."""
     held = [scheduler, *getattr(scheduler, "_schedulers", [])]
     return any(getattr(each, "lr_lambdas", None) for each in held)
 
 
 def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
-    """Why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
+    """Explain why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
 
     Raises:
         Exception: whatever the optimizer's step raises.
@@ -233,7 +233,7 @@ def load_group_settings(optimizer: Optimizer, saved: Iterable[Mapping[str, Any]]
 
 
 def _is_number(value: object) -> bool:
-    """Whether a setting is a tensor with one number, such as lr=torch.tensor(0.1)."""
+    """Return whether a setting is a tensor with one number, such as lr=torch.tensor(0.1)."""
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 

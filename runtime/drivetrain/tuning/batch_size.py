@@ -86,13 +86,13 @@ def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_largest_size(samples: int) -> int:
-    """The largest batch size that is tried for so many training samples: the first one, doubled."""
+    """Find the largest batch size that is tried for so many training samples: the first one, doubled."""
     doublings = max(1, samples // MIN_STEPS_PER_EPOCH // MIN_SIZE).bit_length() - 1
     return min(MAX_SIZE, MIN_SIZE << doublings, samples)
 
 
 def choose_size(speeds: Mapping[int, float]) -> int:
-    """The smallest size within 5 % of the fastest; a larger batch would cost steps without a gain.
+    """Choose the smallest size within 5 % of the fastest; a larger batch would cost steps without a gain.
 
     Args:
         speeds: samples per second by size.
@@ -102,7 +102,7 @@ def choose_size(speeds: Mapping[int, float]) -> int:
 
 
 def still_gains(speeds: Mapping[int, float]) -> bool:
-    """Whether either of the last two doublings was faster, so that another may be."""
+    """Return whether either of the last two doublings was faster, so that another may be."""
     last_speeds = list(speeds.values())[-3:]
     return len(last_speeds) < 3 or max(last_speeds[1:]) >= MIN_SPEEDUP * last_speeds[0]
 

@@ -35,7 +35,7 @@ class MeasurementEnded(SystemExit):
 
 
 def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
-    """The command line of a measuring program."""
+    """Make the command line of a measuring program."""
     folder_word, spec_word = map(child_process.format_path_argument, (folder, source.spec))
     return [sys.executable, "-m", PACKAGE, program, folder_word, json.dumps(request), spec_word, *source.options()]
 

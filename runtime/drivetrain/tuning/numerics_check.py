@@ -116,7 +116,7 @@ def check_short_format(builder: VariantBuilder) -> dict[str, Measurement]:
 
 
 def _compare_short_format(builder: VariantBuilder, *, is_kept: bool) -> tuple[str, bool]:
-    """The result in words, and whether the format is kept; `is_kept` if there was no time to see."""
+    """Return the result in words, and whether the format is kept; `is_kept` if there was no time to see."""
     run = builder.run
     value = run.plan.value("precision")
     plain, short = (builder.build(run.plan.with_values({"precision": v})) for v in (OFF, value))
@@ -160,7 +160,7 @@ def _turn_off(plan: Plan, suspects: list[Optimization]) -> Plan:
 
 
 def _list_suspects(plan: Plan) -> list[Optimization]:
-    """The optimizations that the job did not request and that may change the rounding, latest stage first."""
+    """List the optimizations that the job did not request and that may change the rounding, latest stage first."""
     return [
         optimization
         for optimization in reversed(optimizations.every())

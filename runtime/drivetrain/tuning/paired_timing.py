@@ -45,7 +45,7 @@ class PairedTiming:
         return statistics.median(self.ratios)
 
     def interquartile_range(self) -> tuple[float, float]:
-        """The interquartile range of the pairs; their full range if they are fewer than four."""
+        """Return the interquartile range of the pairs; their full range if they are fewer than four."""
         if len(self.ratios) < 4:
             return min(self.ratios), max(self.ratios)
         low, _, high = statistics.quantiles(self.ratios, n=4)
@@ -101,14 +101,14 @@ def compare(
 
 
 def select_calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The ratios of the pairs in which the slower variant was closest to its own best."""
+    """Select the ratios of the pairs in which the slower variant was closest to its own best."""
     best = [min(times) for times in zip(*pairs_of_times, strict=True)]
     order = sorted(pairs_of_times, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
     return tuple(pair[0] / pair[1] for pair in order[: max(MIN_PAIRS, round(len(pairs_of_times) / CALM_ONE_IN))])
 
 
 def _is_clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
-    """Whether more pairs would hardly change the result."""
+    """Return whether more pairs would hardly change the result."""
     ratios = (
         tuple(a / b for a, b in pairs_of_times)
         if len(pairs_of_times) == EARLY[0][0]

@@ -76,7 +76,7 @@ def describe_repetition(plan: Plan, repetition: str) -> str:
 
 
 def make_final_error(reason: str) -> DeviceError:
-    """The error if there is nothing left to turn off."""
+    """Make the error if there is nothing left to turn off."""
     return DeviceError(
         f"{reason}, with every optimization off",
         "torch kernels and your own C code that work on this machine",
@@ -145,7 +145,7 @@ class TrainerDeath:
         return f"{self.reason}; {RESTARTING} with optimize.micro_batch {size}, train.batch_size as it is"
 
     def final_error(self) -> DrivetrainError:
-        """The error if no other plan is left."""
+        """Return the error if no other plan is left."""
         if self.in_kernel:
             return make_final_error(self.reason)
         return OutOfMemory(
@@ -158,7 +158,7 @@ class TrainerDeath:
 def find_avoidable(
     exit_code: int, run: Path, machine: Hardware, kills_before: int | None, was_signalled: bool
 ) -> TrainerDeath | None:
-    """The death behind an exit code of the trainer; None if another plan would change nothing.
+    """Find the death behind an exit code of the trainer; None if another plan would change nothing.
 
     Args:
         exit_code: how the trainer ended.

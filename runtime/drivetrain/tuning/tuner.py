@@ -146,7 +146,7 @@ class Tuner(VariantBuilder):
             state.incumbent.time_steps(2)
 
     def _choose_next(self, state: TunerState) -> tuple[Optimization, Value] | None:
-        """The most promising value that is still to be measured with the present plan."""
+        """Choose the most promising value that is still to be measured with the present plan."""
         pairs = [
             (one, value) for one, value in self._list_candidates(state.plan) if state.should_measure(one.name, value)
         ]
@@ -266,7 +266,7 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
 
 
 def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model) -> str | None:
-    """The cache key for numerical checks; None if it cannot be known whether they would be the same.
+    """Make the cache key for numerical checks; None if it cannot be known whether they would be the same.
 
     A result is stored under this key and that for speeds, and its numbers are checked again if only the latter matches.
     This one covers everything that the first steps depend on: settings, preprocessing, samples, initial weights and user

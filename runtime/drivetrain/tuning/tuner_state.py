@@ -32,7 +32,7 @@ class TunerState:
     """By decision and value: its speed ratios, each with the plan it was measured with."""
 
     def should_measure(self, name: str, value: Value) -> bool:
-        """Whether to measure a value: once, and again with another plan if its first result was not too bad."""
+        """Return whether to measure a value: once, and again with another plan if its first result was not too bad."""
         trials = self.trials.get((name, value), [])
         if not trials:
             return True
@@ -88,16 +88,16 @@ class TimeBudget:
     start: float
 
     def elapsed_seconds(self) -> float:
-        """Seconds that have passed."""
+        """Return the seconds that have passed."""
         return time.monotonic() - self.start
 
     def remaining_seconds(self, share: float = 1.0) -> float:
-        """Seconds that are left, of the whole limit or of a share of it."""
+        """Return the seconds that are left, of the whole limit or of a share of it."""
         return share * self.seconds - self.elapsed_seconds()
 
 
 def predict_seconds(variant: Variant, count: int, limit_seconds: float = inf) -> tuple[float, float]:
-    """Seconds of one step and, up to a limit, of `count` steps, from a few warm ones."""
+    """Return the seconds of one step and, up to a limit, of `count` steps, from a few warm ones."""
     variant.time_steps(2)
     step_seconds = variant.time_steps(3) / 3
     return step_seconds, min(limit_seconds, step_seconds * count)

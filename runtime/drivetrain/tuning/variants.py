@@ -64,12 +64,12 @@ class Variant:
 
     @classmethod
     def over_epochs(cls, run: Run) -> Variant:
-        """A run at its first batch, which goes on with its next epoch where one is over."""
+        """Return a run at its first batch, which goes on with its next epoch where one is over."""
         run.train_mode()
         return cls(run, itertools.chain.from_iterable(map(run.batches.epoch, itertools.count())))
 
     def time_steps(self, count: int) -> float:
-        """Seconds of `count` steps, the loading of their batches included."""
+        """Return the seconds of `count` steps, the loading of their batches included."""
         start = time.perf_counter()
         for _ in range(count):
             self.train_step()
@@ -132,7 +132,7 @@ class Verdict:
 
 
 def judge(pair: PairedTiming, compile_seconds: float, run_seconds: float) -> Verdict:
-    """The verdict on a value whose numbers are right.
+    """Return the verdict on a value whose numbers are right.
 
     Args:
         pair: candidate against baseline.
@@ -163,7 +163,7 @@ def choose_tolerance(plan: Plan) -> float:
 
 
 def changes_dropout(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
-    """Whether it changes the random numbers of dropout, so that numbers can only be compared without dropout."""
+    """Return whether it changes the random numbers of dropout, so that numbers can only be compared without dropout."""
     has_dropout = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
     return has_dropout and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
@@ -205,7 +205,7 @@ class VariantBuilder:
         return inspect_workload(self.assembly.dataset, self.assembly.network.module)
 
     def build(self, plan: Plan) -> Variant:
-        """A new copy of the network under a plan, at the first batch."""
+        """Build a new copy of the network under a plan, at the first batch."""
         cache = self.assembly.dataset.cache
         cached_before = dict(cache)
         run = self.assembly.assemble_copy(plan)
@@ -221,7 +221,7 @@ class VariantBuilder:
         return self.compared_steps + (WARMUP_STEPS + 1 if plan.value("step_graph") else 0)
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """The same few batches for all variants; two variants that start with the first one stay in step."""
+        """Return the same few batches for all variants; two variants that start with the first one stay in step."""
         # With these two, batches are other tensors for the same samples.
         kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
         if kind not in self.batches_by_kind:

@@ -14,7 +14,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
-    """All checks of this file."""
+    """Yield all checks of this file."""
     yield _check_shm(snapshot)
     yield _check_free_space(snapshot)
     yield _check_owner(snapshot)

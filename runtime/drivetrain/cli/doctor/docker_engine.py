@@ -147,7 +147,7 @@ def check_kind(snapshot: Snapshot, server: Mapping[str, Any]) -> Iterator[Findin
 
 
 def is_podman(server: Mapping[str, Any]) -> bool:
-    """Whether the engine is Podman, whose versions are counted in another way."""
+    """Return whether the engine is Podman, whose versions are counted in another way."""
     return any("podman" in str(part.get("Name", "")).lower() for part in read_objects(server, "Components"))
 
 

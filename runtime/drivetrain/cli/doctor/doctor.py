@@ -28,7 +28,7 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 def list_findings(snapshot: Snapshot) -> list[Finding]:
-    """All findings."""
+    """List all findings."""
     return [finding for check in CHECKS for finding in check(snapshot)]
 
 
@@ -43,7 +43,7 @@ def examine(as_json: bool) -> int:
 
 
 def render(findings_to_show: list[Finding]) -> RenderableType:
-    """The findings as a table."""
+    """Return the findings as a table."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1), show_edge=False)
     for _ in range(2):
         table.add_column(no_wrap=True)

@@ -82,7 +82,7 @@ BY_MACHINE: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
 
 
 def check(snapshot: Snapshot) -> list[Finding]:
-    """A finding for each variable that should not be set."""
+    """Return a finding for each variable that should not be set."""
     environ = snapshot.environ
     effects = {name: effect for name, (wrong, effect) in ANYWHERE.items() if name in environ and wrong(environ[name])}
     for name, (wrong_here, effect) in BY_MACHINE.items():

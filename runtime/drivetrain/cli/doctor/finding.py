@@ -32,7 +32,7 @@ class Finding:
     """The command to type or the setting to change; empty if nothing is wrong."""
 
     def to_json(self) -> dict[str, str]:
-        """The finding for `--json`, where the fix has always been called `mend`."""
+        """Return the finding for `--json`, where the fix has always been called `mend`."""
         return {"name": self.name, "level": self.level, "text": self.text, "mend": self.fix}
 
 
@@ -40,7 +40,7 @@ Check = Callable[[Snapshot], Iterable[Finding]]
 
 
 def ok(name: str, text: str) -> Finding:
-    """A passed check."""
+    """Return a passed check."""
     return Finding(name, Level.OK, text)
 
 
@@ -55,5 +55,5 @@ def fail(name: str, text: str, fix: str) -> Finding:
 
 
 def find_worst_level(findings: list[Finding]) -> Level:
-    """The worst level."""
+    """Find the worst level."""
     return max((f.level for f in findings), key=list(Level).index, default=Level.OK)

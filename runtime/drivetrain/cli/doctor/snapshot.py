@@ -71,7 +71,7 @@ def read_torch_facts() -> dict[str, object]:
 
 
 def run(command: Sequence[str], timeout: float = PATIENCE) -> str | None:
-    """The output of a command, or None."""
+    """Return the output of a command, or None."""
     path = os.pathsep.join(filter(None, sys.path)) if command[0] == sys.executable else os.environ.get("PYTHONPATH", "")
     try:
         done = subprocess.run(
@@ -96,7 +96,7 @@ def read_disk_space(path: Path) -> tuple[int, int]:
 
 
 def is_port_taken(port: int) -> bool:
-    """Whether something listens on this port of the loopback interface."""
+    """Return whether something listens on this port of the loopback interface."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

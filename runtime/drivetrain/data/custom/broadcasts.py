@@ -93,7 +93,7 @@ def _pairs_samples(longer: Sequence[int], shorter: Sequence[int], rows: int) -> 
 
 
 def _are_same_values(longer: Tensor, shorter: Tensor) -> bool:
-    """Whether a tensor meets itself, as in `a[:, None] - a`, which is meant."""
+    """Return whether a tensor meets itself, as in `a[:, None] - a`, which is meant."""
     return longer.numel() == shorter.numel() and longer.data_ptr() == shorter.data_ptr()
 
 

@@ -146,7 +146,7 @@ def _record_opened(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _is_running(kind: type) -> bool:
-    """Whether a method of this class is among the callers of the function that opened a file."""
+    """Return whether a method of this class is among the callers of the function that opened a file."""
     frame = sys._getframe(2)
     while frame and not isinstance(frame.f_locals.get("self"), kind):
         frame = frame.f_back  # type: ignore[assignment]

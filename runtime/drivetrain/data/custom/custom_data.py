@@ -264,7 +264,7 @@ def determine_head(
 
 
 def _build_head(kind: str, names: tuple[str, ...]) -> Head:
-    """The head for targets of this kind with these names."""
+    """Build the head for targets of this kind with these names."""
     if kind == "other":
         return Head("")
     if kind == "numbers":
@@ -283,7 +283,7 @@ def convert(kind: str, targets: Tensor) -> Tensor:
 
 
 def find_max_target(head: Head) -> int | None:
-    """The highest valid target of classes or labels; None if there is no limit."""
+    """Find the highest valid target of classes or labels; None if there is no limit."""
     return {"classes": len(head.classes) - 1, "labels": 1}.get(head.kind)
 
 
@@ -392,7 +392,7 @@ def _count_classes(train: Items, validation: Items, names: tuple[str, ...] | Non
 
 
 def note_missing_classes(train: Items, head: Head) -> list[str]:
-    """A note on classes without a training sample, if the targets are known without reading every item."""
+    """Return a note on classes without a training sample, if the targets are known without reading every item."""
     if isinstance(train, ItemSplit) or not head.classes or head.several:
         return []
     present = set(torch.unique(train.targets[""]).tolist())

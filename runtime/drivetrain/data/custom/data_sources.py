@@ -141,7 +141,7 @@ GIVE_STEPS = (
 
 
 def count_processes() -> int:
-    """The number of processes that train together."""
+    """Return the number of processes that train together."""
     return int(os.environ.get(world.WORLD_SIZE, "1"))
 
 

@@ -42,7 +42,7 @@ class StreamSplit(ItemSplit):
         return self.count
 
     def items(self, ids: Ids) -> list[Any]:
-        """The first items, for checks and measurements before the first step."""
+        """Return the first items, for checks and measurements before the first step."""
         needed_count = int(ids.max()) + 1
         if needed_count > len(self.first_items):
             self.first_items = self._take_batch(self._start_epoch(0), 0, 0, np.arange(needed_count))
@@ -121,7 +121,7 @@ class StreamSplit(ItemSplit):
             yield from itertools.islice(stream, 1)
 
     def _take_batch(self, stream: Iterator[Any], epoch: int, batch_number: int, ids: Ids) -> list[Any]:
-        """The next samples of the stream, one for each id."""
+        """Take the next samples of the stream, one for each id."""
         with blame_user_code(DataError, f"{self.name}: batch {batch_number + 1} raised"):
             items = list(self._read_seeded(stream, epoch, ids))
         if len(items) < len(ids):
@@ -135,7 +135,7 @@ class StreamSplit(ItemSplit):
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
-    """Whether a method can be called without arguments."""
+    """Return whether a method can be called without arguments."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -153,7 +153,7 @@ class StreamBatches(Batches):
         """Epoch and batch of a checkpoint, and the state that the iterable had there."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, starting at batch `start`."""
+        """Return the batches of one epoch, starting at batch `start`."""
         groups = [self.select_local(ids) for ids in self.order(epoch)]
         state = self.state[2] if self.state and self.state[:2] == (epoch, start) else None
         batches = self.stream.read(epoch, groups, start, self.report, state)
@@ -161,7 +161,7 @@ class StreamBatches(Batches):
 
 
 def batches_of(dataset: Dataset, batch_size: int, seed: int) -> Batches:
-    """The training batches of a dataset."""
+    """Return the training batches of a dataset."""
     if isinstance(dataset.train, StreamSplit):
         return StreamBatches(dataset.train, batch_size, seed, drop_last=dataset.drop_last)
     return Batches(dataset.train, batch_size, seed, dataset.order, drop_last=dataset.drop_last)

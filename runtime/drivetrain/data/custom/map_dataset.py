@@ -52,7 +52,7 @@ class ArraySplit:
         return tuple(x.index_select(0, rows) for x in self.inputs)
 
     def title(self, index: int) -> str:
-        """The number of the sample."""
+        """Return the number of the sample."""
         return f"sample {index}"
 
     def first_targets(self) -> Tensor:
@@ -139,7 +139,7 @@ def _convert_array(value: object, name: str) -> Tensor:
 
 
 def no_samples_error(name: str) -> DataError:
-    """The error for data without a sample."""
+    """Return the error for data without a sample."""
     return DataError(f"{name}: has no samples", "at least one sample", "check how the samples are selected")
 
 
@@ -171,7 +171,7 @@ class ItemSplit:
         return len(self.dataset)
 
     def at_epoch(self, epoch: int) -> ItemSplit:
-        """The samples with the random numbers of this epoch, counted from 0."""
+        """Return the samples with the random numbers of this epoch, counted from 0."""
         split = copy.copy(self)
         split.epoch = epoch
         return split
@@ -181,7 +181,7 @@ class ItemSplit:
         return self._collate(ids)[0]
 
     def title(self, index: int) -> str:
-        """The number of the sample."""
+        """Return the number of the sample."""
         return f"sample {index}"
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
@@ -244,7 +244,7 @@ class ItemSplit:
         self.convert, self.highest = convert, highest
 
     def _read_targets_attribute(self) -> Tensor | None:
-        """The `targets` attribute, as in torchvision's datasets, if it agrees with the items."""
+        """Read the `targets` attribute, as in torchvision's datasets, if it agrees with the items."""
         try:
             all_targets = torch.as_tensor(self.dataset.targets)
         except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -264,7 +264,7 @@ class ItemSplit:
         return self.collate_items(self.items(ids), ids % len(self))
 
     def items(self, ids: Ids) -> list[Any]:
-        """The dataset's items of these samples; raises DataError if the dataset raises."""
+        """Return the dataset's items of these samples; raises DataError if the dataset raises."""
         return [self._read_item(*divmod(number, len(self))) for number in ids.tolist()]
 
     def _read_item(self, repetition: int, index: int) -> Any:
@@ -308,7 +308,7 @@ class ItemSplit:
             raise self._collate_error(items, ids, str(error)) from error
 
     def _lacks_target(self, item: Any) -> bool:
-        """Whether an item has no target."""
+        """Return whether an item has no target."""
         if self.inputs is None:
             return False
         if not isinstance(item, tuple | list) or len(item) < 2:
@@ -317,7 +317,7 @@ class ItemSplit:
         return len(item) == self.inputs and not isinstance(item[0], tuple | list)
 
     def _collate_error(self, items: list[Any], ids: Ids, reason: str) -> DataError:
-        """The error for items that cannot be collated; it names the first one that is wrong or differs."""
+        """Return the error for items that cannot be collated; it names the first one that is wrong or differs."""
         parts = []
         for index, item in zip(ids.tolist(), items, strict=True):
             pair = (item, 0) if self._lacks_target(item) else item
@@ -385,7 +385,7 @@ def open_split(
 
 
 def _unwrap(value: object) -> tuple[Any, Tensor | None]:
-    """The dataset inside of torch's Subsets, as `random_split` makes them, and the indices of its samples."""
+    """Return the dataset inside of torch's Subsets, as `random_split` makes them, and the indices of its samples."""
     rows = None
     while isinstance(value, Subset):
         subset_rows = torch.as_tensor(value.indices, dtype=torch.int64)

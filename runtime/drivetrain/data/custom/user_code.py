@@ -69,7 +69,7 @@ class Code(MetaPathFinder):
             return function(*positional, **all_arguments), all_arguments
 
     def function(self, file: str, name: str, offered: Mapping[str, object]) -> Callable[..., object]:
-        """A function of a file, with those of the offered keyword arguments that its signature names."""
+        """Return a function of a file, with those of the offered keyword arguments that its signature names."""
         with self._importable((self.folder / file).parent):
             function = getattr(self._load_module(file), name)
         return partial(function, **_select_arguments(function, {}, offered))
@@ -233,12 +233,12 @@ class Code(MetaPathFinder):
         return None
 
     def _holds_code(self, folder: Path) -> bool:
-        """Whether Python files are in a folder, or were there when the copies were made."""
+        """Return whether Python files are in a folder, or were there when the copies were made."""
         copy = self.copy / folder.relative_to(self.folder) if self.copy else folder
         return any(candidate.is_dir() and any(candidate.glob("*.py")) for candidate in (folder, copy))
 
     def _has(self, file: Path) -> bool:
-        """Whether a file is there, or was there when the copies were made."""
+        """Return whether a file is there, or was there when the copies were made."""
         name = file.relative_to(self.folder).as_posix()
         return name in self.sources or bool(self.copy and (self.copy / name).is_file()) or file.is_file()
 
@@ -326,7 +326,7 @@ def write_copy(folder: Path, name: str, content: bytes) -> None:
 
 
 def find_opened(folder: Path) -> Code:
-    """The code of a folder that `open_code` or `code_consent.load_code` has opened before.
+    """Find the code of a folder that `open_code` or `code_consent.load_code` has opened before.
 
     Raises:
         CheckpointError: if it has not been opened.
@@ -343,7 +343,7 @@ def find_opened(folder: Path) -> Code:
 def _select_arguments(
     function: Callable[..., object], arguments: Mapping[str, object], offered: Mapping[str, object]
 ) -> dict[str, object]:
-    """The offered arguments that the signature names and that are not given in `arguments`."""
+    """Select the offered arguments that the signature names and that are not given in `arguments`."""
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -352,7 +352,7 @@ def _select_arguments(
 
 
 def find_short_name(file: str) -> str | None:
-    """The name of a loaded file relative to the folder of its Code; None for a file that is not the user's."""
+    """Find the name of a loaded file relative to the folder of its Code; None for a file that is not the user's."""
     path = Path(file)
     for code in _opened_codes.values():
         if path.is_relative_to(code.folder) and path.relative_to(code.folder).as_posix() in code.sources:

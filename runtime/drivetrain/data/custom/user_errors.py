@@ -90,7 +90,7 @@ def list_user_lines(error: BaseException) -> list[str]:
 
 
 def list_user_frames(frames: Sequence[traceback.FrameSummary]) -> list[str]:
-    """The lines of these frames that are the user's, as `list_user_lines` writes them."""
+    """List the lines of these frames that are the user's, as `list_user_lines` writes them."""
     user_frames = [(short, frame) for frame in frames if (short := find_short_name(frame.filename))]
     user_frames = user_frames or [
         (Path(frame.filename).name, frame)

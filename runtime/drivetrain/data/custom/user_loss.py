@@ -80,14 +80,14 @@ class TorchMean:
         return cls(loss, settings)
 
     def terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The weighted terms, summed for each sample; shape (N,)."""
+        """Return the weighted terms, summed for each sample; shape (N,)."""
         settings = dict(self.settings)
         if settings.get("weight") is not None:
             settings["weight"] = onto(outputs.device, settings["weight"])
         return self.loss(outputs, targets, **settings, reduction="none").reshape(len(targets), -1).sum(dim=1)
 
     def weights(self, targets: Tensor) -> Tensor:
-        """The weight of each sample, shape (N,). As in torch, class probabilities as targets have no weights."""
+        """Return the weight of each sample, shape (N,). As in torch, class probabilities as targets have no weights."""
         labels = targets.reshape(len(targets), -1)
         if targets.is_floating_point():
             return torch.full((len(targets),), targets[:1, 0].numel(), dtype=torch.float64, device=targets.device)
@@ -100,7 +100,7 @@ class TorchMean:
 
 
 def sum_counts(count: Count, targets: Any) -> Tensor:
-    """The weight of some samples together, in float64."""
+    """Return the weight of some samples together, in float64."""
     return torch.as_tensor(count(targets)).double().sum()
 
 
@@ -169,13 +169,13 @@ def _fits(
 
 
 def _are_equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
-    """Whether a value is the sum of the terms, up to rounding relative to the sizes of the terms."""
+    """Return whether a value is the sum of the terms, up to rounding relative to the sizes of the terms."""
     parts = torch.stack(list(terms))
     return bool((value - parts.sum(dim=0)).abs().max() <= tolerance * parts.abs().sum(dim=0).max())
 
 
 def cannot_split_error(description: str, obstacle: str) -> OutOfMemory:
-    """The error for a batch that does not fit into memory and cannot be split."""
+    """Return the error for a batch that does not fit into memory and cannot be split."""
     action = f"lower train.batch_size; {SPLITTABLE}"
     return OutOfMemory(f"{description}, and {obstacle}", "smaller batches, or a loss that can be split", action)
 
@@ -240,7 +240,7 @@ class CustomTerms:
         return value if value.ndim or self.division.summed else value.expand(len(targets))
 
     def weights(self, targets: Tensor) -> Tensor:
-        """The weights of samples in the loss of their batch: one for each, shape (N,), or one for all."""
+        """Return the weights of samples in the loss of their batch: one for each, shape (N,), or one for all."""
         if self.division.count is None:
             return torch.ones(len(targets), device=targets.device)
         return sum_counts(self.division.count, self._shape_targets(targets)).to(targets.device)
@@ -348,7 +348,7 @@ class CustomTerms:
         self.division = division or Division(self.weight_of, obstacle=obstacle)
 
     def _compute_trial(self, outputs: Tensor, targets: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        """The mean loss of some samples, and its gradient."""
+        """Compute the mean loss of some samples, and its gradient."""
         rows = outputs[part].clone().requires_grad_()
         # A loss may change its own state, and its arguments in place.
         function = copy.deepcopy(self.function)
@@ -359,7 +359,7 @@ class CustomTerms:
 
 
 def load(job: CustomJob) -> CustomTerms | None:
-    """The loss in the job's file; None if the job has none.
+    """Load the loss in the job's file; None if the job has none.
 
     Raises:
         SpecError: if the user's code raises, or returns no loss.

@@ -28,7 +28,7 @@ class ArrowReader:
         self.files = shards.files(path, key)
 
     def names(self) -> list[str]:
-        """The column names."""
+        """Return the column names."""
         return list(schema(self.files[0]).names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
@@ -37,13 +37,13 @@ class ArrowReader:
         return concat_tables(tables, promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
-        """The first rows, and the number of all rows."""
+        """Return the first rows, and the number of all rows."""
         first, *other_tables = (_read(path, self.key) for path in self.files)
         return first.slice(0, rows), len(first) + sum(map(len, other_tables))
 
 
 def schema(path: Path) -> pyarrow.Schema:
-    """The columns of a file."""
+    """Return the columns of a file."""
     with memory_map(str(path)) as source:
         _seek_stream(source)
         return ipc.open_stream(source).schema

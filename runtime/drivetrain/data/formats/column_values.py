@@ -66,7 +66,7 @@ def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
 
 
 def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """A column as stripped text in one spelling, null for empty cells; a pyarrow array of strings.
+    """Return a column as stripped text in one spelling, null for empty cells; a pyarrow array of strings.
 
     Numbers are written without `.0` if all of the column are whole, so that an integer column reads the same with gaps
     in it, and as text.
@@ -93,7 +93,7 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def compose_text(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """A column of strings in Unicode's composed form (NFC): the same texts, from whichever system they come."""
+    """Return a column of strings in Unicode's composed form (NFC): the same texts, from whichever system they come."""
     from pyarrow import compute
 
     if compute.all(compute.string_is_ascii(column)).as_py() is not False:
@@ -132,7 +132,7 @@ def empty_cells(column: pyarrow.ChunkedArray, cells: Collection[str]) -> pyarrow
 
 
 def different(column: pyarrow.ChunkedArray) -> list[str]:
-    """The distinct texts of a column, without empty cells."""
+    """Return the distinct texts of a column, without empty cells."""
     from pyarrow import compute
 
     return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
@@ -145,7 +145,7 @@ def count_texts(column: pyarrow.ChunkedArray) -> dict[str, int]:
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """The index of each text in `values`, shape (N,), int32; -1 if it is not there.
+    """Return the index of each text in `values`, shape (N,), int32; -1 if it is not there.
 
     Another spelling, such as 12.0 for 12, counts as the same text.
     """
@@ -163,7 +163,7 @@ def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDAr
 
 
 def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[np.int64]:
-    """The number of each cell's value in the order of first appearance, -1 for an empty cell; shape (N,)."""
+    """Return the number of each cell's value in the order of first appearance, -1 for an empty cell; shape (N,)."""
     from pyarrow import ChunkedArray, compute
 
     combined = column.combine_chunks() if isinstance(column, ChunkedArray) else column

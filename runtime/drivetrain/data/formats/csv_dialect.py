@@ -25,7 +25,7 @@ _forms: dict[str, tuple[str, str, int]] = {}
 
 
 def find_usual_delimiter(path: Path) -> str:
-    """The delimiter that the name of a file says."""
+    """Find the delimiter that the name of a file says."""
     return "tab" if path.suffix.lower() == ".tsv" else "comma"
 
 
@@ -39,7 +39,7 @@ class Dialect:
     """The decimal sign: point or comma; None if no number of the file shows it."""
 
     def note(self, path: Path) -> str:
-        """A note such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
+        """Return a note such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
         parts = [
             f"{self.delimiter}s" if self.delimiter != find_usual_delimiter(path) else "",
             "decimal commas" if self.decimal == "comma" else "",
@@ -74,11 +74,11 @@ class CsvFiles:
     """Columns of text whose numbers were read with a decimal point, and are no longer as written."""
 
     def key(self, name: str) -> str:
-        """The name of an option, for messages."""
+        """Return the name of an option, for messages."""
         return f"{self.option} {name}=..." if self.option.startswith("--") else f"{self.option}.{name}"
 
     def advice(self, name: str, values: Sequence[str]) -> str:
-        """How the user can declare an option with one of these values, for messages."""
+        """Describe how the user can declare an option with one of these values, for messages."""
         if self.option.startswith("--"):
             return " or ".join(f"{self.option} {name}={value}" for value in values)
         return "set " + " or ".join(f"{self.option}: {{{name}: {value}}}" for value in values)
@@ -102,7 +102,7 @@ class CsvFiles:
 def of_job(
     declared: Mapping[str, str], preprocessing: Mapping[str, Any], missing: Sequence[str] | None = None
 ) -> CsvFiles:
-    """The files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
+    """Return the files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
     stored = preprocessing.get("csv", {})
     form = {key: value for key, value in stored.items() if key not in ("percent", "units")}
     units = dict.fromkeys(stored.get("percent", ()), "%") | stored.get("units", {})
@@ -143,7 +143,7 @@ def name_row(path: Path | str, row: int) -> str:
 
 
 def _find_line(path: Path, row: int) -> int:
-    """The line on which a row starts; 0 if it is not known."""
+    """Find the line on which a row starts; 0 if it is not known."""
     form = _forms.get(os.path.abspath(path))
     if form is None:
         return 0
@@ -159,5 +159,5 @@ def _find_line(path: Path, row: int) -> int:
 
 @lru_cache(maxsize=4)
 def _list_row_lines(path: Path, changed: int, size: int, form: tuple[str, str, int]) -> array[int]:
-    """The line on which each row starts, that of the header first."""
+    """List the line on which each row starts, that of the header first."""
     return array("I", (line for line, _ in read_rows(path, *form, errors="replace")))

@@ -43,7 +43,7 @@ class CsvReader:
             raise csv_layout.no_rows_error(path, key)
 
     def names(self) -> list[str]:
-        """The column names in the header."""
+        """Return the column names in the header."""
         return list(self.layout.names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> Any:
@@ -65,7 +65,7 @@ class CsvReader:
         return self._read_numbers(table.slice(0, len(table) - empty_count), text, parse, empty_count)
 
     def head(self, rows: int) -> tuple[Any, int]:
-        """The first rows, and the approximate number of all rows.
+        """Return the first rows, and the approximate number of all rows.
 
         Raises:
             DataError: if rows have different numbers of cells, or numbers are not clear; names `key`.
@@ -122,7 +122,7 @@ class CsvReader:
             ) from None
 
     def _enlarge_blocks(self) -> bool:
-        """Whether the file is to be read again in larger blocks, since a row may not fit into one."""
+        """Return whether the file is to be read again in larger blocks, since a row may not fit into one."""
         block, self.block = self.block, min(LARGEST_BLOCK, max(self.block, self.path.stat().st_size + 1))
         return self.block > block
 
@@ -193,7 +193,7 @@ class CsvReader:
             )
 
     def _count_empty_rows(self) -> int:
-        """How many rows at the end are separators only, as spreadsheets write for cleared rows."""
+        """Return how many rows at the end are separators only, as spreadsheets write for cleared rows."""
         sign = re.escape(self.layout.sign.encode())
         lines = re.split(rb"\r\n|\n|\r", self._read_end(TAIL_BYTES).rstrip(b"\r\n"))
         count = 0
@@ -202,7 +202,7 @@ class CsvReader:
         return count
 
     def _read_end(self, size: int) -> bytes:
-        """The last bytes of the file; the zero bytes of UTF-16 are left out."""
+        """Read the last bytes of the file; the zero bytes of UTF-16 are left out."""
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - size))
             return file.read().replace(b"\0", b"")

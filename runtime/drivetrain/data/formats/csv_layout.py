@@ -168,7 +168,7 @@ def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, f
 
 
 def _width(rows: Rows) -> int:
-    """The most frequent number of cells in a row."""
+    """Return the most frequent number of cells in a row."""
     return Counter(map(len, rows)).most_common(1)[0][0]
 
 
@@ -188,7 +188,7 @@ def _parse_rows(text: str, sign: str, complete: bool) -> tuple[Rows, list[int]] 
 
 
 def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -> str:
-    """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
+    """Find the separator that gives the most rows as many cells as the header; the usual one if there is one column."""
     usual_delimiter = find_usual_delimiter(path)
     candidates = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
     if len(candidates) < 2:
@@ -213,7 +213,7 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
 
 
 def _trim(names: list[str]) -> list[str]:
-    """Names without the empty ones at the end."""
+    """Return the names without the empty ones at the end."""
     count = max((number for number, name in enumerate(names, start=1) if name.strip()), default=0)
     return names[:count]
 
@@ -223,7 +223,7 @@ def _is_blank(cells: list[str]) -> bool:
 
 
 def _fits(row: list[str], header: list[str]) -> bool:
-    """Whether a row has as many cells as the header, besides blank ones at its end."""
+    """Return whether a row has as many cells as the header, besides blank ones at its end."""
     return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
 
 
@@ -305,12 +305,12 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
 
 
 def header_only_error(path: Path, key: str) -> DataError:
-    """The error for a file with a header alone."""
+    """Return the error for a file with a header alone."""
     return DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
 
 
 def no_rows_error(path: Path, key: str) -> DataError:
-    """The error for a file without any text."""
+    """Return the error for a file without any text."""
     return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")
 
 
@@ -342,7 +342,7 @@ def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
 
 
 def _has_escaped_quote(path: Path) -> bool:
-    """Whether the file has a backslash before a quote at all, which few have."""
+    """Return whether the file has a backslash before a quote at all, which few have."""
     with path.open("rb") as file:
         last = b""
         while block := file.read(BLOCK_BYTES):

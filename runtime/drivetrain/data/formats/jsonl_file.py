@@ -40,7 +40,7 @@ class JsonlReader:
         self.path, self.key = path, key
 
     def names(self) -> list[str]:
-        """All keys, in the order in which they first occur.
+        """Return all keys, in the order in which they first occur.
 
         Raises:
             DataError: if a line is not an object, or a key changes its type.
@@ -59,7 +59,7 @@ class JsonlReader:
         return _restore_zones(table.select(list(columns)), self.path, self.key, text)
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
-        """The first rows, and the approximate number of all rows."""
+        """Return the first rows, and the approximate number of all rows."""
         with self.path.open("rb") as file:
             lines = list(islice(file, rows))
         size = sum(map(len, lines))
@@ -134,7 +134,7 @@ def _check_lines(path: Path, key: str) -> None:
 
 
 def _parse_object(line: bytes, line_title: str) -> dict[str, Any]:
-    """The object in a line.
+    """Parse the object in a line.
 
     Raises:
         UnicodeDecodeError: if the line is not UTF-8.

@@ -184,7 +184,7 @@ def _check_units_of_training(
 
 
 def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
-    """Whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
+    """Return whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
     distinct = compute.unique(column)
     start = distinct.slice(0, SAMPLED_TEXTS)
     if _count_matches(start, _STARTS) < len(start) / 10:
@@ -274,7 +274,7 @@ def _find_decimal(
 
 
 def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> str:
-    """The first cell that matches, with its place; empty if none does."""
+    """Find the first cell that matches, with its place; empty if none does."""
     for column in columns:
         row = compute.index(number_marks.match(column.cells, pattern), True).as_py()
         if row >= 0:

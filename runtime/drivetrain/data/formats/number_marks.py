@@ -41,14 +41,14 @@ def unify_signs(cells: Any) -> Any:
 
 
 def match(cells: Any, pattern: str) -> Any:
-    """Whether each cell has a part that matches; a boolean array, false for empty cells."""
+    """Return whether each cell has a part that matches; a boolean array, false for empty cells."""
     from pyarrow import compute
 
     return compute.fill_null(compute.match_substring_regex(cells, pattern), False)
 
 
 def have_leading_zeros(cells: Any) -> bool:
-    """Whether texts are whole numbers, some with leading zeros such as 02139: labels, such as postal codes."""
+    """Return whether texts are whole numbers, some with leading zeros such as 02139: labels, such as postal codes."""
     from pyarrow import array, compute
 
     if not compute.any(match(cells, r"^\s*0\d+\s*$")).as_py():
@@ -67,5 +67,5 @@ def count_missing_marks(cells: Any) -> dict[str, int]:
 
 
 def describe_missing_marks(name: str, counts: Mapping[str, int]) -> str:
-    """The note about marks of a missing value in a column."""
+    """Return the note about marks of a missing value in a column."""
     return f"{name}: no value where a cell is {', '.join(f'{mark} ({count:,})' for mark, count in counts.items())}"

@@ -38,7 +38,7 @@ class ParquetReader:
         self.files = shards.files(path, key)
 
     def names(self) -> list[str]:
-        """The column names."""
+        """Return the column names."""
         try:
             return list(parquet.read_schema(self.path).names)
         except ArrowInvalid as error:
@@ -55,7 +55,7 @@ class ParquetReader:
         return concat_tables([self._read(path, columns) for path in self.files], promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
-        """The first rows, and the number of all rows."""
+        """Return the first rows, and the number of all rows."""
         count = sum(parquet.read_metadata(path).num_rows for path in self.files)
         return self._read(self.path, self.names(), rows), count
 
@@ -186,7 +186,7 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
 
 
 def _replace_views(field: pyarrow.Field) -> pyarrow.Field:
-    """A field with plain texts where it has views, since a dictionary cannot become views."""
+    """Return a field with plain texts where it has views, since a dictionary cannot become views."""
     kind = field.type
     if types.is_string_view(kind) or types.is_binary_view(kind):
         kind = string() if types.is_string_view(kind) else binary()

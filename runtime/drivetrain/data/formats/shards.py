@@ -28,7 +28,7 @@ FEATURES = b"huggingface"
 
 
 def files(path: Path, key: str) -> list[Path]:
-    """The files of a table: the first one of several stands for all of them.
+    """Return the files of a table: the first one of several stands for all of them.
 
     Raises:
         DataError: if one is missing; names `key`.
@@ -53,7 +53,7 @@ def _missing_error(description: str) -> DataError:
 
 
 def siblings(path: str, paths: Sequence[str]) -> list[str]:
-    """The files among `paths` that belong to the table of the file `path`, itself included."""
+    """Return the files among `paths` that belong to the table of the file `path`, itself included."""
     folder, name = os.path.split(path)
     shard_match = SHARD.fullmatch(name)
     in_folder = [other for other in paths if os.path.dirname(other) == folder]
@@ -66,7 +66,7 @@ def siblings(path: str, paths: Sequence[str]) -> list[str]:
 
 
 def snapshot(path: Path) -> Path | None:
-    """The folder of a dataset's commit in the hub's cache that contains a file; None for files elsewhere."""
+    """Return the folder of a dataset's commit in the hub's cache that contains a file; None for files elsewhere."""
     commits = (folder for folder in path.parents if folder.parent.name == "snapshots")
     return next((folder for folder in commits if folder.parent.parent.name.startswith("datasets--")), None)
 
@@ -112,7 +112,7 @@ def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]
 
 
 def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
-    """Whether cells are whole numbers; those of a CSV are text if the labels of the job are."""
+    """Return whether cells are whole numbers; those of a CSV are text if the labels of the job are."""
     from pyarrow import compute, types
 
     if types.is_integer(column.type):

@@ -126,7 +126,7 @@ def find_table(folder: Path, key: str) -> Path:
 
 
 def _find_saved(folder: Path, key: str) -> dict[str, str] | None:
-    """The splits of a folder that save_to_disk wrote; None if it did not."""
+    """Find the splits of a folder that save_to_disk wrote; None if it did not."""
     splits_file = folder / "dataset_dict.json"
     if splits_file.is_file():
         names = _read_names(splits_file, key, lambda data: data["splits"])
@@ -135,7 +135,7 @@ def _find_saved(folder: Path, key: str) -> dict[str, str] | None:
 
 
 def _find_first_file(folder: Path, key: str) -> str:
-    """The first file of a split, which stands for all files of its table."""
+    """Find the first file of a split, which stands for all files of its table."""
     return min(_read_names(folder / "state.json", key, lambda data: [row["filename"] for row in data["_data_files"]]))
 
 

@@ -76,7 +76,7 @@ def _check_not_utf32(path: Path, key: str, start: bytes) -> None:
 def _contradiction_error(
     path: Path, key: str, files: CsvFiles, description: str, declared: str, right: str
 ) -> DataError:
-    """The error for a declared encoding that contradicts the file."""
+    """Return the error for a declared encoding that contradicts the file."""
     return DataError(
         f"{key}: {path} {description}, and {files.key('encoding')} is {declared}",
         "the encoding of the file",
@@ -85,7 +85,7 @@ def _contradiction_error(
 
 
 def _is_utf8(path: Path, max_bytes: int | None) -> bool:
-    """Whether a file, or its start, is UTF-8."""
+    """Return whether a file, or its start, is UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
@@ -148,7 +148,7 @@ def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None
 
 
 def _extract(line: bytes, name: str) -> str:
-    """The part of a line around its first character beyond ASCII."""
+    """Return the part of a line around its first character beyond ASCII."""
     text = line.decode(name, "strict").strip()
     position = next((i for i, c in enumerate(text) if c > "\x7f"), 0)
     first, end = max(0, position - 25), position + 35
@@ -156,7 +156,7 @@ def _extract(line: bytes, name: str) -> str:
 
 
 def _is_western(lines: list[bytes]) -> bool:
-    """Whether text in Windows-1252 looks like a language of Western Europe.
+    """Return whether text in Windows-1252 looks like a language of Western Europe.
 
     Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, or the
     currency sign where ISO 8859-15 has that of the euro.
@@ -212,7 +212,7 @@ def check(path: Path, key: str) -> None:
 
 
 def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
-    """The error for the `bad` lines; `accented` counts the other lines that are valid UTF-8 beyond ASCII."""
+    """Return the error for the `bad` lines; `accented` counts the other lines that are valid UTF-8 beyond ASCII."""
     number, line = bad[0]
     # Of the two, only Windows-1252 has characters from 0x80 to 0x9F.
     name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"

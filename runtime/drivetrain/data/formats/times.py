@@ -103,7 +103,7 @@ def find_form(texts: Sequence[str], name: str = "", *, declared: bool = False) -
 
 
 def has_clock_alone(form: str | None) -> bool:
-    """Whether cells of a form are times of a day without a date."""
+    """Return whether cells of a form are times of a day without a date."""
     return bool(form) and re.search("%[YyDFxcmbBdjGs]", str(form).replace("%%", "")) is None and "%" in str(form)
 
 
@@ -151,7 +151,7 @@ def check_form(recognized_form: str | None, column: str, cell_text: str) -> str:
 
 
 def is_plain_number(cell: str) -> bool:
-    """Whether a cell is a number as Python writes it."""
+    """Return whether a cell is a number as Python writes it."""
     try:
         float(cell)
     except ValueError:
@@ -160,7 +160,7 @@ def is_plain_number(cell: str) -> bool:
 
 
 def _is_season_or_version(cell: str) -> bool:
-    """Whether a cell may be a season, such as 2011-12, or a version, such as 1.2.13."""
+    """Return whether a cell may be a season, such as 2011-12, or a version, such as 1.2.13."""
     years = re.fullmatch(r"(\d{4})[-/](\d\d)", cell)
     follows = years and (int(years[2]) - int(years[1])) % 100 == 1
     return bool(follows or re.fullmatch(r"[1-9]\d?\.[1-9]\d?\.\d\d", cell))
@@ -296,7 +296,7 @@ def recognize(column: pyarrow.ChunkedArray, name: str, *, declared: bool = False
 
 
 def _list_cells(texts: pyarrow.ChunkedArray) -> list[str]:
-    """The first distinct cells, without empty ones."""
+    """List the first distinct cells, without empty ones."""
     from drivetrain.data.formats import column_values
 
     return column_values.different(texts)[:MAX_COMPARED_CELLS]

@@ -139,7 +139,7 @@ def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.Dir
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a folder. A broken link is not."""
+    """Return whether the entry is a folder. A broken link is not."""
     try:
         return entry.is_dir()
     except OSError:

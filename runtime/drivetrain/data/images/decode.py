@@ -94,7 +94,7 @@ class ImageHeader(NamedTuple):
     """A digest of the pixels: the same for copies, whatever their name, their metadata and, without loss, their format."""
 
     def is_usual(self) -> bool:
-        """Whether the file has opaque pixels of 8 bits."""
+        """Return whether the file has opaque pixels of 8 bits."""
         return self[3:7] == (None, None, None, False)
 
 
@@ -138,7 +138,7 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RE
 
 
 def _resize_to_square(flat: Image.Image, width: float, height: float, size: int, resize: Resize) -> Image.Image:
-    """The top left part of an image, `width` x `height` pixels, resized to a square."""
+    """Return the top left part of an image, `width` x `height` pixels, resized to a square."""
     filter_ = Image.Resampling[resize.interpolation.upper()]
     if resize.fit != "pad":
         part_width, part_height = resize.kept(width, height)
@@ -220,7 +220,7 @@ def _to_comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
 
 
 def _digest(image: Image.Image) -> int:
-    """A digest of the pixels in strips, since a copy of a large image would take as much memory again."""
+    """Return a digest of the pixels in strips, since a copy of a large image would take as much memory again."""
     digest = hashlib.sha256(repr((image.size, image.mode)).encode())
     for top in range(0, image.height, _CHUNK):
         digest.update(image.crop((0, top, image.width, min(top + _CHUNK, image.height))).tobytes())
@@ -289,7 +289,7 @@ def _describe_error(source: Source, error: Exception) -> str:
 
 
 def _flatten(image: Image.Image, mode: str, resize: Resize = DEFAULT_RESIZE) -> Image.Image:
-    """The whole image in 8 bits without transparency."""
+    """Return the whole image in 8 bits without transparency."""
     pixels = image.width * image.height
     if pixels > _usual_pixel_limit() and 4 * _MEMORY_DIVISOR * pixels > cgroup.read_memory_limit():
         raise UnreadableImage(f"{image.width:,} x {image.height:,} pixels, too many for the memory limit")
@@ -333,12 +333,12 @@ def _is_without_alpha(image: Image.Image) -> bool:
 
 
 def _is_of_one_color(image: Image.Image) -> bool:
-    """Whether all pixels of an RGB image have nearly the same color."""
+    """Return whether all pixels of an RGB image have nearly the same color."""
     return all(high - low <= MAX_UNSEEN_DIFFERENCE for low, high in _extremes(image))
 
 
 def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:
-    """The smallest and largest value of each channel of an RGB image."""
+    """Return the smallest and largest value of each channel of an RGB image."""
     return image.getextrema()  # type: ignore[return-value]
 
 

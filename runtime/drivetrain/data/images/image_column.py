@@ -41,7 +41,7 @@ class ImageCells:
     """The row of each image in the table."""
 
     def source(self, index: int) -> Source:
-        """The content of an image, or the path of its file, if the table has only that."""
+        """Return the content of an image, or the path of its file, if the table has only that."""
         cell = self.column[self.rows[index]]
         if _is_binary(self.column.type):
             return bytes(cell.as_py() or b"")
@@ -57,14 +57,14 @@ class ImageCells:
         return [self.name, [(os.path.abspath(file), stamp(file)) for file in files], list(self.rows)]
 
     def file_names(self) -> list[str]:
-        """The paths beside the bytes; a number for an image without one."""
+        """Return the paths beside the bytes; a number for an image without one."""
         if not _has_paths(self.column):
             return []
         paths = compute.struct_field(self.column, "path").take(list(self.rows)).to_pylist()
         return [path or str(index) for index, path in enumerate(paths)]
 
     def _list_image_files(self) -> list[str]:
-        """The files of cells that have only a path."""
+        """List the files of cells that have only a path."""
         return [self._join_path(name) for name in list_named_files(self.column, self.rows)]
 
 
@@ -96,7 +96,7 @@ def find(path: Path, requested: str, key: str) -> str:
 
 
 def holds_images(kind: Any) -> bool:
-    """Whether cells of this type hold encoded images."""
+    """Return whether cells of this type hold encoded images."""
     if types.is_struct(kind):
         inner = {field.name: field.type for field in kind}
         return {"bytes"} <= inner.keys() <= {"bytes", "path"} and _is_binary(inner["bytes"])
@@ -104,7 +104,7 @@ def holds_images(kind: Any) -> bool:
 
 
 def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
-    """Whether each cell has neither bytes nor a path."""
+    """Return whether each cell has neither bytes nor a path."""
     empty = compute.is_null(column)
     if not _is_binary(column.type):
         names = sorted({field.name for field in column.type})
@@ -120,7 +120,7 @@ def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
 
 
 def list_named_files(column: pyarrow.ChunkedArray, rows: Sequence[int]) -> list[str]:
-    """The paths of those cells of some rows that have a path and no bytes."""
+    """List the paths of those cells of some rows that have a path and no bytes."""
     if not _has_paths(column):
         return []
     # The bytes of the cells stay where they are.

@@ -170,12 +170,12 @@ class ImageParts(Parts[ImageSource]):
     train_split: ImageSplit | None = None
 
     def build_measured_split(self, head: Head) -> ImageSplit:
-        """The images that decide the preprocessing."""
+        """Build the images that decide the preprocessing."""
         self.train_split = _build_split(self.train, self.train_rows, head)
         return self.train_split
 
     def build_splits(self, head: Head, prepare: ImagePreprocessing) -> tuple[ImageSplit, ImageSplit, list[str]]:
-        """The splits for training and for validation, and notes on the latter.
+        """Build the splits for training and for validation, and notes on the latter.
 
         Raises:
             DataError: if the validation images are on another scale than the training images.
@@ -194,7 +194,7 @@ class ImageParts(Parts[ImageSource]):
         return train, split, [*notes, *code_notes, *validation.notes, *_note_shared(self.train, validation)]
 
     def complete(self, dataset: Dataset) -> Dataset:
-        """The dataset with what images in memory and files have."""
+        """Return the dataset with what images in memory and files have."""
         share = float(self.train.images.oblong[self.train.rows].mean()) if len(self.train.rows) else 0.0
         return replace(
             dataset,
@@ -234,7 +234,7 @@ def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
 
 
 def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
-    """A note on images that are in both splits, which makes validation scores too good."""
+    """Return a note on images that are in both splits, which makes validation scores too good."""
     training_contents, validation_contents = (part.images.contents[part.rows] for part in (train, validation))
     notes = copies.note_shared(
         training_contents,

@@ -49,7 +49,7 @@ class Cells(Protocol):
     """Encoded images that are not files: cells of a table, or contents in memory."""
 
     def source(self, index: int) -> decode.Source:
-        """The content of an image, or the path of its file."""
+        """Return the content of an image, or the path of its file."""
         ...
 
     def stamps(self) -> list[object]:
@@ -57,7 +57,7 @@ class Cells(Protocol):
         ...
 
     def file_names(self) -> list[str]:
-        """The names of the files that the images once were; empty if they are not known."""
+        """Return the names of the files that the images once were; empty if they are not known."""
         ...
 
 
@@ -89,15 +89,15 @@ class Files:
         return len(self.names)
 
     def title(self, row: int) -> str:
-        """The path of an image, without bytes that are not UTF-8."""
+        """Return the path of an image, without bytes that are not UTF-8."""
         return readable(self.path(row))
 
     def path(self, row: int) -> str:
-        """The path of an image; of one in a table, its title."""
+        """Return the path of an image; of one in a table, its title."""
         return os.path.join(self.root, self.names[row])
 
     def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Files:
-        """The same files, decoded as squares of `size` pixels with the given number of channels."""
+        """Return the same files, decoded as squares of `size` pixels with the given number of channels."""
         return replace(self, size=size, channels=channels, resize=resize)
 
     def gather(self, rows: Ids) -> Tensor:
@@ -170,7 +170,7 @@ def decode_all(
 
 
 def _changed_error(title: str, reason: str) -> DataError:
-    """The error for a file that could be decoded when the run began."""
+    """Return the error for a file that could be decoded when the run began."""
     return DataError(
         f"{title}: {reason}", "it could be decoded when the run began", "restore the file; a new run would skip it"
     )
@@ -207,7 +207,7 @@ class Decoded:
         return self.__dict__ | {"mapped": None}
 
     def title(self, row: int) -> str:
-        """The path of an image."""
+        """Return the path of an image."""
         return self.files.title(row)
 
     @property
@@ -269,7 +269,7 @@ class Decoded:
 
 
 def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
-    """The dataset with decoded image files cached; this job may use 1/`share` of the cache's space.
+    """Return the dataset with decoded image files cached; this job may use 1/`share` of the cache's space.
 
     Raises:
         StorageError: if the cache cannot be written.
@@ -291,7 +291,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
 
 
 def cache_decoded(files: Files, folder: Path, room: int) -> Decoded:
-    """The files with their pixels cached in a folder; other cache files are removed if space is short.
+    """Return the files with their pixels cached in a folder; other cache files are removed if space is short.
 
     Args:
         files: with size and channels set.
@@ -326,12 +326,12 @@ def _make_room(path: Path, limit: int) -> None:
 
 
 def _key(files: Files) -> str:
-    """The name of the cache file: a hash of all that the decoded pixels depend on."""
+    """Return the name of the cache file: a hash of all that the decoded pixels depend on."""
     parts: list[object] = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
     parts += files.stamps()
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _mark(row: npt.NDArray[np.uint8]) -> np.uint64:
-    """The mark of a row: its checksum, with the bit WRITTEN."""
+    """Return the mark of a row: its checksum, with the bit WRITTEN."""
     return np.uint64(WRITTEN | zlib.crc32(np.ascontiguousarray(row).data))

@@ -108,12 +108,12 @@ class SplitFolders:
 
 
 def are_splits(names: Sequence[str]) -> bool:
-    """Whether all of these names are those of splits."""
+    """Return whether all of these names are those of splits."""
     return all(_splits_of(names).get(name) for name in names)
 
 
 def find_splits(folder: Path, key: str) -> SplitFolders | None:
-    """The splits in a folder; None if its folders are classes.
+    """Find the splits in a folder; None if its folders are classes.
 
     Raises:
         DataError: if there are classes beside splits, or two folders for the same split; names `key`.
@@ -171,14 +171,14 @@ def _splits_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def _split_into_words(name: str) -> set[str]:
-    """The words of a name in lower case: `trainingSet_2` is training and set."""
+    """Split the words of a name in lower case: `trainingSet_2` is training and set."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     spelled = [word for word in re.split(r"[^a-z]+", spaced.lower()) if word]
     return {part for word in spelled for part in ([word] if word in _COMPANIONS else _ENDS.sub(r" \1", word).split())}
 
 
 def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
-    """The path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
+    """Return the path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
     for _ in range(_MAX_FOLDER_LEVELS):
         below = list_subfolders(folder / name)
         if len(below) != 1 or below[0] in classes or not list_subfolders(folder / name / below[0]):
@@ -228,7 +228,7 @@ class PathForm:
     """The extension that is put behind the cell."""
 
     def path(self, cell: str) -> str:
-        """The path for a cell."""
+        """Return the path for a cell."""
         parts = cell.replace("\\", "/").split("/")
         return os.path.join(self.folder, "/".join(parts[min(self.dropped, len(parts) - 1) :]) + self.ending)
 
@@ -278,7 +278,7 @@ def _find_forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
 
 
 def _folders(folder: Path) -> list[str]:
-    """The folders in a folder and those in them, relative to it."""
+    """Return the folders in a folder and those in them, relative to it."""
     paths: list[str] = []
     for first in list_subfolders(folder)[:_MOST_FOLDERS]:
         paths += [first, *(os.path.join(first, second) for second in list_subfolders(folder / first))]

@@ -78,7 +78,7 @@ class ClassTargets:
     names: Sequence[str]
 
     def take_rows(self, rows: Ids) -> list[str]:
-        """The classes of some images."""
+        """Take the classes of some images."""
         return [self.names[row] for row in rows.tolist()]
 
     def check(self, rows: Ids, key: str) -> None:
@@ -98,12 +98,12 @@ class ClassTargets:
             )
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """The class of each image."""
+        """Return the class of each image."""
         used = self.take_rows(rows)
         return labels.index_labels(used, labels.sort_class_names(used), "")
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """The output with all classes of the usable images `rows`, of which `train` are for training."""
+        """Return the output with all classes of the usable images `rows`, of which `train` are for training."""
         return Head("", labels.sort_class_names(self.take_rows(rows)))
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
@@ -111,7 +111,7 @@ class ClassTargets:
         return torch.from_numpy(labels.index_labels(self.take_rows(rows), head.classes, key))
 
     def notes(self, rows: Ids) -> list[str]:
-        """A note on classes with a single image, if there are any."""
+        """Return a note on classes with a single image, if there are any."""
         counts = Counter(self.take_rows(rows))
         single_classes = sorted(name for name, count in counts.items() if count == 1)
         return (
@@ -133,11 +133,11 @@ class LabelSets:
             raise DataError(f"{key}: none of {len(rows):,} images has a label", "one label or more", "add labels")
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """The rarest label of each image."""
+        """Return the rarest label of each image."""
         return partition.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """The output with all labels."""
+        """Return the output with all labels."""
         names = self._list_labels(rows)
         all_rows = np.arange(len(self.sets), dtype=np.int64)
         target = TargetColumn(names, None, self._to_matrix(all_rows, names), several=True, bad={})
@@ -149,7 +149,7 @@ class LabelSets:
         return torch.from_numpy(self._to_matrix(rows, head.classes).astype(np.float32))
 
     def notes(self, rows: Ids) -> list[str]:
-        """How often each label occurs, and how the split is made."""
+        """Return how often each label occurs, and how the split is made."""
         counts = Counter(name for row in rows.tolist() for name in self.sets[row])
         unlabelled_count = sum(not self.sets[row] for row in rows.tolist())
         return [labels.describe_label_counts(counts, unlabelled_count)]
@@ -176,7 +176,7 @@ class NumberTargets:
         """Do nothing: `head` checks the numbers of the training images."""
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """The rarest label of each image; numbers are split at random."""
+        """Return the rarest label of each image; numbers are split at random."""
         return (
             partition.find_rarest_labels(self.goal.numbers[rows])
             if self.goal.several
@@ -184,7 +184,7 @@ class NumberTargets:
         )
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """The labels; or the numbers with their scale in the training images."""
+        """Return the labels; or the numbers with their scale in the training images."""
         return target_columns.build_head(self.goal, rows, train, key)
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
@@ -199,7 +199,7 @@ class NumberTargets:
         return target_columns.build_tensor(self.goal, rows, head, key)
 
     def notes(self, rows: Ids) -> list[str]:
-        """How often each label occurs; the range of each number."""
+        """Return how often each label occurs; the range of each number."""
         values = self.goal.numbers[rows]
         if self.goal.several:
             counts = Counter({name: int(n) for name, n in zip(self.goal.names, values.sum(axis=0), strict=True)})
@@ -215,7 +215,7 @@ ImageTargets = ClassTargets | LabelSets | NumberTargets
 
 
 def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
-    """The targets of some rows, all of which are usable."""
+    """Take the targets of some rows, all of which are usable."""
     return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
 
 

@@ -95,7 +95,7 @@ def _read_columns(
 
 
 def _combine_reasons(paths: list[str], path_column: str, target_reasons: Reasons) -> list[str]:
-    """Why each row cannot be used; empty if it can."""
+    """Explain why each row cannot be used; empty if it can."""
     reasons = [f"{path_column} is empty" if not path else "" for path in paths]
     for row, reason in target_reasons.items():
         both = reason.endswith(" is empty") and reasons[row]
@@ -147,7 +147,7 @@ def _read_label_sets(
 
 
 def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
+    """Return the labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
     flat = [name for names in sets for name in names]
     spelled = iter(column_values.texts(chunked_array([flat], string())).to_pylist())
     return [tuple(dict.fromkeys(filter(None, [next(spelled) for _ in names]))) for names in sets]
@@ -163,7 +163,7 @@ def _read_names(table: pyarrow.Table, column: str, file: Path, key: str) -> list
 
 
 def _read_text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
-    """A column as stripped text; empty where there is no value."""
+    """Read a column as stripped text; empty where there is no value."""
     values = table[column]
     if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
         lists = types.is_list(values.type) or types.is_large_list(values.type)

@@ -85,14 +85,14 @@ def note_changes(augment: ImageAugment, names: Sequence[str], *, are_numbers: bo
 
 
 def _to_plain_letters(name: str) -> str:
-    """The name in small letters without accents, with blanks where a word begins with a capital."""
+    """Return the name in small letters without accents, with blanks where a word begins with a capital."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     decomposed = unicodedata.normalize("NFKD", spaced.casefold().replace("ø", "o").replace("ğ", "g"))
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter)).strip()
 
 
 def _has_left(word: str) -> bool:
-    """Whether a word is made of `left` and another one, such as turnleft; leftovers and a cleft are not."""
+    """Return whether a word is made of `left` and another one, such as turnleft; leftovers and a cleft are not."""
     return (word.startswith("left") or word.endswith("left")) and not word.startswith(("leftover", "cleft"))
 
 
@@ -101,5 +101,5 @@ def _is_arrow(name: str) -> bool:
 
 
 def _is_written(name: str) -> bool:
-    """Whether a name is a digit, a number or a single letter, also in words or behind a word such as digit."""
+    """Return whether a name is a digit, a number or a single letter, also in words or behind a word such as digit."""
     return len(name) == 1 or name.isdecimal() or name in _DIGITS or _LABELLED.fullmatch(name) is not None

@@ -144,7 +144,7 @@ def _describe(names: list[str], paths: Sequence[str], distances: Distances, reas
 
 
 def _cut_export(name: str) -> str:
-    """The source of an exported copy; other names stay whole."""
+    """Return the source of an exported copy; other names stay whole."""
     match = _EXPORTED.fullmatch(os.path.basename(name))
     return _SUFFIX.sub("", next(filter(None, match.groups()))) if match else name
 
@@ -163,13 +163,13 @@ def _cut_number(name: str) -> str:
 
 
 def _are_several(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
-    """Whether most images are of sources with several images."""
+    """Return whether most images are of sources with several images."""
     repeated = sum(count for count in Counter(names).values() if count > 1)
     return 2 * repeated >= len(names) and _are_spread(names, strata)
 
 
 def _are_spread(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
-    """Whether there are some sources with several images, and most of their classes have more than one of them.
+    """Return whether there are some sources with several images, and most of their classes have more than one of them.
 
     Else the name of the source is the name of the class, or a word that all names of a class begin with.
     """
@@ -182,7 +182,7 @@ def _are_spread(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
 
 
 def _are_entities(names: Sequence[str]) -> bool:
-    """Whether nearly all sources are called as people or videos are."""
+    """Return whether nearly all sources are called as people or videos are."""
     sources = [name for name, count in Counter(names).items() if count > 1]
     return sum(_ENTITY.match(os.path.basename(name)) is not None for name in sources) >= 0.9 * len(sources)
 
@@ -194,7 +194,7 @@ def _have_frame_words(names: Sequence[str], sources: Sequence[str]) -> bool:
 
 
 def _look_alike(names: Sequence[str], strata: npt.NDArray[np.int64], distances: Distances) -> bool:
-    """Whether images of a source are more alike than those of different sources of the same class."""
+    """Return whether images of a source are more alike than those of different sources of the same class."""
     ordered = sorted(range(len(names)), key=lambda row: (strata[row], names[row], row))
     neighbors = [(first, second) for first, second in pairwise(ordered) if strata[first] == strata[second]]
     within = [(first, second) for first, second in neighbors if names[first] == names[second]]
@@ -203,7 +203,7 @@ def _look_alike(names: Sequence[str], strata: npt.NDArray[np.int64], distances: 
 
 
 def _are_shared(names: Sequence[str], folders: Sequence[str], distances: Distances) -> bool:
-    """Whether a name in several folders is one source: each folder may number its own images from 0."""
+    """Return whether a name in several folders is one source: each folder may number its own images from 0."""
     ordered = sorted(range(len(names)), key=lambda row: (names[row], folders[row], row))
     within = [pair for pair in pairwise(ordered) if names[pair[0]] == names[pair[1]]]
     within = [(first, second) for first, second in within if folders[first] != folders[second]]

@@ -50,11 +50,11 @@ class ImageArrays:
         return self.pixels[torch.from_numpy(rows)]
 
     def map_array(self, change: Callable[[Any], Any]) -> ImageArrays:
-        """The same images with `change(pixels)` in place of their array."""
+        """Return the same images with `change(pixels)` in place of their array."""
         return replace(self, pixels=change(self.pixels))
 
     def title(self, row: int) -> str:
-        """The number of an image in the file."""
+        """Return the number of an image in the file."""
         return f"{self.path}[{row}]"
 
     @property
@@ -78,7 +78,7 @@ class ImageArrays:
         return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
 
     def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> ImageArrays:
-        """The same images as squares of `size` pixels with the given number of channels."""
+        """Return the same images as squares of `size` pixels with the given number of channels."""
         return replace(self, pixels=square(self.pixels, size, channels, resize))
 
 
@@ -173,7 +173,7 @@ def _read_label_numbers(raw_labels: npt.NDArray[Any], form: LabelForm, path: Pat
 
 
 def _read_classes(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
-    """The class of each image, from an array (N,) or (N, 1) of integers or text."""
+    """Read the class of each image, from an array (N,) or (N, 1) of integers or text."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
@@ -191,7 +191,7 @@ def _read_classes(labels: npt.NDArray[np.generic], path: Path, key: str) -> list
 
 
 def _find_not_finite(images: ImageArrays) -> dict[int, BadSample]:
-    """The images with NaN or infinity, by row."""
+    """Find the images with NaN or infinity, by row."""
     if not images.pixels.is_floating_point():
         return {}
     is_finite = torch.isfinite(images.pixels.flatten(1)).all(dim=1)

@@ -112,14 +112,14 @@ def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) 
 
 
 def takes_bytes(images: Images, rows: Ids, scale: Range) -> bool:
-    """Whether images of 8 bits are on the scale of these training images."""
+    """Return whether images of 8 bits are on the scale of these training images."""
     if scale in COLORS:
         return True
     return isinstance(images, Files) and any(not (header and header.range_16_bit) for header in images.headers[rows])
 
 
 def check_visible(raw: Tensor, key: str) -> list[str]:
-    """A note on images of one color, of some as the network sees them before normalization, shape (N, C, S, S).
+    """Return a note on images of one color, of some as the network sees them before normalization, shape (N, C, S, S).
 
     Raises:
         DataError: if more than half of the images are of one color, which is nearly the same for all of them.
@@ -215,7 +215,7 @@ def _join_ranges(ranges: Sequence[FileRange]) -> FileRange:
 
 
 def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Range) -> bool:
-    """Whether values on their own scale, which are between two values, are colors on the scale of a model."""
+    """Return whether values on their own scale, which are between two values, are colors on the scale of a model."""
     if new_scale in (BYTES, scale) or highest == lowest == 0:
         return True
     if new_scale in COLORS or lowest < -_OVERSHOOT_SHARE * scale[1] or highest > (1 + _OVERSHOOT_SHARE) * scale[1]:
@@ -226,7 +226,7 @@ def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Ran
 
 
 def _is_elsewhere(values: FileRange, count: int, scale: Range) -> bool:
-    """Whether `count` images with these values are on another scale than that of the training images."""
+    """Return whether `count` images with these values are on another scale than that of the training images."""
     lowest, low, high, highest = values
     span = scale[1] - scale[0]
     is_narrow = count >= _MIN_IMAGES_FOR_RANGE and (highest - lowest) * _OTHER_SCALE_RATIO < span

@@ -30,7 +30,7 @@ _MIN_BYTE_HIGH = 16
 
 
 def find_scale(low: float, high: float, *, whole_numbers: bool) -> Range:
-    """The scale of values from `low` to `high`; `whole_numbers` says whether all of them are whole."""
+    """Find the scale of values from `low` to `high`; `whole_numbers` says whether all of them are whole."""
     if low >= 0 and high <= 1:
         return SHARES
     if low >= 0 and high <= 255 and (whole_numbers or high >= _MIN_BYTE_HIGH):
@@ -96,7 +96,7 @@ class ImagePreprocessing:
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values from which `from_preprocessing` rebuilds the object."""
+        """Return plain JSON values from which `from_preprocessing` rebuilds the object."""
         values: dict[str, object] = {
             "kind": "images",
             "image_size": self.image_size,

@@ -46,7 +46,7 @@ class Resize:
         return width * self.share, height * self.share
 
     def sentence(self) -> str:
-        """The rule in words."""
+        """Return the rule in words."""
         part = "" if self.share == 1 else f"{self.share:.1%} of "
         square = {
             "crop": f"centre square of {part}the short side",
@@ -57,7 +57,7 @@ class Resize:
         return f"upright, transparency over {self.ground}, {square}, {smooth}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values from which `of` rebuilds it."""
+        """Return plain JSON values from which `of` rebuilds it."""
         values: dict[str, object] = {
             "fit": self.fit,
             "interpolation": self.interpolation,

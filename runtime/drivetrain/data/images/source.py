@@ -168,7 +168,7 @@ class ImageRows(Protocol):
         ...
 
     def title(self, row: int) -> str:
-        """A name for one image in lists: its path or its row."""
+        """Return a name for one image in lists: its path or its row."""
         ...
 
 
@@ -192,11 +192,11 @@ class ImageSplit:
         return (self.images.gather(self.rows[ids]),)
 
     def contents(self) -> Contents:
-        """A digest of each image; empty if the source cannot give them without reading the images again."""
+        """Return a digest of each image; empty if the source cannot give them without reading the images again."""
         return self.images.contents[self.rows] if isinstance(self.images, Images) else np.zeros(0, np.int64)
 
     def title(self, index: int) -> str:
-        """The name of one image in lists and messages."""
+        """Return the name of one image in lists and messages."""
         return self.images.title(int(self.rows[index]))
 
 
@@ -265,7 +265,7 @@ def _choose_size_and_channels(
 def _decide_resize(
     job: ImageJob, recorded: InputRecord | None, expected: ExpectedInput | None
 ) -> tuple[Resize, list[str]]:
-    """How images become square: as stored, as the pretrained network expects, or as the job says; and notes."""
+    """Decide how images become square: as stored, as the pretrained network expects, or as the job says; and notes."""
     if recorded:
         return resize.of(recorded.preprocessing), []
     if expected is None:

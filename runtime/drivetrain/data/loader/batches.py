@@ -167,11 +167,11 @@ class Batches:
             )
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
-        """The sample ids of each batch of an epoch, starting at batch `start`."""
+        """Return the sample ids of each batch of an epoch, starting at batch `start`."""
         return self._split_into_batches(self._order_samples(epoch), start)
 
     def _order_samples(self, epoch: int) -> Ids:
-        """The ids of the samples of an epoch, in order; without those of a dropped last batch."""
+        """Return the ids of the samples of an epoch, in order; without those of a dropped last batch."""
         if self.sample_order:
             return self.sample_order(epoch)[: self.samples]
         return stateless_random.shuffle_samples(self.seed, epoch, len(self.split))[: self.samples]
@@ -186,7 +186,7 @@ class Batches:
         return self.batch_size if batch < self.per_epoch - 1 else self.samples - batch * self.batch_size
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, starting at batch `start`."""
+        """Return the batches of one epoch, starting at batch `start`."""
         ids = self._order_samples(epoch)
         if self.sample_order and isinstance(self.split, JointTargets) and isinstance(self.split, ChangesByEpoch):
             # A repeated sample gets another id each time, and thus other random numbers for its augmentation.

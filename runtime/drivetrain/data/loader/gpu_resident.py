@@ -39,12 +39,12 @@ class GpuResidentSplit:
         return inputs, {name: y.index_select(0, rows) for name, y in self.device_targets.items()}
 
     def title(self, index: int) -> str:
-        """A name for one sample."""
+        """Return a name for one sample."""
         return self.split.title(index)
 
 
 def move_to_device(dataset: Dataset, device: torch.device, chunk_bytes: int, workers: int = 0) -> Dataset:
-    """The dataset with its samples on a device; the copy is made once and reused."""
+    """Return the dataset with its samples on a device; the copy is made once and reused."""
     workers = 0 if dataset.decoded else workers
     resident = dataset.cache.setdefault("resident", {})
     for name in ("train", "validation"):
@@ -70,5 +70,5 @@ def _copy_to_device(split: Split, device: torch.device, chunk_bytes: int, worker
 
 
 def _allocate(like: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
-    """An empty tensor for `count` samples with the shape and dtype of those in `like`."""
+    """Return an empty tensor for `count` samples with the shape and dtype of those in `like`."""
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device)

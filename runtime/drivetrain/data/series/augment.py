@@ -79,7 +79,7 @@ def to_normal(uniform: Floats) -> Floats:
 
 
 def draw_time_warp(drawn: Floats, length: int, spec: TimeWarp) -> Floats:
-    """The time in the original window at which each row of the result is read.
+    """Draw the time in the original window at which each row of the result is read.
 
     Args:
         drawn: uniform numbers (N, knots + 3): the first selects the window, the others give speeds.
@@ -131,7 +131,7 @@ def resample(windows: Tensor, times: Floats) -> Tensor:
 
 
 def draw_masked_rows(drawn: Floats, length: int, spec: TimeMask) -> npt.NDArray[np.bool_]:
-    """A mask (N, length) of rows in a row that are hidden: up to a share of them, but never all.
+    """Draw a mask (N, length) of rows in a row that are hidden: up to a share of them, but never all.
 
     `drawn` (N, 3) holds uniform numbers that select the window, the number of rows and their place.
     """
@@ -148,5 +148,5 @@ def draw_masked_rows(drawn: Floats, length: int, spec: TimeMask) -> npt.NDArray[
 
 
 def _warp_drawn_windows(drawn: Floats, probability: float, times: Floats) -> Floats:
-    """The warped times for windows whose number is below the probability; the others are read row by row."""
+    """Return the warped times for windows whose number is below the probability; the others are read row by row."""
     return np.where((drawn < probability)[:, None], times, np.arange(times.shape[1], dtype=np.float64))

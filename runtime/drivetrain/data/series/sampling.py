@@ -115,7 +115,7 @@ def _summarize(steps: Any, order: SeriesOrder) -> Sampling:
 
 
 def _is_other(new: Sampling, trained: Sampling) -> bool:
-    """Whether a step is that of another sampling rate."""
+    """Return whether a step is that of another sampling rate."""
     if new.step <= 0 or trained.step <= 0:
         return False
     ratio = new.step / trained.step

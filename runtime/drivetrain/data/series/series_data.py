@@ -352,7 +352,7 @@ def _read_targets(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, 
 
 
 def _find_finite(values: npt.NDArray[np.generic]) -> column_values.Mask:
-    """A mask (N,) of the windows whose numbers are all finite and not too large."""
+    """Find a mask (N,) of the windows whose numbers are all finite and not too large."""
     if values.dtype.kind != "f":
         return np.ones(len(values), np.bool_)
     # A window's sum is finite only if all its numbers are; this avoids a boolean array as large as `x`.

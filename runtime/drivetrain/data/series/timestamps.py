@@ -36,7 +36,7 @@ class SeriesOrder:
         return len(self.times)
 
     def keep_rows(self, keep: column_values.Mask) -> SeriesOrder:
-        """The order of those rows for which the mask is True."""
+        """Return the order of those rows for which the mask is True."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
     def find_stretch_starts(self, max_gap: float | None) -> Ids:

@@ -59,7 +59,7 @@ class SeriesSplit:
         return (gathered.view(len(ids), self.length, channels),)
 
     def contents(self) -> Contents:
-        """A digest of each window."""
+        """Return a digest of each window."""
         parts = np.array_split(np.arange(len(self)), -(-len(self) // _COMPARED_WINDOWS) or 1)
         return np.concatenate([copies.digest_rows(self.gather(ids)[0].numpy()) for ids in parts])
 
@@ -77,7 +77,7 @@ def scale_channels(values: npt.NDArray[np.generic], scales: Sequence[Scale]) -> 
 
 
 def fit_scales(values: npt.NDArray[np.generic]) -> list[Scale]:
-    """The scale of each channel of training rows (R, C)."""
+    """Return the scale of each channel of training rows (R, C)."""
     return [fit_scale(column.astype(np.float64)) for column in values.T]
 
 
@@ -187,7 +187,7 @@ class WindowSplit:
         )
 
     def windows(self) -> npt.NDArray[Any]:
-        """The windows of arrays, shape (N, T, channels)."""
+        """Return the windows of arrays, shape (N, T, channels)."""
         return self.values.reshape(-1, *self.shape)[self.starts // self.length]
 
     def take_rows(self, window_numbers: Ids) -> WindowSplit:
@@ -211,7 +211,7 @@ class WindowSplit:
         return (self.take_rows(np.flatnonzero(np.isin(self.target_rows, rows))), notes) if notes else (self, [])
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
-        """The windows with scaled values, and with targets if a head is given."""
+        """Split the windows with scaled values, and with targets if a head is given."""
         targets = {}
         if head and self.target:
             targets[""] = target_columns.build_tensor(self.target, self.target_rows, head, self.source.key)

@@ -40,7 +40,7 @@ def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
 
 
 def _refuse_arrays(path: Path, shapes: Shapes) -> DataError:
-    """The error for arrays of which no job can be made."""
+    """Return the error for arrays of which no job can be made."""
     arrays = [f"{name} {shape} {kind}" for name, (shape, kind) in shapes.items()]
     return DataError(
         f"{KEY}: {path} has the arrays {list_names(arrays) or 'none'}",
@@ -76,7 +76,7 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
 def _describe_labels(
     request: SurveyRequest, path: Path, labels: npt.NDArray[Any], shapes: Shapes
 ) -> tuple[str, list[Entry], list[str]]:
-    """The task, by the labels of images, keys of the spec, and facts on the labels for the draft."""
+    """Return the task, by the labels of images, keys of the spec, and facts on the labels for the draft."""
     has_several_columns = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "iufb"
     are_multi_label = has_several_columns and bool(np.isin(labels, (0, 1)).all())
     have_fractions = labels.dtype.kind == "f" and bool((np.floor(labels) != labels).any())
@@ -132,7 +132,7 @@ def network(window: int) -> str:
 
 
 def _count_classes(path: Path, labels: npt.NDArray[np.generic], samples: int) -> Counter[str]:
-    """Samples of each class."""
+    """Count the samples of each class."""
     counts = Counter(
         str(label.decode("utf-8", "replace") if isinstance(label, bytes) else label) for label in labels.tolist()
     )

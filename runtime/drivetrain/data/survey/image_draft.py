@@ -71,7 +71,7 @@ class ImageSurvey:
 
 
 def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
-    """The draft for a folder of class folders, or of train/ and val/ with class folders each.
+    """Return the draft for a folder of class folders, or of train/ and val/ with class folders each.
 
     Raises:
         DataError: if there are no images of two classes.
@@ -94,7 +94,7 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
 def _draft_splits(
     request: SurveyRequest, folders: Sequence[Path | None], counts: Counter[str]
 ) -> tuple[Entry, list[Entry], list[str]]:
-    """The keys for validation and for a test, by their folders, and why one of the folders cannot be used."""
+    """Return the keys for validation and for a test, by their folders, and why one of the folders cannot be used."""
     refusals = {folder: _refuse_for_validation(folder, counts) for folder in folders if folder}
     validation_folder, test_folder = (None if folder and refusals[folder] else folder for folder in folders)
     if validation_folder is None:
@@ -129,7 +129,7 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
 
 
 def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
-    """The number of images of each class.
+    """Return the number of images of each class.
 
     Raises:
         DataError: if there are fewer than two classes, or only one image of each.
@@ -151,7 +151,7 @@ def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
 
 
 def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
-    """Why a folder cannot be used for validation or test; empty if it can."""
+    """Explain why a folder cannot be used for validation or test; empty if it can."""
     try:
         unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
     except DataError as error:
@@ -204,7 +204,7 @@ def start_draft(
 
 
 def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
-    """The draft for a table with a column of image paths; None if it has no such column, or nothing to predict.
+    """Return the draft for a table with a column of image paths; None if it has no such column, or nothing to predict.
 
     Raises:
         DataError: if none of the paths leads to an image.
@@ -271,7 +271,7 @@ def _several_labels_example(sample: TableSample, column: ColumnProfile) -> str:
 
 
 def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
-    """The columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
+    """Return the columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
     if request.task == REGRESSION:
         return table_sample.guess_number(columns)
     if cells := [column for column in columns if _several_labels_example(sample, column)]:

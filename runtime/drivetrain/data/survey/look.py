@@ -76,7 +76,7 @@ def look(request: SurveyRequest) -> Draft:
 
 
 def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
-    """The draft for a folder: tables by split, one table, or images."""
+    """Return the draft for a folder: tables by split, one table, or images."""
     if splits := _find_table_splits(folder):
         return _draft_splits(request, folder, splits)
     tables = sorted(
@@ -113,7 +113,7 @@ def _draft_splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) 
 
 
 def _choose_table(folder: Path, tables: Sequence[Path]) -> Path:
-    """The table of a folder to use: the only one, or the one named for training."""
+    """Choose the table of a folder to use: the only one, or the one named for training."""
     train = [path for path in tables if path.stem.casefold() in ("train", "training")]
     if len(tables) > 1 and len(train) != 1:
         raise DataError(
@@ -151,7 +151,7 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
 
 
 def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
-    """The draft for a table: image paths, readings over time, texts, or independent rows."""
+    """Return the draft for a table: image paths, readings over time, texts, or independent rows."""
     if request.task in (None, *image_draft.TASKS) and (draft := image_draft.draft_manifest(request, sample)):
         return draft
     if not request.texts and (draft := series_draft.draft_series(request, sample)):
@@ -172,7 +172,7 @@ def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
 
 
 def _refuse_options(request: SurveyRequest, sample: TableSample) -> SpecError:
-    """The error for a --task or --text that does not fit the columns."""
+    """Return the error for a --task or --text that does not fit the columns."""
     options = f"--task {request.task}" if request.task else f"--text {' --text '.join(request.texts)}"
     column_list = [f"{c.name} ({c.kind}, {c.different:,} different)" for c in sample.columns.values()]
     return SpecError(
@@ -207,7 +207,7 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
 
 
 def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
-    """The `model:` of the spec, in YAML notation."""
+    """Return the `model:` of the spec, in YAML notation."""
     if os.path.isdir(name):
         return _describe_folder(request, Path(name), task)
     if not HUB_NAME.fullmatch(name):
@@ -224,7 +224,7 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
 
 
 def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
-    """The `model:` of the spec for a folder of weights, or a run folder."""
+    """Return the `model:` of the spec for a folder of weights, or a run folder."""
     path = quote(request.format_path(folder))
     if (folder / JOB_FILE).is_file() or (folder / "model").is_dir():
         return f"{{source: run, name: {path}, {FROZEN}}}"

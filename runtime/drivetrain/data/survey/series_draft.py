@@ -59,7 +59,7 @@ class TimedRows:
         return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR_SHARE
 
     def are_steady(self, labels: npt.NDArray[np.int64]) -> bool:
-        """Whether labels persist from row to row more often than by chance."""
+        """Return whether labels persist from row to row more often than by chance."""
         sorted_labels = labels[self.order.rows]
         follows_row = ~self.order.find_breaks(None)[1:]
         persistence = float((sorted_labels[1:] == sorted_labels[:-1])[follows_row].mean()) if follows_row.any() else 0.0
@@ -145,7 +145,7 @@ def _draft(
 
 
 def _draft_times(timed: TimedRows, series: int) -> list[Entry]:
-    """The keys for the times of rows, and for the column of the series."""
+    """Return the keys for the times of rows, and for the column of the series."""
     entries = [Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps")]
     if timed.date_format:
         reason = "day, month and year as they are in the file"
@@ -168,7 +168,7 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
 
 
 def _read_order(sample: TableSample, time: str, group: str | None, form: str | None) -> SeriesOrder | None:
-    """The order of the rows by time; None unless each time occurs once in each series of the group column."""
+    """Read the order of the rows by time; None unless each time occurs once in each series of the group column."""
     try:
         return timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)[0]
     except DataError:
@@ -206,7 +206,7 @@ def _has_classes(column: ColumnProfile) -> bool:
 def _guess_target(
     request: SurveyRequest, sample: TableSample, timed: TimedRows, is_requested: bool
 ) -> TargetGuess | None:
-    """The class or number at each time to predict; None if the table contains no readings over time."""
+    """Return the class or number at each time to predict; None if the table contains no readings over time."""
     columns = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
     guess = table_sample.find_named(request, sample)
     if request.task != REGRESSION and guess is None:

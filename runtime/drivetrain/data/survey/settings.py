@@ -34,7 +34,7 @@ class SurveyRequest:
     """A folder or a name of pretrained weights."""
 
     def format_path(self, path: Path) -> str:
-        """A path for the spec: relative to the spec if both are in the working folder."""
+        """Format a path for the spec: relative to the spec if both are in the working folder."""
         text, base, working_folder = os.path.abspath(path), os.path.abspath(self.base), os.getcwd()
         if Path(text).is_relative_to(working_folder) and Path(base).is_relative_to(working_folder):
             text = os.path.relpath(text, self.base)
@@ -49,7 +49,7 @@ class SurveyRequest:
         return f"./{text}" if text.startswith("~") else text
 
     def path_entry(self, key: str, path: Path, reason: str) -> Entry:
-        """A key of the draft with a path."""
+        """Return a key of the draft with a path."""
         return Entry(key, quote(self.format_path(path)), reason)
 
     def check_task(self, possible: tuple[str, ...], reason: str) -> None:
@@ -74,7 +74,7 @@ ACCEPTED_BAD_SHARE = 0.045
 
 
 def validation(samples: int, sample_noun: str) -> Entry:
-    """The fraction of the samples for validation."""
+    """Return the fraction of the samples for validation."""
     fraction, word = (0.1, "a tenth") if samples >= MANY_ROWS else (0.2, "a fifth")
     return Entry("validation", str(fraction), f"{word} of the {sample_noun} is for validation")
 
@@ -82,7 +82,7 @@ def validation(samples: int, sample_noun: str) -> Entry:
 def training(
     samples: int, samples_in_all: int, epochs_between: tuple[int, int], largest_batch: int, sample_noun: str, rate: str
 ) -> list[Entry]:
-    """The keys of `train:`, with as many epochs as see about `samples_in_all` samples."""
+    """Return the keys of `train:`, with as many epochs as see about `samples_in_all` samples."""
     least, most = epochs_between
     count = min(most, max(least, round(samples_in_all / max(1, samples))))
     reason = f"passes over the training {sample_noun}; increase it if validation still improves"
@@ -90,7 +90,7 @@ def training(
 
 
 def batch_size(samples: int, most: int) -> Entry:
-    """A power of two from 16 to `most`, with about forty steps or more in an epoch."""
+    """Return a power of two from 16 to `most`, with about forty steps or more in an epoch."""
     size = 16
     while size * 2 <= most and size * 80 <= samples:
         size *= 2
@@ -107,7 +107,7 @@ def optimizer(rate: str, reason: str = "a good start for this network") -> list[
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """The number of samples of each class, such as `6 classes: dots 200, rings 180, ...`, the largest first.
+    """Return the number of samples of each class, such as `6 classes: dots 200, rings 180, ...`, the largest first.
 
     If all are equal, the number is written once.
     """
@@ -121,14 +121,14 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_classes(counts: Mapping[str, int]) -> list[str]:
-    """Lines on the number of samples of each class, and on classes with a single one."""
+    """Return the lines on the number of samples of each class, and on classes with a single one."""
     single_classes = sorted(name for name, count in counts.items() if count == 1)
     single = f"classes with one sample, which stays in training: {list_names(single_classes)}"
     return [format_counts(counts), *([single] if single_classes else [])]
 
 
 def bad_samples(unusable_share: float, reason: str) -> list[Entry]:
-    """The limit on unusable samples, if the default limit would end the training."""
+    """Return the limit on unusable samples, if the default limit would end the training."""
     if unusable_share <= ACCEPTED_BAD_SHARE:
         return []
     limit = min(0.99, unusable_share * 1.1 + 0.01)

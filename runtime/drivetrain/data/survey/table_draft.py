@@ -146,7 +146,7 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
 
 
 def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
-    """The task for the target columns: the requested one, else classes rather than numbers."""
+    """Choose the task for the target columns: the requested one, else classes rather than numbers."""
     only_target = targets[0] if len(targets) == 1 else None
     are_numbers = all(c.kind == "number" for c in targets)
     possible = []
@@ -166,7 +166,7 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
 
 
 def _reason_to_ignore(column: ColumnProfile) -> str:
-    """Why a column is no feature; empty if it is one."""
+    """Explain why a column is no feature; empty if it is one."""
     return column.refused or ("an identifier" if table_sample.is_identifier(column) else "")
 
 
@@ -233,7 +233,7 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
 
 
 def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
-    """The draft for the texts of one or several columns; None if no column has labels."""
+    """Return the draft for the texts of one or several columns; None if no column has labels."""
     used = [column.name for column in texts]
     guess = table_sample.find_named(request, sample) or _guess_labels(sample, used)
     # Without labels, or with a --target that is itself the text, this is no text job.

@@ -123,7 +123,7 @@ class TableSample:
         return f"{rows}, {len(self.columns):,} columns"
 
     def lost(self, names: Sequence[str]) -> float:
-        """The share of rows in which one of these columns has no usable value."""
+        """Return the share of rows in which one of these columns has no usable value."""
         is_usable = np.ones(len(self.table), np.bool_)
         for name in names:
             is_usable &= _usable_cells(self.table[name])
@@ -150,7 +150,7 @@ def read(path: Path, files: CsvFiles) -> TableSample:
 
 
 def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
-    """The profile of a column of the rows that were read; `complete` if these are all rows of the file."""
+    """Return the profile of a column of the rows that were read; `complete` if these are all rows of the file."""
     column = table[name]
     kind = column_values.kind(column)
     form = times.recognize(column, name) or ""
@@ -176,7 +176,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
 
 
 def _usable_cells(column: pyarrow.ChunkedArray) -> column_values.Mask:
-    """A mask of cells with text or a finite number; for other types of all cells with a value."""
+    """Return a mask of cells with text or a finite number; for other types of all cells with a value."""
     if column_values.kind(column) == "number":
         return np.asarray(np.isfinite(column_values.numbers(column)[0]))
     texts = column_values.texts(column) if column_values.kind(column) == "text" else column
@@ -193,7 +193,7 @@ def _count_median_words(texts: pyarrow.ChunkedArray) -> float:
 
 
 def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) -> tuple[str, bool]:
-    """Why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
+    """Explain why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
     values, not_numbers = column_values.numbers(table[name])
     with np.errstate(invalid="ignore"):
         unusable_share = float((not_numbers | (np.abs(values) > column_values.LARGEST)).mean())
@@ -268,7 +268,7 @@ class TargetGuess:
 
 
 def is_identifier(column: ColumnProfile) -> bool:
-    """Whether a column identifies its row: texts that never repeat, or a name such as `id` with many values."""
+    """Return whether a column identifies its row: texts that never repeat, or a name such as `id` with many values."""
     if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
         return True
     return bool(_ID_NAME.search(column.name)) and column.different > column.filled / 2
@@ -290,7 +290,7 @@ def draft_groups(sample: TableSample, used: Sequence[str], noun: str, *, any_nam
 
 
 def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
-    """The target that the user named; raises DataError if the table does not have it, or its value is constant."""
+    """Find the target that the user named; raises DataError if the table does not have it, or its value is constant."""
     if not request.targets:
         return None
     table_file.check_wanted(list(sample.columns), dict.fromkeys(request.targets, "--target"), sample.path)
@@ -339,17 +339,17 @@ def guess_number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
 
 
 def find_named_number(columns: Sequence[ColumnProfile]) -> str:
-    """The numeric column with a typical name of a target; empty if there is none."""
+    """Find the numeric column with a typical name of a target; empty if there is none."""
     ends = [column.name for column in columns if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
     return find_by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
 
 
 def find_by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
-    """The first column with one of these names, in the order of the names; empty if there is none."""
+    """Find the first column with one of these names, in the order of the names; empty if there is none."""
     by_folded_name = {column.name.strip().casefold(): column.name for column in columns}
     return next((by_folded_name[name] for name in names if name in by_folded_name), "")
 
 
 def describe_values(columns: Iterable[ColumnProfile]) -> str:
-    """How many different values the columns have, for messages."""
+    """Return how many different values the columns have, for messages."""
     return list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in columns])

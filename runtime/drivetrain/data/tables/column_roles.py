@@ -40,7 +40,7 @@ class Roles:
         return [*self.numeric, *self.categorical]
 
     def notes(self) -> list[str]:
-        """A note that lists both kinds, and those on single columns."""
+        """Return a note that lists both kinds, and those on single columns."""
         parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
         return [
             "; ".join(f"{len(names)} {kind}: {list_names(names, 8)}" for names, kind in parts if names),
@@ -100,7 +100,7 @@ def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
 
 
 def find_index_columns(table: pyarrow.Table) -> list[str]:
-    """The columns of a table that are the index of a pandas data frame, by its metadata or by their names."""
+    """Find the columns of a table that are the index of a pandas data frame, by its metadata or by their names."""
     try:
         pandas_columns = parse_json((table.schema.metadata or {})[b"pandas"], dict)["index_columns"]
     except (KeyError, ValueError):

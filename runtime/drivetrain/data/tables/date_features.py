@@ -39,7 +39,7 @@ class DateFeatures:
         return [f"{name}.{part}" for name, parts in self.parts.items() for part in parts]
 
     def list_source_columns(self, names: Sequence[str]) -> list[str]:
-        """The columns of a file that are needed for these columns, some of which are made of dates."""
+        """List the columns of a file that are needed for these columns, some of which are made of dates."""
         from_dates = set(self.names)
         return [*(name for name in names if name not in from_dates), *(self.parts if from_dates & set(names) else ())]
 
@@ -68,7 +68,7 @@ class DateFeatures:
         return table, reasons
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values from which `from_json` rebuilds the rule; empty if there are no dates."""
+        """Return plain JSON values from which `from_json` rebuilds the rule; empty if there are no dates."""
         if not self.parts:
             return {}
         return {

@@ -74,7 +74,7 @@ class Category:
         return 1 + self.missing + len(self.values)
 
     def index_cells(self, column: pyarrow.ChunkedArray) -> npt.NDArray[np.int32]:
-        """The index of the category of each stripped text, shape (N,)."""
+        """Return the index of the category of each stripped text, shape (N,)."""
         positions = column_values.positions(column, self.values)
         indices = np.where(positions >= 0, positions + 1 + self.missing, 0).astype(np.int32)
         if self.missing and column.null_count:
@@ -174,7 +174,7 @@ class Features:
         return lines
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values from which `from_json` rebuilds the features."""
+        """Return plain JSON values from which `from_json` rebuilds the features."""
         return {
             "numeric": [number.to_json() for number in self.numbers],
             "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
@@ -231,7 +231,7 @@ def fit_features(
 
 
 def _note_rounded(name: str, column: pyarrow.ChunkedArray, values: column_values.Numbers) -> list[str]:
-    """A note on whole numbers, such as identifiers, that a float64 cannot tell apart."""
+    """Return a note on whole numbers, such as identifiers, that a float64 cannot tell apart."""
     import pyarrow
 
     if (

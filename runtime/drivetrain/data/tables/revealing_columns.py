@@ -71,13 +71,13 @@ def note_revealing(
 
 
 def _limit_lines(lines: list[str], reason: str) -> list[str]:
-    """The first lines, and one with the number of the others."""
+    """Return the first lines, and one with the number of the others."""
     hidden_count = len(lines) - MAX_LISTED_COLUMNS
     return [*lines[:MAX_LISTED_COLUMNS], f"and {hidden_count:,} more columns {reason}"] if hidden_count > 0 else lines
 
 
 def _find_row_numbers(column: pyarrow.ChunkedArray, name: str) -> tuple[float, float] | None:
-    """The smallest and the largest number of a column that numbers the rows; None for other columns.
+    """Find the smallest and the largest number of a column that numbers the rows; None for other columns.
 
     Such a column has distinct whole numbers with few gaps, perhaps in equal steps (10, 20, 30), in any order: the table may
     be a part of a larger one.
@@ -150,7 +150,7 @@ def _measure_accuracy(groups: Groups, classes: Groups) -> float:
 
 
 def _measure_variance(groups: Groups, values: column_values.Numbers) -> float:
-    """The share of the variance that the means of the other rows of each group explain."""
+    """Measure the share of the variance that the means of the other rows of each group explain."""
     counts, sums = np.bincount(groups), np.bincount(groups, values)
     other_row_counts = counts[groups] - 1
     predictions = np.where(

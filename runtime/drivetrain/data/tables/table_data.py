@@ -50,7 +50,7 @@ class TableRows:
     """On the rows that cannot be used."""
 
     def take(self, rows: Ids) -> pyarrow.Table:
-        """The cells of some rows."""
+        """Take the cells of some rows."""
         return self.table.take(rows) if len(rows) < len(self.table) else self.table
 
     def note_codes(self, fitted: Features, *, is_new: bool = False) -> list[str]:
@@ -225,13 +225,13 @@ class TableSplit:
         return tuple(x.index_select(0, rows) for x in self.inputs)
 
     def contents(self) -> Contents:
-        """A digest of each row: features as the network gets them, and targets."""
+        """Return a digest of each row: features as the network gets them, and targets."""
         parts = [*self.gather(np.arange(len(self))), *self.targets.values()]
         rows = [part.numpy().reshape(len(self), -1) for part in parts]
         return copies.digest_rows(np.concatenate([np.ascontiguousarray(row).view(np.uint8) for row in rows], axis=1))
 
     def title(self, index: int) -> str:
-        """The file, and the row in it; the first row below the header is row 1."""
+        """Return the file, and the row in it; the first row below the header is row 1."""
         row = int(self.rows[index])
         file = bisect_right(self.starts, row) - 1
         return f"{self.files[file]} row {row - self.starts[file] + 1}"
@@ -295,7 +295,7 @@ def _fit_features(
     recorded: InputRecord | None,
     earlier: Features | None,
 ) -> tuple[Features, list[str]]:
-    """The features as recorded, else computed from the training rows; and notes on them.
+    """Return the features as recorded, else computed from the training rows; and notes on them.
 
     Raises:
         DataError: if all features are constant.
@@ -318,7 +318,7 @@ def _fit_features(
 
 
 def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> TableSplit:
-    """A split of some rows of a file, whose preprocessed rows are `inputs`; with targets if they were read."""
+    """Build a split of some rows of a file, whose preprocessed rows are `inputs`; with targets if they were read."""
     tensor = target_columns.build_tensor(part.target, rows, head, part.source.key) if part.target else None
     return TableSplit(inputs, rows, {} if tensor is None else {"": tensor}, (part.source.path.name,))
 

@@ -63,12 +63,12 @@ def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def has_leading_zero(cell: str) -> bool:
-    """Whether a cell is a whole number with a leading zero, such as 02139: a label."""
+    """Return whether a cell is a whole number with a leading zero, such as 02139: a label."""
     return len(cell) > 1 and cell.startswith("0") and cell.isdecimal()
 
 
 def note_digit_classes(name: str, counts: Mapping[str, int]) -> list[str]:
-    """A line on a target of so many classes with digits that they look like numbers; it names three."""
+    """Return a line on a target of so many classes with digits that they look like numbers; it names three."""
     share, examples, _ = _find_digits(counts)
     if len(counts) <= MOST_INTEGER_CLASSES or share < DIGITS_SHARE:
         return []

@@ -142,7 +142,7 @@ def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> Non
 
 
 def no_text_error(column: str, contents: str) -> DataError:
-    """The error for a column, with its key and file, that does not hold text."""
+    """Return the error for a column, with its key and file, that does not hold text."""
     return DataError(
         f"{column} holds {contents}, not text",
         "text, whole numbers or booleans",
@@ -151,7 +151,7 @@ def no_text_error(column: str, contents: str) -> DataError:
 
 
 def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) -> tuple[list[BadSample], Any]:
-    """The rows that cannot be used, each with what is empty in it, and whether each row can be used.
+    """List the rows that cannot be used, each with what is empty in it, and whether each row can be used.
 
     Args:
         filled_parts: whether each row has a part that it needs, such as a text, by the columns of the part.

@@ -110,7 +110,7 @@ class Encoded:
         return _sum_lengths(self.columns) + self.template.count
 
     def sequences(self, longest: int | None = None, side: Truncation = "right") -> Ragged:
-        """The tokens of each sample, special tokens included.
+        """Return the tokens of each sample, special tokens included.
 
         Args:
             longest: largest number of tokens; None for all. Special tokens are kept. Of several columns, the longest
@@ -121,7 +121,7 @@ class Encoded:
         return _interleave([special.ids for special in self.template.specials], self._truncate_columns(longest, side))
 
     def types(self, longest: int | None = None, side: Truncation = "right") -> Ragged:
-        """The token type of each token of `sequences` with the same arguments."""
+        """Return the token type of each token of `sequences` with the same arguments."""
         columns = [
             Ragged(np.full(len(column.flat), type_number, np.int32), column.offsets)
             for column, type_number in zip(self._truncate_columns(longest, side), self.template.types, strict=True)
@@ -129,7 +129,7 @@ class Encoded:
         return _interleave([special.types for special in self.template.specials], columns)
 
     def _truncate_columns(self, longest: int | None, side: Truncation) -> list[Ragged]:
-        """The columns without special tokens, truncated so that with them no sample is longer than `longest`."""
+        """Return the columns without special tokens, truncated so that with them no sample is longer than `longest`."""
         if longest is None or not (self.lengths > longest).any():
             return list(self.columns)
         # Special tokens are never left out, so they take their part of the length first.
@@ -225,7 +225,7 @@ def _join_columns(one: Template, between: tuple[int, ...], columns: int) -> Temp
 
 
 def _probe_template(inner: tokenizers.Tokenizer, columns: int) -> Template:
-    """The template of one text, or of a pair: encode a short text, and take the special tokens around it."""
+    """Return the template of one text, or of a pair: encode a short text, and take the special tokens around it."""
     for text in _PROBE_TEXTS:
         encoding = inner.encode(text, text if columns == 2 else None)
         sequences = list(encoding.sequence_ids)

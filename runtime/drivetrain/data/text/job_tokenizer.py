@@ -66,13 +66,13 @@ class TextEncoding:
 
     @classmethod
     def of_model(cls, preprocessing: Mapping[str, Any]) -> TextEncoding:
-        """The encoding that a model was trained with."""
+        """Return the encoding that a model was trained with."""
         text_tokenizer = tokenizer.from_json(preprocessing["tokenizer"])
         side = preprocessing.get("truncation", "right")
         return cls(text_tokenizer, preprocessing["max_length"], side, bool(preprocessing.get("token_types")))
 
     def list_sequences(self, encoded: Encoded) -> list[Ragged]:
-        """The tokens of each text and, if the network has them, their token types."""
+        """List the tokens of each text and, if the network has them, their token types."""
         sequences = [encoded.sequences(self.longest, self.side)]
         return [*sequences, encoded.types(self.longest, self.side)] if self.typed else sequences
 
@@ -128,7 +128,7 @@ def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) 
 
 
 def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRecord | None) -> tuple[str, str]:
-    """How the folder of a pretrained encoder says that a text's vector is made, and a note on the encoder."""
+    """Choose how the folder of a pretrained encoder says that a text's vector is made, and a note on the encoder."""
     is_auto = model.pooling == "auto"
     if recorded and recorded.same_data:
         # A run goes on as it began, also if it began under a version that did not read the folder's pooling.
@@ -158,7 +158,7 @@ def unknown_words_error(job: TextJob, finding: str) -> DataError:
 
 
 def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:
-    """The preprocessing that is stored with the model: what `predict` needs for new texts, and the pooling."""
+    """Build the preprocessing that is stored with the model: what `predict` needs for new texts, and the pooling."""
     preprocessing = {
         "kind": "texts",
         "text": job.data.text[0] if len(job.data.text) == 1 else list(job.data.text),
@@ -199,7 +199,7 @@ def choose_length(
 
 
 def note_truncated(lengths: Lengths, longest: int, side: Truncation) -> list[str]:
-    """A note on new texts that are truncated; none if none is."""
+    """Return a note on new texts that are truncated; none if none is."""
     return [f"max_length {longest}: {_describe_cut(lengths, longest, side)}"] if (lengths > longest).any() else []
 
 
@@ -223,7 +223,7 @@ class PaddingShares:
     """Batches split into micro-batches of PART_TOKENS tokens."""
 
     def note(self) -> str:
-        """The shares as a line; packed batches have no padding."""
+        """Return the shares as a line; packed batches have no padding."""
         return (
             f"padding: {self.max_length:.0%} of a batch if filled up to max_length, "
             f"{self.longest:.0%} as filled up to the longest of each batch, "

@@ -61,7 +61,7 @@ class TextPart:
         )
 
     def contents(self, lower_case: bool = True) -> Contents:
-        """A digest of each row's texts; it ignores the form of Unicode and how many blanks separate words.
+        """Return a digest of each row's texts; it ignores the form of Unicode and how many blanks separate words.
 
         Args:
             lower_case: whether it ignores capital letters too.
@@ -101,7 +101,7 @@ class TextSplit(TextPart):
 
 
 def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
-    """The split of a part whose texts are `encoded`, truncated to the largest length."""
+    """Build the split of a part whose texts are `encoded`, truncated to the largest length."""
     tokens, *types = encoding.list_sequences(encoded)
     return TextSplit(part.source, part.rows, part.classes, tokens, encoding.tokenizer.pad, *types)
 
@@ -118,7 +118,7 @@ class TextParts:
     notes: list[str]
 
     def build_splits(self, encoding: TextEncoding, encoded: Encoded) -> tuple[TextSplit, TextSplit]:
-        """The tokenized texts for training, which are `encoded`, and for validation."""
+        """Build the tokenized texts for training, which are `encoded`, and for validation."""
         texts = self.validation.texts
         validation = encoding.tokenizer.encode(texts)
         unknown = unknown_words.measure(encoding.tokenizer, validation)
@@ -171,14 +171,14 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
 
 
 def take_rows(source: Corpus, classes: Classes, rows: Ids | None = None) -> TextPart:
-    """A part of some rows of a corpus, or of all; `classes` has those of all its rows."""
+    """Take a part of some rows of a corpus, or of all; `classes` has those of all its rows."""
     if rows is None:
         return TextPart(source, np.arange(len(source), dtype=np.int64), classes)
     return TextPart(source, rows, {name: class_indices[rows] for name, class_indices in classes.items()})
 
 
 def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
-    """The class index of each row, by head; label columns of the corpus are in the order of the heads.
+    """Return the class index of each row, by head; label columns of the corpus are in the order of the heads.
 
     Raises:
         DataError: for a label that is not among the classes of its head.
@@ -193,7 +193,7 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
 
 
 def _number_strata(classes: Classes) -> Ids:
-    """The class of each row in the first head; rows without a label count as one more class."""
+    """Return the class of each row in the first head; rows without a label count as one more class."""
     first_classes = next(iter(classes.values()))
     return np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
 
@@ -320,7 +320,7 @@ def _divide(
 
 
 def _note_shared(train: TextPart, validation: TextPart) -> list[str]:
-    """A note on texts that are in both parts, if there are any."""
+    """Return a note on texts that are in both parts, if there are any."""
     from pyarrow import compute
 
     train_texts, validation_texts = (

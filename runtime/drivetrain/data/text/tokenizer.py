@@ -72,7 +72,7 @@ class Tokenizer:
         return [text[start:end] for token, (start, end) in pairs if token == self.unknown_token]
 
     def encode(self, columns: Texts) -> Encoded:
-        """The tokens of each text of each column.
+        """Yield the tokens of each text of each column.
 
         Raises:
             DataError: if there are several columns, and no special token that can separate them.
@@ -95,7 +95,7 @@ class Tokenizer:
         return Encoded(tuple(Ragged.from_chunks(tokenize(texts)) for texts in columns), text_template)
 
     def to_json(self, longest: int, side: Truncation) -> dict[str, object]:
-        """Plain JSON values from which `from_json` rebuilds the tokenizer.
+        """Return plain JSON values from which `from_json` rebuilds the tokenizer.
 
         They contain the truncation to `longest` tokens as well, for other programs that load the tokenizer. The library
         cannot truncate in the middle, so with `middle` no truncation is stored.

@@ -140,7 +140,7 @@ def _initialize(module: nn.Module) -> None:
 
 
 def can_build(config: Mapping[str, object]) -> bool:
-    """Whether the configuration is one of `families.make_bert_config`, and not that of another BERT."""
+    """Return whether the configuration is one of `families.make_bert_config`, and not that of another BERT."""
     usual = families.make_bert_config(vocabulary=1, pad=0, longest=1, layers=1, width=1, heads=1, dropout=0.0)
     fixed = ("model_type", "attention_probs_dropout_prob", "type_vocab_size")
     return config.keys() == usual.keys() and all(config[name] == usual[name] for name in fixed)

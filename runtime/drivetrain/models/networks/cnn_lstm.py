@@ -57,12 +57,12 @@ class CnnLstm(nn.Module):
         return x
 
     def state(self, x: Tensor) -> Tensor:
-        """The LSTM's last hidden state, (N, hidden), of both directions if it has two."""
+        """Return the LSTM's last hidden state, (N, hidden), of both directions if it has two."""
         _, (last, _) = self.lstm(x.transpose(1, 2))
         return torch.cat((last[-2], last[-1]), dim=1) if self.lstm.bidirectional else last[-1]
 
     def outputs(self, state: Tensor) -> Tensor:
-        """The outputs (N, outputs) from states (N, hidden)."""
+        """Return the outputs (N, outputs) from states (N, hidden)."""
         return self.classifier(self.dropout(state))  # type: ignore[no-any-return]
 
     def split_at_frozen(self, windows: Tensor) -> FrozenSplit | None:

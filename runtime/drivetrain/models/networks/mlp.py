@@ -103,7 +103,7 @@ class EmbeddedColumns(nn.Module):
         self.width = sum(self.column_widths)
 
     def embed(self, *inputs: Tensor) -> Tensor:
-        """The columns as vectors (N, width)."""
+        """Return the columns as vectors (N, width)."""
         parts = list(inputs)
         if len(self.embedded_numbers):
             numbers = self.number_embeddings(parts[0].index_select(1, self.embedded_numbers))

@@ -44,7 +44,7 @@ def name_inputs(encoder: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
 
 
 def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -> int:
-    """The number of layers, counted from the first, whose output needs no gradient."""
+    """Return the number of layers, counted from the first, whose output needs no gradient."""
     inputs_need_gradient: list[bool] = []
 
     def note_input(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
@@ -116,7 +116,7 @@ two dimensions, as for windows of tokens, or search for padding themselves if th
 
 
 def reduce_mask(config: Any, mask: Tensor) -> Tensor | None:
-    """The mask to pass as `attention_mask`; None if the host knows that nothing is padded.
+    """Return the mask to pass as `attention_mask`; None if the host knows that nothing is padded.
 
     Of a mask with two dimensions transformers reads on the host whether all of it is true, and so waits for the GPU.
 
@@ -175,13 +175,13 @@ class TextNetwork(nn.Module):
         return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
     def outputs(self, vector: Tensor) -> Tensor | dict[str, Tensor]:
-        """The outputs of all heads, by name, from vectors (N, width)."""
+        """Return the outputs of all heads, by name, from vectors (N, width)."""
         vector = self.dropout(vector)
         outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
 
     def packed(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
-        """The same as `forward`, but the layers compute only the real tokens, without padding."""
+        """Return the same as `forward`, but the layers compute only the real tokens, without padding."""
         assert isinstance(self.layers, nn.ModuleList), "packing was tried before, where the layers are counted"
         upper = UpperLayers(self, build_upper_encoder(self.encoder, self.embeddings, self.layers, 0))
         return upper.packed(compute_layer_input(self.encoder, self.layers[0], inputs), inputs[-1])
@@ -228,12 +228,12 @@ class UpperLayers:
     layers: Callable[..., Any]
 
     def padded(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """The outputs from padded hidden states (N, tokens, width)."""
+        """Return the outputs from padded hidden states (N, tokens, width)."""
         encoder_mask = reduce_mask(self.network.encoder.config, mask)
         return self._outputs(self.layers(inputs_embeds=hidden, attention_mask=encoder_mask).last_hidden_state, mask)
 
     def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """The outputs, computed from the real tokens only."""
+        """Return the outputs, computed from the real tokens only."""
         return self._outputs(
             packed_attention.encode_packed(self.layers, self.network.encoder.config, hidden, mask), mask
         )

@@ -70,7 +70,7 @@ def _importable_torchvision() -> Iterator[None]:
 
 
 def _skip_torchvision(register: Callable[..., Any]) -> Callable[..., Any]:
-    """A `torch.library.register_fake` that ignores the operators of torchvision."""
+    """Return a `torch.library.register_fake` that ignores the operators of torchvision."""
 
     def register_unless_torchvision(operator: object, *arguments: object, **options: object) -> Any:
         if isinstance(operator, str) and operator.startswith("torchvision::"):

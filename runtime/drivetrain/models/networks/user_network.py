@@ -117,7 +117,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
 
 
 def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
-    """The arguments about the data that a factory may take, as plain JSON values."""
+    """Return the arguments about the data that a factory may take, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)
     facts = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
@@ -154,7 +154,7 @@ def blame_job_code(job: Job) -> Iterator[None]:
 
 
 def _is_network_running(job: Job, error: BaseException) -> bool:
-    """Whether the user's network was running when the error was raised.
+    """Return whether the user's network was running when the error was raised.
 
     If torch's layers raised it, the traceback may contain no line of the user.
     """
@@ -165,7 +165,7 @@ def _is_network_running(job: Job, error: BaseException) -> bool:
 
 
 def _find_blamed_part(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
-    """The job key and function whose file is in the traceback; the network's if none is."""
+    """Find the job key and function whose file is in the traceback; the network's if none is."""
     user_parts = [(key, part) for key, part, _ in list_user_functions(job)]
     for key, part in user_parts:
         if any(f" {part.file}:" in line for line in lines):

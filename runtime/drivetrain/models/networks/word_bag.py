@@ -77,7 +77,7 @@ class WordBag(nn.Module):
         return outputs.get("", outputs)
 
     def _weigh(self, ids: Tensor, pair_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
+        """Return the weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
         words = mask.to(self.biases[0].dtype)
         pairs = words[:, 1:] * words[:, :-1]
         norm = (words.sum(1, keepdim=True) + pairs.sum(1, keepdim=True)).clamp_min(1).sqrt()
@@ -86,7 +86,7 @@ class WordBag(nn.Module):
         return words / norm * SHARPNESS, pairs / norm * SHARPNESS
 
     def _hash_pairs(self, ids: Tensor) -> Tensor:
-        """The row of each pair of neighbours, (N, tokens - 1), of ids (N, tokens)."""
+        """Return the row of each pair of neighbours, (N, tokens - 1), of ids (N, tokens)."""
         return (ids[:, :-1] * _FIRST_FACTOR + ids[:, 1:] * _SECOND_FACTOR) % self.pair_buckets
 
     def read_columns(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
 
 
 def _count_repeats(ids: Tensor) -> Tensor:
-    """How often the id of each place is in its row, (N, places)."""
+    """Return how often the id of each place is in its row, (N, places)."""
     if torch.compiler.is_compiling():  # also while the network is exported: ONNX has no search
         return (ids[:, :, None] == ids[:, None, :]).sum(2)
     # Not each place with each other one: 32 texts of 4,096 tokens took 4.6 GB and five seconds.
@@ -120,5 +120,5 @@ def _count_repeats(ids: Tensor) -> Tensor:
 
 
 def choose_pair_buckets(outputs: int) -> int:
-    """The rows for pairs of a new network with so many outputs."""
+    """Choose the rows for pairs of a new network with so many outputs."""
     return MORE_PAIR_BUCKETS if outputs <= FEW_OUTPUTS else PAIR_BUCKETS

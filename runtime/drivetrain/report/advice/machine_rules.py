@@ -158,7 +158,7 @@ def _advise_on_hot_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _read_micro_batch(record: Record) -> int | None:
-    """Samples per micro-batch, as the run computed them."""
+    """Read the samples per micro-batch, as the run computed them."""
     piece, batch_size = read_decisions(record).get("micro_batch"), get_nested(record.spec, "train", "batch_size")
     size = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else batch_size
     return size if isinstance(size, int) else None

@@ -39,28 +39,28 @@ def compute_time_share(seconds: float, summary: Summary) -> float:
 
 
 def describe_saving(part: float) -> str:
-    """The expected gain, as text."""
+    """Return the expected gain, as text."""
     return f"up to {format_share(part)} less time"
 
 
 def read_decisions(record: Record) -> dict[str, Any]:
-    """The values of the plan; empty for a run without one."""
+    """Read the values of the plan; empty for a run without one."""
     return record.plan.values() if record.plan else {}
 
 
 def is_turned_off(record: Record, name: str) -> bool:
-    """Whether it is off because the job says so; what was turned off by default has a reason."""
+    """Return whether it is off because the job says so; what was turned off by default has a reason."""
     rows = record.plan.decisions if record.plan else ()
     return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
 
 
 def read_fact(record: Record, *keys: str) -> float | None:
-    """A recorded fact about data or network; None for runs of earlier versions, which recorded text only."""
+    """Read a recorded fact about data or network; None for runs of earlier versions, which recorded text only."""
     return parse_number(get_nested(record.result, "facts", *keys))
 
 
 def get_nested(spec: Mapping[str, object], *keys: str) -> object:
-    """The value under nested keys; None if it is not there."""
+    """Return the value under nested keys; None if it is not there."""
     value: Any = spec
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

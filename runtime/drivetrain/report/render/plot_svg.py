@@ -67,7 +67,7 @@ class Axis:
 
 
 def fit_axis(values: Iterable[float], margin: float, *, logarithmic: bool = False) -> Axis:
-    """The axis that shows all values with a margin, which is a share of their range."""
+    """Return the axis that shows all values with a margin, which is a share of their range."""
     least = 1 / MAX_AXIS_VALUE if logarithmic else -MAX_AXIS_VALUE
     finite_values = [max(least, min(value, MAX_AXIS_VALUE)) for value in values if value > 0 or not logarithmic]
     low, high = (1.0, 10.0) if logarithmic else (0.0, 1.0)

@@ -27,7 +27,7 @@ def list_model_advice(record: Record, summary: Summary) -> list[Advice]:
 
 
 def advice_section(record: Record, summary: Summary) -> Section | None:
-    """The advice as a table; None if the record is not sufficient for advice."""
+    """Return the advice as a table; None if the record is not sufficient for advice."""
     suggestions = list_advice(record, summary)
     if not suggestions and (not summary.phases or (summary.seconds or 0.0) < MIN_RUN_SECONDS):
         return None

@@ -47,7 +47,7 @@ _MAX_SPEC = 200_000
 
 
 def list_sections(record: Record, summary: Summary) -> list[Section]:
-    """All sections that have content."""
+    """List all sections that have content."""
     plan, hardware = record.plan, record.hardware
     candidates = [
         next_section(record, summary),
@@ -77,7 +77,7 @@ def list_sections(record: Record, summary: Summary) -> list[Section]:
 
 
 def next_section(record: Record, summary: Summary) -> Section | None:
-    """The command that uses the model of a finished run; None for another run."""
+    """Return the command that uses the model of a finished run; None for another run."""
     if summary.status == "done" and summary.best:
         line = f"Predict: drivetrain predict {shlex.quote(record.name)} FILES (files, a folder, or a table)"
         return Section("next", "Next", (Text(line),))
@@ -125,7 +125,7 @@ def _choose_title(kind: str) -> str:
 
 
 def confusion_section(confusion: Confusion) -> Section:
-    """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
+    """Return the matrix, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
     right = f"{format_number(confusion.hits)} of {format_number(confusion.total)} validation samples correct ({format_share(share_right)})"
     blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), confusion]
@@ -156,7 +156,7 @@ def confusion_section(confusion: Confusion) -> Section:
 
 
 def labels_section(table: LabelTable) -> Section:
-    """The scores of each label, the weakest first."""
+    """Return the scores of each label, the weakest first."""
     description = f"{format_number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
     rows = sorted(table.rows, key=lambda row: (not row.true, row.f1, row.name))
     blocks = (Text(f"{description}probability of 0.5."), Table(HEADER, tuple(row.format_cells() for row in rows)))
@@ -199,7 +199,7 @@ def gaps_section(gaps: list[MissingRecord]) -> Section | None:
 
 
 def spec_section(record: Record) -> Section | None:
-    """How the run was started, and the resolved spec, collapsed."""
+    """Describe how the run was started, and the resolved spec, collapsed."""
     state = record.state
     keys = {
         "source": "job file",

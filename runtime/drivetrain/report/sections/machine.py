@@ -20,7 +20,7 @@ _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 
 
 def machine_section(hardware: Hardware) -> Section:
-    """The machine: resources of the host, and what this run was allowed to use."""
+    """Return the machine: resources of the host, and what this run was allowed to use."""
     blocks: list[Block] = [Table(("item", "host", "available to this run"), tuple(_list_facts(hardware)))]
     if hardware.gpu_trouble:
         blocks.append(Text(f"GPU: {format_json(hardware.gpu_trouble)}", Tone.WARN))
@@ -126,7 +126,7 @@ def _describe_efficiency(summary: Summary) -> str:
 
 
 def _describe_monitoring(summary: Summary) -> str:
-    """The cost of monitoring."""
+    """Return the cost of monitoring."""
     monitor_seconds = sum(summary.watching.values())
     names = [name for name, seconds in summary.watching.items() if seconds]
     if not monitor_seconds or not summary.seconds:
@@ -211,7 +211,7 @@ def _describe_gpus(telemetry: Mapping[str, Series]) -> list[Block]:
 
 
 def _choose_time_unit(seconds: float) -> tuple[str, float]:
-    """The unit of the time axis, and a second in that unit."""
+    """Choose the unit of the time axis, and a second in that unit."""
     if seconds < 300:
         return "seconds", 1.0
     return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)
@@ -230,7 +230,7 @@ _LIBRARIES = {
 
 
 def operators_section(trace: Mapping[str, Any]) -> Section | None:
-    """The most expensive operators of the profiled steps; None if nothing was profiled."""
+    """Return the most expensive operators of the profiled steps; None if nothing was profiled."""
     try:
         steps, total = int(trace["steps"]), float(trace["total"])
         rows = tuple(_format_operator(row, steps, total) for row in trace["operators"])
@@ -261,7 +261,7 @@ MAX_ROWS = 64
 
 
 def ranks_section(records: Sequence[RankRecord]) -> Section | None:
-    """The processes as a table, the slowest first if there are too many."""
+    """Return the processes as a table, the slowest first if there are too many."""
     if len(records) < 2:
         return None
     slowest_rank = find_slowest(records)
@@ -295,7 +295,7 @@ def describe_slowest(records: Sequence[RankRecord]) -> str:
 
 
 def waits_for_data(record: RankRecord) -> bool:
-    """Whether a process waits for data longer than it computes."""
+    """Return whether a process waits for data longer than it computes."""
     return record.data > record.computing
 
 

@@ -20,7 +20,7 @@ MAX_CHARACTERS = 600_000
 
 
 def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
-    """A section for each head that has mistakes."""
+    """Yield a section for each head that has mistakes."""
     bytes_left = MAX_CHARACTERS
     for head in mistakes:
         photos = [photo for row in read_objects(mistakes, head) if (photo := read_photo(row))]
@@ -34,7 +34,7 @@ def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
 
 
 def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
-    """Samples as pictures; as a table if some have none, or if they do not fit on the page."""
+    """Make the samples as pictures; as a table if some have none, or if they do not fit on the page."""
     if fits and all(photo.data for photo in photos):
         return Gallery(tuple(photos))
     rows = tuple((photo.title, photo.truth, photo.answer, photo.probability) for photo in photos)
@@ -42,7 +42,7 @@ def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
 
 
 def read_photo(row: Mapping[str, Any]) -> SamplePicture | None:
-    """A stored sample; None if it is damaged. What is no picture is left out."""
+    """Read a stored sample; None if it is damaged. What is no picture is left out."""
     try:
         truth, answer = (shorten(printable(str(row[key])), 40) for key in ("truth", "answer"))
         title, probability = shorten(printable(str(row["title"])), 160), format_share(float(row["probability"]))
@@ -59,7 +59,7 @@ MAX_PLOTS = 6
 
 
 def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterator[Section]:
-    """A section for each head of numbers in the evaluation whose weights were kept.
+    """Yield a section for each head of numbers in the evaluation whose weights were kept.
 
     Args:
         confusion: of result.json: by head the columns, and pairs of true and predicted numbers.
@@ -99,7 +99,7 @@ def _dot(pair: Any, index: int) -> Dot | None:
 
 
 def _error_row(row: Any, columns: list[str]) -> tuple[str, ...] | None:
-    """The column of a sample with its largest relative error, and what was predicted."""
+    """Return the column of a sample with its largest relative error, and what was predicted."""
     try:
         errors = [
             (float(answer) - float(truth), float(truth), float(answer))
@@ -123,7 +123,7 @@ MAX_COLUMNS = 40
 
 
 def explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Section]:
-    """The sections on the content of explanation.json, as `drivetrain evaluate --explain` writes it."""
+    """Yield the sections on the content of explanation.json, as `drivetrain evaluate --explain` writes it."""
     importance = read_mapping(explanation, "importance")
     if columns := read_columns(explanation):
         yield _make_importance_section(importance, columns)

@@ -15,7 +15,7 @@ _COLLAPSE_LENGTH = 100
 
 
 def plan_section(plan: Plan) -> Section:
-    """Every decision with value, source, effect and reason."""
+    """Return every decision with value, source, effect and reason."""
     off = optimizations.off_values()
     idle = [d for d in plan.decisions if d.name in off and d.value == off[d.name] and d.source != "job"]
     rows = tuple(_format_row(decision) for decision in plan.decisions if decision not in idle)
@@ -63,7 +63,7 @@ def notes_section(plan: Plan) -> Section | None:
 
 
 def list_differences(plan: Plan | None) -> list[tuple[str, Mapping[str, object]]]:
-    """The settings whose effective value differs from the requested one."""
+    """List the settings whose effective value differs from the requested one."""
     return [(name, row) for name, row in _list_effective(plan) if not _is_same(row)] if plan else []
 
 

@@ -98,7 +98,7 @@ class RunCopy:
             self._sent_state = state
 
     def find_unsent(self) -> Path | None:
-        """The newest checkpoint of the folder that matches its manifest; None if it is in the store."""
+        """Find the newest checkpoint of the folder that matches its manifest; None if it is in the store."""
         for path in reversed(list_checkpoints(self.run / CHECKPOINTS)):
             if path.name in self.sent:
                 break
@@ -141,7 +141,7 @@ class RunCopy:
                 self._send_file(f"{CHECKPOINTS}/{self.attempt.number:06}/{name}/{part}", file)
 
     def _has(self, files: Mapping[str, BinaryIO], folder: str) -> bool:
-        """Whether a folder of the store has these files, by their sizes and their manifest."""
+        """Return whether a folder of the store has these files, by their sizes and their manifest."""
         prefix = f"{CHECKPOINTS}/{folder}"
         stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
         sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}

@@ -56,7 +56,7 @@ def render(view: RunView, width: int) -> RenderableType:
 
 
 def format_line(view: RunView) -> str:
-    """The state of the run in a single line."""
+    """Format the state of the run in a single line."""
     remaining = "" if view.status != "running" else f"  {format_time_left(view.seconds_left, view.at_most)}"
     total = f"/{view.total}" if view.total else ""
     loss = "" if view.loss.last is None else f"  loss {format_metric(view.loss.last)}"

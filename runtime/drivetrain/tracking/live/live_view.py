@@ -69,7 +69,7 @@ class LiveView:
 
 
 def choose_pause(cost: float) -> float:
-    """Seconds until the next refresh, by the CPU seconds of the last: a busy machine gets fewer."""
+    """Return the seconds until the next refresh, by the CPU seconds of the last: a busy machine gets fewer."""
     return min(MAX_PAINT_SECONDS, max(PAINT_SECONDS, cost / PAINT_SHARE))
 
 
@@ -137,7 +137,7 @@ class _CapturedStream(io.TextIOBase):
         return False
 
     def read_lines(self) -> str:
-        """All text since the last call, completed to whole lines."""
+        """Read all text since the last call, completed to whole lines."""
         count = len(self.text)
         said = "".join(self.text[:count])
         del self.text[:count]

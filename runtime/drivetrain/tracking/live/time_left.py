@@ -94,13 +94,13 @@ class TimeLeft:
         return float(seconds / sum(count for _, count in weighted))
 
     def measure_spread(self) -> tuple[float, float]:
-        """Seconds per step of the fastest and of the slowest interval, relative to the present ones."""
+        """Return the seconds per step of the fastest and of the slowest interval, relative to the present ones."""
         even = [s for s in self.intervals if not s.evaluations] or self.intervals
         paces = [s.seconds / s.steps / (self.step_seconds() or 1.0) for s in even]
         return min(paces, default=1.0), max(paces, default=1.0)
 
     def evaluation_seconds(self) -> float:
-        """Seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
+        """Return the seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
         step = self.step_seconds() or 0.0
         if sum(not s.evaluations for s in self.intervals) < 3:
             return 0.0 if any(s.evaluations for s in self.intervals) else self.evaluation_steps * step
@@ -108,7 +108,7 @@ class TimeLeft:
         return max(0.0, statistics.median(measured)) if measured else self.evaluation_steps * step
 
     def estimate(self, now: float) -> float | None:
-        """Seconds left at `now`, evaluations included; None while there is too little data."""
+        """Return the seconds left at `now`, evaluations included; None while there is too little data."""
         step = self.step_seconds()
         if step is None or self.latest is None:
             return None
@@ -119,7 +119,7 @@ class TimeLeft:
 
 
 def _weighted_median(weighted: list[tuple[float, float]]) -> float:
-    """The weighted median."""
+    """Return the weighted median."""
     half, weight_so_far = sum(weight for _, weight in weighted) / 2, 0.0
     for value, weight in sorted(weighted):
         weight_so_far += weight
@@ -136,7 +136,7 @@ def format_clock_time(seconds: float) -> str:
 
 
 def report_progress(batches: Iterable[tuple[Ids, Rest]], total: int, doing: str) -> Iterator[tuple[Ids, Rest]]:
-    """The batches, with progress shown meanwhile.
+    """Yield the batches, with progress shown meanwhile.
 
     Args:
         batches: (ids, anything); the number of ids is the number of samples.

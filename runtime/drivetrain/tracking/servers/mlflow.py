@@ -112,6 +112,6 @@ def _clean(name: str) -> str:
 
 
 def _has_credentials() -> bool:
-    """Whether MLflow's client would send credentials of this machine."""
+    """Return whether MLflow's client would send credentials of this machine."""
     names = (name for name, text in os.environ.items() if name.startswith("MLFLOW_TRACKING_") and text)
     return any(name not in NO_CREDENTIALS for name in names) or Path("~/.mlflow/credentials").expanduser().exists()

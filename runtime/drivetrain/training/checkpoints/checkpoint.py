@@ -199,7 +199,7 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def can_resume(run: Path) -> bool:
-    """Whether a run folder has a checkpoint to resume from; another process asks what the leader has told it."""
+    """Return whether a run folder has a checkpoint to resume from; another process asks what the leader has told it."""
     leader = RunFiles(run).read_object(run_files.LEADER_FILE)
     return (
         bool(leader["resumes"])
@@ -250,7 +250,7 @@ MODEL_STEM = "model"
 
 
 def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dict[str, Tensors]:
-    """The tensors by file, with the frozen tensors of the model moved to a file of their own."""
+    """Split the tensors by file, with the frozen tensors of the model moved to a file of their own."""
     model = tensors[MODEL_STEM]
     frozen_tensors = {name: value for name, value in model.items() if name in frozen}
     if not frozen_tensors or len(frozen_tensors) == len(model):

@@ -44,12 +44,12 @@ def verify(path: Path) -> str | None:
 
 
 def describe_file(path: Path) -> Entry:
-    """The entry of a file in the manifest: its size and SHA-256; raises OSError if it cannot be read."""
+    """Return the entry of a file in the manifest: its size and SHA-256; raises OSError if it cannot be read."""
     return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def find_best_step(state: Mapping[str, Any]) -> int | None:
-    """The step of the best checkpoint to which the state of a checkpoint refers; None if it refers to none."""
+    """Find the step of the best checkpoint to which the state of a checkpoint refers; None if it refers to none."""
     try:
         best = state["watch"]["best"]
         return None if best["best"] is None else int(best["step"])
@@ -58,12 +58,12 @@ def find_best_step(state: Mapping[str, Any]) -> int | None:
 
 
 def describe_damaged(name: str, mismatch: str) -> str:
-    """The line about a damaged checkpoint that is passed over."""
+    """Return the line about a damaged checkpoint that is passed over."""
     return f"checkpoint {name} is damaged: {mismatch}; using an older one"
 
 
 def all_damaged_error(folder: object, damaged: list[str]) -> CheckpointError:
-    """The error if there are checkpoints and none verifies; a run never restarts silently from zero.
+    """Return the error if there are checkpoints and none verifies; a run never restarts silently from zero.
 
     Args:
         folder: the folder or address of the checkpoints.
@@ -87,7 +87,7 @@ def list_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_files(manifest: object) -> dict[str, dict[str, Any]]:
-    """The same as `list_files`, from the content of a manifest."""
+    """Return the same as `list_files`, from the content of a manifest."""
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ValueError(f"{MANIFEST} is missing or incomplete")
     if manifest.get("format") not in FORMATS:

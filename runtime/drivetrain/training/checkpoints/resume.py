@@ -32,7 +32,7 @@ def collect_identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
 
 
 def describe_promise(*, deterministic: bool, on_gpu: bool) -> str:
-    """The line that says how a run resumes, and whether its results are then bit-identical."""
+    """Return the line that says how a run resumes, and whether its results are then bit-identical."""
     if not deterministic:
         setting = "train.deterministic: true, which can be slower" if on_gpu else "train.deterministic: true"
         return f"{RESUMES}; results are not bit-identical, for which set {setting}"
@@ -119,7 +119,7 @@ def check_fit(
 
 
 def _list_type_differences(stored: object, expected: object, key_path: str) -> list[str]:
-    """The key paths at which two trees of plain values differ in keys or types; None matches any type."""
+    """List the key paths at which two trees of plain values differ in keys or types; None matches any type."""
     if isinstance(expected, dict) and isinstance(stored, dict):
         paths = {key: f"{key_path}.{key}".lstrip(".") for key in stored.keys() | expected.keys()}
         differences = [paths[key] for key in stored.keys() ^ expected.keys()]

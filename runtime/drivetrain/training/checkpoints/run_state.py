@@ -39,7 +39,7 @@ def collect_state(run: Run) -> dict[str, object]:
 
 
 def _read_stream(run: Run) -> dict[str, object]:
-    """The state of an iterable that this process alone reads; others can be read again up to the batch."""
+    """Read the state of an iterable that this process alone reads; others can be read again up to the batch."""
     if not isinstance(run.batches, StreamBatches) or run.ranks.count > 1 or not run.counters.batch:
         return {}
     return {"stream": run.batches.stream.read_state(run.counters.epoch, run.counters.batch)}
@@ -112,7 +112,7 @@ def count_evaluated_epochs(run: Run) -> int:
 
 
 def collect_optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name and key, such as `weight/exp_avg`."""
+    """Collect the optimizer's state by parameter name and key, such as `weight/exp_avg`."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {
         f"{names[id(p)]}/{key}": torch.as_tensor(value)

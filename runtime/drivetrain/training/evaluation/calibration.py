@@ -77,7 +77,7 @@ def choose_temperature(log_losses: Sequence[float], samples: int) -> Temperature
 
 
 def read_temperature(confusion: Mapping[str, Any], head: str) -> Temperature | None:
-    """The temperature of a head from the record of an evaluation; None for a head without probabilities."""
+    """Read the temperature of a head from the record of an evaluation; None for a head without probabilities."""
     record = (confusion.get(head) or {}).get("calibration") or {}
     return choose_temperature(record.get("log_loss", ()), record.get("samples", 0))
 
@@ -90,7 +90,7 @@ def _find_vertex(values: Sequence[float]) -> float:
 
 
 def _interpolate(values: Sequence[float], positions: Sequence[float], position: float) -> float:
-    """The value at a place, on the parabola through the three nearest ones."""
+    """Return the value at a place, on the parabola through the three nearest ones."""
     middle = min(range(1, len(positions) - 1), key=lambda index: abs(positions[index] - position))
     left, center, right = values[middle - 1 : middle + 2]
     offset = (position - positions[middle]) / (positions[1] - positions[0])

@@ -124,7 +124,7 @@ class MetricAccumulator:
         return {name: record for name, record in records.items() if record is not None}
 
     def list_mistakes(self) -> list[int]:
-        """The ids of the samples with the most confident wrong classes."""
+        """List the ids of the samples with the most confident wrong classes."""
         mistakes = [score.examples.rows for score in self.scores.values() if isinstance(score, ClassScores)]
         return [int(sample) for rows in mistakes for sample in rows[:, 1]]
 

@@ -32,14 +32,14 @@ class Scores:
         """Add a batch: outputs (N, outputs), and the targets of the same samples."""
 
     def counts(self) -> list[Tensor]:
-        """The counts; those of different samples can be added."""
+        """Return the counts; those of different samples can be added."""
         return []
 
     def gather(self, ranks: Ranks) -> None:
         """Collect the rows of all processes, which call it together."""
 
     def compute(self) -> dict[str, float]:
-        """The scores by metric name."""
+        """Compute the scores by metric name."""
         return {}
 
     def to_json(self, decisive_metric: str) -> dict[str, object] | None:
@@ -74,7 +74,7 @@ class LabelScores(Scores):
         self.kept_rows.append(torch.stack([outputs.float(), truth.float()]))
 
     def counts(self) -> list[Tensor]:
-        """The counts; those of different samples can be added."""
+        """Return the counts; those of different samples can be added."""
         return [self.label_counts, self.exact_matches, self.samples]
 
     def gather(self, ranks: Ranks) -> None:
@@ -82,7 +82,7 @@ class LabelScores(Scores):
         self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
     def compute(self) -> dict[str, float]:
-        """The scores by metric name."""
+        """Compute the scores by metric name."""
         correct, predicted, positive = self.label_counts
         occurs = predicted + positive > 0
         f1 = 2 * correct / (predicted + positive).clamp_min(1)
@@ -115,13 +115,13 @@ class LabelScores(Scores):
 
 
 def _list_at_half(scores: LabelScores | ClassScores | None) -> dict[str, float]:
-    """The scores that a threshold changes, as they are with 0.5; empty for a head that has no other."""
+    """List the scores that a threshold changes, as they are with 0.5; empty for a head that has no other."""
     values = scores.compute() if scores else {}
     return {f"{name}_at_half": value for name, value in values.items() if name in THRESHOLD_METRICS}
 
 
 def _gather_rows(rows: list[Tensor], ranks: Ranks) -> list[Tensor]:
-    """The rows, each (2, N, labels), of all processes in the order of their ranks."""
+    """Return the rows, each (2, N, labels), of all processes in the order of their ranks."""
     if ranks.count == 1:
         return rows
     local_rows = torch.cat(rows, dim=1)
@@ -135,7 +135,7 @@ def _gather_rows(rows: list[Tensor], ranks: Ranks) -> list[Tensor]:
 
 
 def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
-    """The average precision of one label, of outputs (N,) and truth (N,), shape (); NaN ranks last."""
+    """Return the average precision of one label, of outputs (N,) and truth (N,), shape (); NaN ranks last."""
     sorted_outputs, order = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
     ends_a_tie = torch.ones(len(sorted_outputs), dtype=torch.bool)
@@ -206,7 +206,7 @@ class ClassScores(Scores):
         self.bins += torch.stack(sums, dim=1)
 
     def counts(self) -> list[Tensor]:
-        """The counts; those of different samples can be added."""
+        """Return the counts; those of different samples can be added."""
         return [self.matrix, self.losses, self.bins, self.scaled_losses]
 
     def gather(self, ranks: Ranks) -> None:
@@ -215,7 +215,7 @@ class ClassScores(Scores):
             self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
     def compute(self) -> dict[str, float]:
-        """The scores by metric name."""
+        """Compute the scores by metric name."""
         hits, total = self.matrix.diagonal().double(), self.matrix.sum().clamp_min(1)
         class_counts = self.matrix.sum(1).double()
         counts_and_predictions = self.matrix.sum(0) + class_counts
@@ -241,7 +241,7 @@ class ClassScores(Scores):
         return {KAPPA: 1 - float((distances * counts).sum()) / chance} if chance else {}
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """The classes, the confusion matrix (truth by row), the worst mistakes, and what calibrates a model."""
+        """Return the classes, the confusion matrix (truth by row), the worst mistakes, and what calibrates a model."""
         return {
             "classes": list(self.head.classes),
             "matrix": self.matrix.tolist(),
@@ -272,7 +272,7 @@ class ClassScores(Scores):
 
 
 def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
-    """The share of pairs of both classes whose outputs (N,) are in order, equal ones counting half."""
+    """Return the share of pairs of both classes whose outputs (N,) are in order, equal ones counting half."""
     positive = int(truth.sum())
     pairs = positive * (len(truth) - positive)
     _, rank_indices, counts = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).unique(  # type: ignore[no-untyped-call]
@@ -313,11 +313,11 @@ class NumberScores(Scores):
         self.samples += len(truth)
 
     def counts(self) -> list[Tensor]:
-        """The counts; those of different samples can be added."""
+        """Return the counts; those of different samples can be added."""
         return [self.sums, self.samples]
 
     def compute(self) -> dict[str, float]:
-        """The scores by metric name."""
+        """Compute the scores by metric name."""
         count = self.samples.clamp_min(1)
         absolute_error, squared_error, mean, mean_square, mape, zeros = self.sums / count
         variance = (mean_square - mean**2).clamp_min(1e-12)
@@ -341,7 +341,7 @@ class NumberScores(Scores):
 
 
 def build_scores(head: Head) -> Scores:
-    """The scores for a head's kind of output."""
+    """Build the scores for a head's kind of output."""
     if not head.outputs:
         return Scores()
     if not head.classes:

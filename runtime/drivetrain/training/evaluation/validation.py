@@ -79,7 +79,7 @@ def check_precision(run: Run) -> None:
 
 
 def _measure_losses(run: Run) -> tuple[float, float]:
-    """The loss of the first validation batches of each process, in the training's format and in fp32."""
+    """Measure the loss of the first validation batches of each process, in the training's format and in fp32."""
     accumulators = [MetricAccumulator(run.dataset.heads, run.objective) for _ in range(2)]
     batch_size = run.step.forward.micro_batch or default_batch_size(run)
     run.model.eval()
@@ -130,7 +130,7 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
 
 
 def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
-    """The preprocessed batches of this process's shard of a split, not augmented."""
+    """Return the preprocessed batches of this process's shard of a split, not augmented."""
     settings = run.batches
     local_batches = batches.fetch_in_order(
         split,

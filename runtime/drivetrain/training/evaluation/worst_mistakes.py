@@ -81,7 +81,7 @@ class WorstMistakes(FirstRows):
         self.add(rows[rows[:, 0] >= 0])
 
     def to_json(self) -> list[dict[str, object]]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         return [
             {"sample": int(sample), "truth": int(truth), "answer": int(predicted), "probability": round(confidence, 6)}
             for confidence, sample, truth, predicted in self.rows.tolist()
@@ -112,7 +112,7 @@ def _describe_mistake(run: Run, record: Mapping[str, Any], row: dict[str, Any]) 
 
 
 def draw_picture(split: Split, sample: int) -> Image:
-    """A validation image, with three channels."""
+    """Draw a validation image, with three channels."""
     from PIL.Image import fromarray
 
     pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()
@@ -124,7 +124,7 @@ def draw_picture(split: Split, sample: int) -> Image:
 
 
 def encode_picture(image: Image) -> str:
-    """A picture as a small PNG or JPEG, whichever has fewer bytes, in base64."""
+    """Encode a picture as a small PNG or JPEG, whichever has fewer bytes, in base64."""
     image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     files = []
     for kind in ("png", "jpeg"):
@@ -164,7 +164,7 @@ class NumberSamples:
         self.plotted.add(torch.cat([positions[:, None], samples], 1))
 
     def to_table(self, rank: int, process_count: int) -> Tensor:
-        """The rows of both kinds, as `FirstRows.to_table`."""
+        """Return the rows of both kinds, as `FirstRows.to_table`."""
         return torch.cat([rows.to_table(rank, process_count) for rows in (self.errors, self.plotted)], 1)
 
     def read_table(self, table: Tensor) -> None:
@@ -183,12 +183,12 @@ class NumberSamples:
         return {"columns": list(self.head.columns), "mistakes": errors, "pairs": pairs}
 
     def _find_worst_column(self, row: list[float]) -> int:
-        """The index of the column with the largest error in a row, in standard deviations."""
+        """Find the index of the column with the largest error in a row, in standard deviations."""
         count = len(self.head.columns)
         return max(range(count), key=lambda column: abs(row[2 + count + column] - row[2 + column]))
 
     def _unscale(self, rows: Tensor) -> tuple[list[list[float]], list[list[float]]]:
-        """The true and the predicted numbers of rows, in the units of the data."""
+        """Return the true and the predicted numbers of rows, in the units of the data."""
         mean, std = (torch.tensor(values, dtype=torch.float64) for values in (self.head.mean, self.head.std))
         truth, predicted = rows[:, 2:].chunk(2, dim=1)
         return (truth * std + mean).tolist(), (predicted * std + mean).tolist()

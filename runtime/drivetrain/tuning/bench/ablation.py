@@ -53,7 +53,7 @@ class AblationStep:
     note: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         ratio = None
         if self.pair:
             low, high = self.pair.interquartile_range()
@@ -68,7 +68,7 @@ class Ablation:
     steps: tuple[AblationStep, ...]
 
     def list_steps(self, kind: str) -> list[AblationStep]:
-        """The steps of one kind."""
+        """List the steps of one kind."""
         return [step for step in self.steps if step.kind == kind]
 
     @property
@@ -176,7 +176,7 @@ class _AblationRunner:
     def _measure(
         self, empty: AblationStep, slow: RunningVariant, fast: RunningVariant, reported: RunningVariant
     ) -> AblationStep:
-        """The step with its measurements; speed, step time and memory are those of the variant `reported`."""
+        """Measure the step with its measurements; speed, step time and memory are those of the variant `reported`."""
         pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.ready.step), self.rounds)
         pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
         self.report(f"bench: {empty.kind} {empty.name}: {pair.format_spread()}")

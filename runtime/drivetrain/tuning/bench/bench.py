@@ -61,7 +61,7 @@ class BenchRequest(MeasuringRequest):
 
 
 def bench_command(request: BenchRequest) -> str:
-    """The command line that repeats the measurement."""
+    """Return the command line that repeats the measurement."""
     command_words = ["drivetrain", "bench", str(request.spec)]
     command_words += [word for value in request.assignments for word in ("--set", value)]
     command_words += [word for value in request.against for word in ("--against", value)]
@@ -69,7 +69,7 @@ def bench_command(request: BenchRequest) -> str:
 
 
 def explain_ratios(ablation: Ablation) -> str:
-    """Whether the single steps explain the total."""
+    """Return whether the single steps explain the total."""
     if ablation.total is None or ablation.total.pair is None:
         return "all optimizations are off in this plan, so there is nothing to compare"
     ratios = [f"{step.pair.median:.2f}" for step in ablation.list_steps("added") if step.pair]
@@ -90,7 +90,7 @@ def describe_left_out(plan: Plan) -> str:
 
 
 def describe_noise(ablation: Ablation) -> list[str]:
-    """A warning if other processes took CPUs away during the measurement."""
+    """Return a warning if other processes took CPUs away during the measurement."""
     waiting_shares = [step.disturbed for step in ablation.steps if step.disturbed is not None]
     disturbed = [share for share in waiting_shares if share > NOISY_SHARE]
     if not disturbed:
@@ -154,7 +154,7 @@ def _name(step: AblationStep) -> str:
 
 
 def _cells(step: AblationStep) -> dict[str, str]:
-    """The cells of a row, by column."""
+    """Return the cells of a row, by column."""
     first = step.first_seconds
     texts = [
         step.pair.format_spread() if step.pair else "" if step.kind == "plain" else "not measured",
@@ -218,7 +218,7 @@ def bench(request: BenchRequest) -> int:
 
 
 def _changes_dropout(plan: plans.Plan) -> bool:
-    """Whether variants have different dropout masks. Not if one compiles: compiled without dropout, it would be
+    """Return whether variants have different dropout masks. Not if one compiles: compiled without dropout, it would be
     compiled again with it.
     """
     names = {row.name for row in plan.list_enabled()}

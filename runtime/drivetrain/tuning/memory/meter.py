@@ -36,7 +36,7 @@ class HostMeter:
         self.root, self.highest, self.resets_kernel_peak = root, 0, False
 
     def read_used(self) -> int:
-        """Bytes in use now."""
+        """Return the bytes in use now."""
         now = process_tree.read_own_bytes(self.root)
         self.highest = max(self.highest, now)
         return now
@@ -57,7 +57,7 @@ class HostMeter:
         return max(self.read_used() + released_bytes, self.highest)
 
     def read_ceiling(self) -> int:
-        """The most that this process may use, if all others stay as they are."""
+        """Read the most that this process may use, if all others stay as they are."""
         limits, available = cgroup.read_limits(self.root), int(psutil.virtual_memory().available)
         room = available if limits.room is None else min(limits.room, available)
         total = available if limits.memory is None else limits.memory
@@ -95,7 +95,7 @@ class GpuMeter:
         self.device = device
 
     def read_used(self) -> int:
-        """Bytes of all tensors now."""
+        """Return the bytes of all tensors now."""
         return torch.cuda.memory_allocated(self.device)
 
     def reset_peak(self) -> None:
@@ -109,7 +109,7 @@ class GpuMeter:
         return torch.cuda.max_memory_allocated(self.device)
 
     def read_ceiling(self) -> int:
-        """The most that tensors may use, if all other processes stay as they are."""
+        """Read the most that tensors may use, if all other processes stay as they are."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(torch.cuda.memory_reserved(self.device) + free, allowed) - compute_headroom(allowed)
@@ -124,12 +124,12 @@ MemoryMeter = HostMeter | GpuMeter
 
 
 def meter_for(device: torch.device) -> MemoryMeter:
-    """The meter of a device."""
+    """Return the meter of a device."""
     return GpuMeter(device) if device.type == "cuda" else HostMeter()
 
 
 def compute_headroom(total: int) -> int:
-    """Bytes of `total` that stay free."""
+    """Return the bytes of `total` that stay free."""
     return max(MIN_FREE_BYTES, int(FREE_SHARE * total))
 
 
@@ -164,7 +164,7 @@ class ActivationCount:
 
 
 def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
-    """The workload with activation bytes of the largest samples.
+    """Count the workload with activation bytes of the largest samples.
 
     Runs one forward pass on the host; network and random state are unchanged. If memory runs out, the count so far is
     used.

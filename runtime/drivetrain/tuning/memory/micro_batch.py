@@ -64,7 +64,7 @@ class MicroBatchSearch:
         return _select_decisions(result)
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
-        """The sizes that fit, and samples per second of the best ones if there is a choice."""
+        """Return the sizes that fit, and samples per second of the best ones if there is a choice."""
         recompute = self.plan.value("gradient_checkpointing") is True
         with torch.random.fork_rng():
             sizes, speeds = self._search_sizes(recompute)
@@ -88,7 +88,7 @@ class MicroBatchSearch:
             return sizes, speeds
 
     def _search_sizes(self, recompute: bool) -> tuple[SizeSearchResult, dict[int, float]]:
-        """The sizes that fit, and samples per second of the best ones if that may decide something."""
+        """Return the sizes that fit, and samples per second of the best ones if that may decide something."""
         search = self.prepare_search(recompute)
         sizes = search.search_sizes()
         # With BatchNorm the largest size is taken whatever its speed, and a short run does not earn the measuring back.
@@ -96,7 +96,7 @@ class MicroBatchSearch:
         return sizes, search.measure_speeds(sizes.list_fitting()[:COMPARED_SIZES]) if compare_speeds else {}
 
     def prepare_search(self, recompute: bool) -> SizeSearch:
-        """A search with a copy of the network, under the plan except for what is searched."""
+        """Return a search with a copy of the network, under the plan except for what is searched."""
         # Every size would be compiled separately.
         values: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
         # The epoch with the most trainable layers needs the most memory, and has little to cache.
@@ -112,7 +112,7 @@ class MicroBatchSearch:
         return micro_batch.EFFECT(self.facts) is Effect.TRAINING
 
     def _leaves_single_sample(self, count: int) -> bool:
-        """Whether BatchNorm would get a micro-batch of a single sample, which has no variance."""
+        """Return whether BatchNorm would get a micro-batch of a single sample, which has no variance."""
         batch = self.job.train.batch
         # Of a whole batch, or of the last one of an epoch.
         totals = (batch, len(self.assembly.dataset.train) % batch)
@@ -130,7 +130,7 @@ class MicroBatchSearch:
         return ADDED_BYTES in stored and memory.read_used() + int(stored[ADDED_BYTES].value) <= memory.read_ceiling()
 
     def _make_key(self) -> str:
-        """The name of the evidence, from everything that changes the memory of a step."""
+        """Make the name of the evidence, from everything that changes the memory of a step."""
         train = self.job.train
         shapes = {name: list(value.shape) for name, value in self.assembly.network.module.state_dict().items()}
         max_length = max(getattr(self.assembly.dataset.train, "lengths", [0]), default=0)
@@ -190,7 +190,7 @@ def choose_size(
 def describe_choice(
     sizes: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, has_batch_norm: bool
 ) -> dict[str, Measurement]:
-    """The decisions with their numbers."""
+    """Return the decisions with their numbers."""
     today = evidence.format_date()
     allowed = f"{format_bytes(sizes.ceiling)} available"
     if not sizes.largest:

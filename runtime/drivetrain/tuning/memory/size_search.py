@@ -65,7 +65,7 @@ class SizeSearchResult:
     """Why blocks were recomputed, if that was decided here."""
 
     def peak(self, size: int) -> int:
-        """The peak of a size that fits."""
+        """Return the peak of a size that fits."""
         return next((t.peak for t in self.trials if t.size == size and t.peak is not None), self.base)
 
     def describe_failure(self) -> str:
@@ -74,7 +74,7 @@ class SizeSearchResult:
         return f"a micro-batch of {smallest} does not fit into {units.format_bytes(self.ceiling)}"
 
     def list_fitting(self) -> list[int]:
-        """The sizes that fit, largest first."""
+        """List the sizes that fit, largest first."""
         return sorted((t.size for t in self.trials if t.peak is not None and t.size <= self.largest), reverse=True)
 
 
@@ -162,11 +162,11 @@ class SizeSearch:
         return self.weight_bytes * (gradients + (0 if self.is_warm else 2))
 
     def _next_batch(self) -> Batch:
-        """A whole batch, ready for a step."""
+        """Return a whole batch, ready for a step."""
         return batch_inputs.prepare(self.run, next(self.training_batches), 0)
 
     def _time_step(self, batch: Batch, count: int) -> float:
-        """Seconds of a training step on the first `count` samples, with the whole batch in memory."""
+        """Return the seconds of a training step on the first `count` samples, with the whole batch in memory."""
         fault_point("size search step")
         run = self.run
         run.train_mode()
@@ -177,7 +177,7 @@ class SizeSearch:
 
     @torch.inference_mode()
     def measure_evaluation_peak(self, count: int) -> int:
-        """The peak of an evaluation of `count` samples."""
+        """Measure the peak of an evaluation of `count` samples."""
         run = self.run
         run.model.eval()
         batch = next(self.validation_batches)
@@ -261,7 +261,7 @@ class SizeLadder:
             self.peaks[size] = peak
 
     def choose_next(self) -> int | None:
-        """The size to try next; None if there is nothing left to try."""
+        """Choose the size to try next; None if there is nothing left to try."""
         if not self.peaks:
             return None if self.smallest_failed else min(self.min_size, self.max_size)
         size = min(2 * self.largest, self.max_size)

@@ -31,7 +31,7 @@ def measure(call: MeasuringCall) -> None:
 
 
 def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
-    """Samples per second of every size that fits, and the memory limit in bytes.
+    """Measure the samples per second of every size that fits, and the memory limit in bytes.
 
     Raises:
         OutOfMemory: if the smallest does not fit.
@@ -65,6 +65,6 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
 
 
 def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:
-    """The choice and its numbers."""
+    """Return the choice and its numbers."""
     rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
     return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} available"

@@ -56,7 +56,7 @@ def measure(call: MeasuringCall) -> None:
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
-    """The rates that were tried, and the loss of each step before its update.
+    """Measure the rates that were tried, and the loss of each step before its update.
 
     Raises:
         SpecError: if the run trains no steps.

@@ -43,7 +43,7 @@ def measure(call: MeasuringCall) -> None:
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
-    """The limit in bytes and all sizes, first without, then with recomputed blocks if the network has any."""
+    """Measure the limit in bytes and all sizes, first without, then with recomputed blocks if the network has any."""
     rows, ceiling = list[MemoryRow](), 0
     for recompute in (False, True) if search.facts.blocks > 1 else (False,):
         size_search = search.prepare_search(recompute)

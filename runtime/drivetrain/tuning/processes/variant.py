@@ -37,7 +37,7 @@ def measure(call: MeasuringCall) -> None:
 
 
 def build_variant(call: MeasuringCall) -> Variant:
-    """The job's network under a plan, before its first batch."""
+    """Build the job's network under a plan, before its first batch."""
     job, dataset = call.job, load(call.job)
     machine = facts.from_json(read_json(call.folder / "hardware.json"))
     plan = plans.load(Path(call.request["plan"]))
