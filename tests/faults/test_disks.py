@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import resource
 import shutil
 import subprocess
 import threading
@@ -17,10 +18,11 @@ import pytest
 
 from drivetrain.errors import StorageError
 from drivetrain.system.run_files import list_checkpoints
+from drivetrain.tracking.tensorboard import TensorBoardWriter
 from drivetrain.training import saver, train
 from tests import tiny
 from tests.faults import small_job
-from tests.messages import says
+from tests.messages import begins_with, says
 from tests.newest_checkpoint import load_latest
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
@@ -151,3 +153,18 @@ def test_a_read_only_folder_ends_the_run_at_once(small_disk: Path) -> None:
     assert "Read-only file system" in text
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk / "runs")], check=True)
     small_job.finish(job)
+
+
+def test_a_disk_that_fills_up_is_an_event(tmp_path: Path) -> None:
+    """A thread of TensorBoard's printed a traceback into the log of a run that went on."""
+    reports: list[str] = []
+    board = TensorBoardWriter(tmp_path / "tensorboard", None, reports.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        board.put(1, {"plan": "x" * 100_000})
+        board.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(reports) == 1
+    assert begins_with(reports[0], "tensorboard-logging-stopped-training")

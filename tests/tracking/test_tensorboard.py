@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import resource
 import threading
 import time
 from pathlib import Path
@@ -107,21 +106,6 @@ def test_a_failing_tensorboard_writer_is_an_event(tmp_path: Path) -> None:
     assert len(reports) == 1
     assert begins_with(reports[0], "tensorboard-logging-stopped-training")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_a_disk_that_fills_up_is_an_event(tmp_path: Path) -> None:
-    """A thread of TensorBoard's printed a traceback into the log of a run that went on."""
-    reports: list[str] = []
-    board = TensorBoardWriter(tmp_path / "tensorboard", None, reports.append)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        board.put(1, {"plan": "x" * 100_000})
-        board.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(reports) == 1
-    assert begins_with(reports[0], "tensorboard-logging-stopped-training")
 
 
 def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
