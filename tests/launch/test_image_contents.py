@@ -188,10 +188,11 @@ def test_torch_is_installed_apart_from_all_that_changes_more_often(tmp_path: Pat
     program = program.replace("\\\n", "").replace('"/', f'"{tmp_path}/')
     for lock in sorted((ROOT / "docker").glob("requirements-*.txt")):
         subprocess.run(["awk", program, lock], check=True)
-        parts = [(tmp_path / name).read_text().splitlines() for name in ("torch.txt", "others.txt")]
-        assert sorted(parts[0] + parts[1]) == sorted(lock.read_text().splitlines())
+        parts = [(tmp_path / name).read_text().splitlines() for name in ("torch.txt", "others.txt", "large.txt")]
+        assert sorted(parts[0] + parts[1] + parts[2]) == sorted(lock.read_text().splitlines())
         names = [{line.partition("==")[0] for line in part if "==" in line} for part in parts]
         assert names[0] >= {"torch"}
         assert not {name for name in names[1] if name.startswith(("nvidia", "cuda", "triton"))} - {"nvidia-ml-py"}
-        assert {"torchvision", "nvidia-ml-py", "numpy"} <= names[1]
+        assert {"torchvision", "nvidia-ml-py", "pydantic"} <= names[1]
+        assert {"numpy", "pyarrow", "scipy"} <= names[2]
         assert all(part[0].startswith(("#", "absl")) or "==" in part[0] for part in parts)
