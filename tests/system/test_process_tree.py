@@ -14,6 +14,8 @@ import pytest
 
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.system import process_tree
+from tests.messages import says
+from tests.paths import IMPORTS
 
 CODE = (
     "import subprocess, sys; data = bytearray(40 << 20); data[::4096] = b'x' * len(data[::4096]);"
@@ -83,3 +85,27 @@ def test_a_cgroup_located_once_gives_the_same_values() -> None:
     limit, used_bytes = group.read_memory()
     assert limit == limits.memory
     assert (used_bytes is None) == (limits.used is None)
+
+
+SHORT_OF_THREADS = """
+import os, resource
+from drivetrain.errors import DeviceError
+from drivetrain.system import process_tree
+process_tree.check_threads()
+if os.getuid() == 0:  # root has no limit
+    os.setuid(23456)
+resource.setrlimit(resource.RLIMIT_NPROC, (8, 8))
+try:
+    process_tree.check_threads()
+except DeviceError as error:
+    print(error)
+"""
+
+
+def test_a_limit_of_threads_is_an_error_before_anything_is_made() -> None:
+    """Training ended with a traceback at 8, and with six of them at 16, where 24 are enough."""
+    command = [sys.executable, "-c", SHORT_OF_THREADS]
+    output = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": IMPORTS}, capture_output=True, text=True, check=True
+    )
+    assert says(output.stdout, "more-threads-can-started")

@@ -32,7 +32,7 @@ from drivetrain.supervisor import baseline_run, extended_run, run_folder
 from drivetrain.supervisor.remote_copy import remote_runs
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
-from drivetrain.system import child_process, signals
+from drivetrain.system import child_process, process_tree, signals
 from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
@@ -86,12 +86,9 @@ class TrainRequest:
 
 
 def train(request: TrainRequest) -> int:
-    """Train or resume; returns the exit code.
-
-    Raises:
-        DrivetrainError: for every problem found before the trainer starts.
-    """
+    """Train or resume; returns the exit code. Raises DrivetrainError for each problem before the trainer starts."""
     signals.stop_early()
+    process_tree.check_threads()
     request = replace(request, source=request.source.read())
     job = request.source.load()
     request = replace(request, placement=find_placement(os.environ, job))

@@ -124,11 +124,7 @@ class Worker:
             )
 
     def ask(self, request: object) -> Any:
-        """Send a request; returns the answer.
-
-        Raises:
-            ChildEnded: if the child has ended.
-        """
+        """Send a request; returns the answer; raises ChildEnded if the child has ended."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{json.dumps(request)}\n".encode())

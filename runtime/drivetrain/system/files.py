@@ -36,13 +36,10 @@ USER_RWX = 0o700
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder and its parents, if they do not exist.
+    """Create a folder with its parents, if they do not exist; raises StorageError if that fails.
 
     Args:
         mode: of the folder itself, less the bits of the process's umask.
-
-    Raises:
-        StorageError: if that fails.
     """
     with blame_storage(path):
         path.mkdir(mode, parents=True, exist_ok=True)
@@ -58,14 +55,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_atomically(open_parent: Callable[[], tuple[int, str]], path: Path, text: str) -> None:
-    """Write a text to a new file in an open folder, and rename that to the file's name.
+    """Write a text to a new file in a folder, and rename it to the file's name; raises StorageError if that fails.
 
     Args:
         open_parent: opens the folder that the file lies in; returns its descriptor, and the file's name there.
         path: the file, for the error message.
-
-    Raises:
-        StorageError: if that fails.
     """
     try:
         folder, name = open_parent()

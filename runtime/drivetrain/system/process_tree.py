@@ -1,4 +1,4 @@
-"""Memory and CPU time of this process and all its descendants, and how to release what is free."""
+"""Memory, CPU time and threads of this process and all its descendants, and how to release free memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import ctypes
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+
+from drivetrain.errors import DeviceError
 
 
 def sum_memory_bytes(root: Path = Path("/")) -> int:
@@ -103,3 +106,21 @@ def release_free_memory() -> None:
         function = getattr(ours, name, None)
         if function is not None:
             function(*arguments)
+
+
+def check_threads(count: int = 20) -> None:
+    """Check that so many threads can be started here; raises DeviceError if they cannot."""
+    started, ending = 0, threading.Event()
+    usual_size = threading.stack_size(1 << 16)  # only a place in the kernel's table of processes is tried
+    try:
+        for started in range(count):  # noqa: B007
+            threading.Thread(target=ending.wait, daemon=True).start()
+    except RuntimeError:
+        raise DeviceError(
+            f"only {started} more threads can be started here, by `ulimit -u` or the limit of a container",
+            f"{count} or more, for torch, the loader, the log and the checkpoints",
+            "raise the limit, such as by `ulimit -u 4096` or `--pids-limit 4096`, and run the same command again",
+        ) from None
+    finally:
+        threading.stack_size(usual_size)
+        ending.set()

@@ -116,11 +116,7 @@ class RunFiles:
         return handle, file
 
     def make_folder(self) -> None:
-        """Create the folder below the run folder, if it does not exist.
-
-        Raises:
-            StorageError: if that fails, or a link is in its place.
-        """
+        """Create the folder below the run folder, if needed; raises StorageError if that fails, or for a link."""
         with blame_storage(self.path):
             for name in accumulate(PurePath(self.below).parts, os.path.join):
                 parent, folder = RunFiles(self.run)._open_parent(name)

@@ -21,11 +21,7 @@ def format_bytes(count: int | None) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse `256m`, `4g` (powers of 1024) as bytes.
-
-    Raises:
-        ValueError: if the text is no size with a unit, or less than one byte.
-    """
+    """Parse `256m`, `4g` (powers of 1024) as bytes; raises ValueError for other texts, and below one byte."""
     match = SIZE_PATTERN.fullmatch(text)
     count = int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower()))) if match else 0
     if not count:

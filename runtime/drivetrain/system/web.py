@@ -15,10 +15,6 @@ def is_loopback(host: str | None) -> bool:
 
 
 def parse_origin(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port of an address: where two agree, the same server answers.
-
-    Raises:
-        ValueError: if it is no address.
-    """
+    """Return scheme, host and port of a server's address; raises ValueError if it is no address."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
