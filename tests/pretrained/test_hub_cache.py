@@ -52,15 +52,24 @@ def test_a_part_of_another_program_is_completed(hub: Hub, tmp_path: Path) -> Non
     assert sorted(path.name for path in (cache_folder / "snapshots").iterdir()) == [COMMIT]
 
 
-def test_files_of_another_program_are_taken_after_their_hashes_were_compared(
+def test_what_another_program_has_fetched_is_enough_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub
 ) -> None:
-    cache_folder = fill_cache(tmp_path, {"model.safetensors": FILES["model.safetensors"]})
+    cache_folder = fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fetch_network().commit == COMMIT
+    (cache_folder / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
+    assert says(catch_hub_error().given, "revision-main-complete-cache", tmp_path / "home" / "hub")
+
+
+@pytest.mark.parametrize("missing", ["model-00002-of-00002.safetensors", "config.json"])
+def test_a_part_of_a_network_from_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    names = ("config.json", "model.safetensors.index.json", *(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)))
+    fill_cache(tmp_path, {name: name.encode() for name in names if name != missing})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert says(catch_hub_error().given, "revision-main-complete-cache", tmp_path / "home" / "hub")
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert sorted(fetch_network().new) == ["config.json", "tokenizer.json"]
-    assert (cache_folder / "snapshots" / COMMIT / "model.safetensors").is_symlink()
 
 
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
@@ -112,6 +121,14 @@ def test_a_killed_download_starts_again(hub: Hub, tmp_path: Path) -> None:
     assert fetch_network().new == ("model.safetensors",)
     assert [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")] == [None]
     assert list_part_files(tmp_path) == []
+
+
+def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
+    fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
+    hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
+    assert fetch_network().commit == COMMIT
+    (repository_cache(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
+    assert "gated" in catch_hub_error().given
 
 
 def test_a_file_system_without_links_and_locks(

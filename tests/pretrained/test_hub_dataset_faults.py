@@ -91,7 +91,7 @@ def test_a_slow_link_is_told(
     assert re.search(r"hub: .* left", capsys.readouterr().out)
 
 
-def test_no_network_and_what_was_fetched_before(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     error = str(catch_spec_error(tmp_path))
     assert says(error, "revision-main-complete-hf", tmp_path / "home" / "hub")
@@ -99,8 +99,9 @@ def test_no_network_and_what_was_fetched_before(hub: Hub, tmp_path: Path, monkey
     assert hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
     load_job(tmp_path)
+    shutil.rmtree(repository_cache(tmp_path) / "drivetrain")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert len(load(load_job(tmp_path)).train) == 36
+    assert len(load(load_job(tmp_path)).train) == 36, "as if another program had fetched it"
 
 
 def test_a_part_of_a_known_list_is_never_the_whole(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

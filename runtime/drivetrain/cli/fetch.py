@@ -74,7 +74,8 @@ def _print_files(fetched: Fetched, commit: str) -> None:
     if fetched.new:
         say(f"{fetched.name}: fetched {size}, each compared with its hash")
     else:
-        say(f"{fetched.name}: everything is there, {size}; each was compared with its hash when it was fetched")
+        state = fetched.note or "each was compared with its hash when it was fetched"
+        say(f"{fetched.name}: everything is there, {size}; {state}")
     for file in files[:MAX_LISTED_FILES]:
         is_converted = fetched.converted and file.name == "model.safetensors"
         say(f"  {file.name}  {format_bytes(file.size)}{f', made of {fetched.converted}' if is_converted else ''}")

@@ -156,7 +156,7 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Jo
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
         name += f", {address.revision} is commit {located.commit[:12]}"
-    note = ": ".join(filter(None, [name, ", ".join(use_notes)]))
+    note = ": ".join(filter(None, [name, ", ".join(use_notes), located.note]))
     named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
     named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
     named_job._notes = (*job.notes, note)

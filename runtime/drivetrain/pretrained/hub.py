@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from drivetrain.errors import DataError
@@ -29,6 +30,7 @@ _CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
 """Names of configurations and vocabularies."""
 _SHARD = re.compile(r"model-\d+-of-(?P<count>\d{5})\.safetensors")
 _POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
+UNCHECKED = "its files have no hashes that they could be compared with"
 Choose = Callable[[Sequence[str], str], Iterable[str]]
 """Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
 
@@ -49,6 +51,8 @@ class Fetched:
     """The content of a dataset's README.md."""
     new: tuple[str, ...] = ()
     """Files that were downloaded by this call."""
+    note: str = ""
+    """What could not be checked; empty if everything was checked."""
 
     @property
     def origin(self) -> str:
@@ -72,14 +76,30 @@ def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetche
     record = repository.read_record(commit) if commit else None
     if record is None or (repository.kind.readme in record.listed and repository.kind.readme not in record.checked):
         return None
-    folder, readme, files = repository.folder(commit), repository.read_readme(commit), list[HubFile]()
-    for name in _choose_names(repository, tuple(record.listed), choose, readme):
+
+    def find_checked(name: str) -> HubFile | None:
         file = record.checked.get(WEIGHTS if name == PICKLE else name)
-        path = folder / file.name if file else None
-        if file is None or path is None or not path.is_file() or path.stat().st_size != file.size:
-            return None
-        files.append(file)
-    return Fetched(repository.name, commit, folder, tuple(files), revision, tuple(record.listed), readme)
+        path = repository.folder(commit) / file.name if file else None
+        return file if file and path and path.is_file() and path.stat().st_size == file.size else None
+
+    return _select(repository, revision, tuple(record.listed), find_checked, choose)
+
+
+def _select(
+    repository: Repository,
+    revision: str,
+    paths: tuple[str, ...],
+    find_file: Callable[[str], HubFile | None],
+    choose: Choose,
+) -> Fetched | None:
+    """Select the needed files; None if one of them is not in the cache."""
+    commit = repository.commit_of(revision)
+    readme = repository.read_readme(commit)
+    needed = _choose_names(repository, paths, choose, readme)
+    files = tuple(file for name in needed if (file := find_file(name)))
+    if len(files) < len(needed):
+        return None
+    return Fetched(repository.name, commit, repository.folder(commit), files, revision, paths, readme)
 
 
 def fetch(
@@ -118,12 +138,34 @@ def fetch(
             repository.record_revision(revision, commit)
             return replace(fetched, revision=revision)
     except HubError as error:
-        if update or not error.offline:
+        if update:
             raise
-        description = f"at revision {revision} is not complete in the cache {repository.root.parent}, and {error.given}"
-        raise HubError(
-            description, error.possible or "files that were fetched before", error.action, offline=True
-        ) from None
+        return _take_unrecorded(repository, revision, choose, error)
+
+
+def _take_unrecorded(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
+    """Take the files that another program has put into the cache, if the hub gives none.
+
+    Raises:
+        HubError: if there are none, or not all needed files.
+    """
+    commit = repository.commit_of(revision)
+    in_cache = repository.list_cached(commit) if commit else []
+    record = repository.read_record(commit)
+    try:
+        paths = tuple(record.listed if record else in_cache)
+        fetched = in_cache and _select(repository, revision, paths, partial(repository.read_file, commit), choose)
+    except HubError:
+        if repository.kind is not NETWORK:  # the data is there, and the job has to say which
+            raise
+        fetched = None
+    if fetched:
+        lacks_hashes = not all(file.hash for file in fetched.files)
+        return replace(fetched, note=UNCHECKED if lacks_hashes else "")
+    if not error.offline:
+        raise error
+    description = f"at revision {revision} is not complete in the cache {repository.root.parent}, and {error.given}"
+    raise HubError(description, error.possible or "files that were fetched before", error.action, offline=True)
 
 
 def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, readme: str) -> list[str]:

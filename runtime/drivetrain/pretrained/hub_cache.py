@@ -95,6 +95,22 @@ class Repository:
         """Read the file that describes the data of a commit; empty if it was not fetched, or the kind has none."""
         return _read_text(self.folder(commit) / self.kind.readme) if self.kind.readme else ""
 
+    def list_cached(self, commit: str) -> list[str]:
+        """List the paths of a commit's files in the cache, whatever program has put them there."""
+        folder = self.folder(commit)
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+    def read_file(self, commit: str, name: str) -> HubFile | None:
+        """Describe a file that another program has put into the cache; None if it is missing, or has not its hash as name.
+
+        Only links lead to files that are named by their hash; other files are not checked, and get no hash.
+        """
+        path = self.folder(commit) / name
+        if not path.is_file():
+            return None
+        file = HubFile(name, path.stat().st_size, path.resolve().name if path.is_symlink() else "")
+        return None if HASH.fullmatch(file.hash) and not file.is_in(path) else file
+
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[None]:
         """Let no other process fetch inside this block; it waits, and then finds all files in the cache.
