@@ -17,11 +17,11 @@ INDEX_MARK = b"ARROW1"
 STREAM_START = 8
 """Offset of the stream in a file with an index."""
 EMPTY_CELL_BYTES = 4
-"""Bytes of memory counted for a cell that takes none in the file, since it becomes a number or a text too."""
+"""Bytes of memory counted for every cell: one that takes no bytes in the file also becomes a number or a text."""
 
 
 class ArrowReader:
-    """Reads one file, or all files of a table in several."""
+    """Reader of one file, or of all files of a table in several files."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.key = key
@@ -32,7 +32,7 @@ class ArrowReader:
         return list(schema(self.files[0]).names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
-        """Read these columns; classes by their names."""
+        """Read these columns, with class names in place of class numbers."""
         tables = [_read(path, self.key).select(list(columns)) for path in self.files]
         return concat_tables(tables, promote_options="default")
 
@@ -56,7 +56,7 @@ def _read(path: Path, key: str) -> pyarrow.Table:
         reader, allocated = ipc.open_stream(source), pyarrow.total_allocated_bytes()
         for batch in reader:
             batches.append(batch)
-            # Cells that are not compressed stay in the file, and take no memory.
+            # Uncompressed cells stay in the mapped file and take no memory.
             before, allocated = allocated, pyarrow.total_allocated_bytes()
             size.add(max(0, allocated - before) + EMPTY_CELL_BYTES * batch.num_rows * batch.num_columns)
         table = pyarrow.Table.from_batches(batches, reader.schema)
@@ -64,6 +64,6 @@ def _read(path: Path, key: str) -> pyarrow.Table:
 
 
 def _seek_stream(source: pyarrow.MemoryMappedFile) -> int:
-    """Go to where the stream begins in a file, behind the mark of a file with an index; returns the offset."""
+    """Seek the start of the stream, which in a file with an index comes after the mark; returns the offset."""
     source.seek(STREAM_START if source.read(len(INDEX_MARK)) == INDEX_MARK else 0)
     return int(source.tell())

@@ -23,16 +23,16 @@ LARGEST = float(np.finfo(np.float32).max)
 """Larger numbers count as infinite, since the network computes in float32."""
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
 TRUTH = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
-"""Truth values as the reader of CSV files takes them, which reads a column as text if one cell is something else."""
+"""Truth values that the CSV reader accepts; it reads a column as text if any cell is something else."""
 
 
 def kind(column: pyarrow.ChunkedArray) -> str:
-    """The kind of a pyarrow column: `number` (also booleans), `text`, `nothing`, `time`, or another type's name."""
+    """Return the kind of a pyarrow column: `number` (also booleans), `text`, `nothing`, `time`, or a type's name."""
     return kind_of(column.type)
 
 
 def kind_of(data_type: pyarrow.DataType) -> str:
-    """As `kind`, by the type of the column."""
+    """Return the kind of a column by its type, as `kind` does."""
     from pyarrow import types
 
     kinds = {
@@ -68,8 +68,8 @@ def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
 def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Return a column as stripped text in one spelling, null for empty cells; a pyarrow array of strings.
 
-    Numbers are written without `.0` if all of the column are whole, so that an integer column reads the same with gaps
-    in it, and as text.
+    If all numbers of a column are whole, they are written without `.0`, so that an integer column reads the same with
+    gaps in it and as text.
     """
     from pyarrow import compute, int64, large_string, string, types
 
@@ -93,7 +93,7 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def compose_text(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column of strings in Unicode's composed form (NFC): the same texts, from whichever system they come."""
+    """Return a column of strings in Unicode's composed form (NFC), so that equal texts of different systems match."""
     from pyarrow import compute
 
     if compute.all(compute.string_is_ascii(column)).as_py() is not False:
@@ -145,7 +145,7 @@ def count_texts(column: pyarrow.ChunkedArray) -> dict[str, int]:
 
 
 def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """Return the index of each text in `values`, shape (N,), int32; -1 if it is not there.
+    """Return the index of each text in `values`, shape (N,), int32; -1 for other texts.
 
     Another spelling, such as 12.0 for 12, counts as the same text.
     """
@@ -163,7 +163,7 @@ def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDAr
 
 
 def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[np.int64]:
-    """Return the number of each cell's value in the order of first appearance, -1 for an empty cell; shape (N,)."""
+    """Number the values by first appearance; return the number of each cell, -1 for an empty one; shape (N,)."""
     from pyarrow import ChunkedArray, compute
 
     combined = column.combine_chunks() if isinstance(column, ChunkedArray) else column
@@ -172,7 +172,7 @@ def value_numbers(column: pyarrow.ChunkedArray | pyarrow.Array) -> npt.NDArray[n
 
 
 def format_cell(column: pyarrow.ChunkedArray, row: int) -> str:
-    """One cell, for messages."""
+    """Format one cell for messages."""
     return f"`{printable(str(column[row].as_py()), 40)}`"
 
 

@@ -1,4 +1,4 @@
-"""How the CSV files of a job are written: as declared, as detected in the files, and as stored by training; and their rows.
+"""Format of the CSV files of a job, as declared, as detected and as stored by training; and rows of the files.
 
 Rows are read without pyarrow, and named as `row 7 (line 8)`, with the line that an editor shows.
 """
@@ -19,24 +19,24 @@ SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 OPTION = "--csv"
 """The option of the command line for files that no job names."""
 MAX_COUNTED_BYTES = 1 << 26
-"""Largest file, in bytes, whose lines are counted; for larger ones only the row is named."""
+"""Largest file, in bytes, whose lines are counted; messages on larger files name only the row."""
 _forms: dict[str, tuple[str, str, int]] = {}
-"""By absolute path: the sign between the cells of a file, its encoding, and the number of lines above its header."""
+"""Sign between cells, encoding, and number of lines above the header of each file, by absolute path."""
 
 
 def find_usual_delimiter(path: Path) -> str:
-    """Find the delimiter that the name of a file says."""
+    """Find the usual delimiter of a file by its suffix."""
     return "tab" if path.suffix.lower() == ".tsv" else "comma"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one file is written, in the words of the spec."""
+    """Format of one file, in the words of the spec."""
 
     delimiter: str
     encoding: str
     decimal: str | None = None
-    """The decimal sign: point or comma; None if no number of the file shows it."""
+    """Decimal sign: point or comma; None if no number of the file shows it."""
 
     def note(self, path: Path) -> str:
         """Return a note such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
@@ -55,15 +55,15 @@ class CsvFiles:
     list_settings: Mapping[str, str] = field(default_factory=dict)
     """Options that hold for every file, as in the spec: delimiter, decimal, encoding, skip."""
     option: str = "data.csv"
-    """Where options are declared: the key of the spec, or an option of the command line."""
+    """Place where options are declared: a key of the spec, or an option of the command line."""
     usual: Dialect | None = None
-    """The dialect of the first file, or of training: it decides if a file can be read in two ways."""
+    """Dialect of the first file, or of training; it decides if a file can be read in two ways."""
     last: Dialect | None = None
-    """The dialect of the file that was read last."""
+    """Dialect of the file that was read last."""
     stored: dict[str, Any] | None = None
-    """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
+    """Dialect of the first file, to store with the model; empty for the usual form, None before a file is read."""
     units: Mapping[str, str] | None = None
-    """Columns with a percent sign or a unit, each with it, in the first file or that of training; None if unknown."""
+    """Percent sign or currency by column, as in the first file or the training file; None if unknown."""
     missing: tuple[str, ...] = ()
     """Cells that stand for no value, in tables of any kind."""
     notes: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class CsvFiles:
     keeps_zeros: bool = False
     """Whether a column of whole numbers, some with leading zeros such as 02139, is read as text: these are labels."""
     rewritten: set[str] = field(default_factory=set)
-    """Columns of text whose numbers were read with a decimal point, and are no longer as written."""
+    """Text columns whose numbers were rewritten with a decimal point, so that they differ from the file."""
 
     def key(self, name: str) -> str:
         """Return the name of an option, for messages."""
@@ -84,7 +84,7 @@ class CsvFiles:
         return "set " + " or ".join(f"{self.option}: {{{name}: {value}}}" for value in values)
 
     def add(self, path: Path, dialect: Dialect, notes: Sequence[str], units: Mapping[str, str]) -> None:
-        """Add what was detected in a file."""
+        """Add the dialect, notes and units detected in a file."""
         if self.units is None:
             self.units = units
         note = dialect.note(path)
@@ -102,7 +102,7 @@ class CsvFiles:
 def of_job(
     declared: Mapping[str, str], preprocessing: Mapping[str, Any], missing: Sequence[str] | None = None
 ) -> CsvFiles:
-    """Return the files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
+    """Return the files of a job; `preprocessing` comes from the run that it resumes or starts from, or is empty."""
     stored = preprocessing.get("csv", {})
     form = {key: value for key, value in stored.items() if key not in ("percent", "units")}
     units = dict.fromkeys(stored.get("percent", ()), "%") | stored.get("units", {})
@@ -111,20 +111,20 @@ def of_job(
 
 
 def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> CsvFiles:
-    """New files for a trained model."""
+    """Return the format of new files for a trained model."""
     return replace(of_job(declared, preprocessing), option=OPTION)
 
 
 def note_form(path: Path, sign: str, encoding: str, skipped: int) -> None:
-    """Remember how a file is written, so that `name_row` finds its lines."""
+    """Remember the format of a file, so that `name_row` finds its lines."""
     _forms[os.path.abspath(path)] = sign, encoding, skipped
 
 
 def read_rows(
     path: Path, sign: str, encoding: str, skipped: int, errors: str = "strict"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each row, the header first, with the line on which it starts; empty lines are no rows."""
-    # The byte order mark is no part of the first name.
+    """Yield the line on which each row starts and the cells of the row, the header first; empty lines are skipped."""
+    # The byte order mark is not part of the first name.
     codec = "utf-8-sig" if encoding == "utf-8" else encoding
     with path.open(encoding=codec, errors=errors, newline="") as file:
         for _ in range(skipped):
@@ -137,7 +137,7 @@ def read_rows(
 
 
 def name_row(path: Path | str, row: int) -> str:
-    """Name a row below the header, from 1, and in a CSV file that was read its line."""
+    """Return the title of a row, counted from 1 below the header, with its line if it is in a CSV file already read."""
     line = _find_line(Path(path), row)
     return f"row {row:,} (line {line:,})" if line else f"row {row:,}"
 
@@ -159,5 +159,5 @@ def _find_line(path: Path, row: int) -> int:
 
 @lru_cache(maxsize=4)
 def _list_row_lines(path: Path, changed: int, size: int, form: tuple[str, str, int]) -> array[int]:
-    """List the line on which each row starts, that of the header first."""
+    """List the line on which each row starts, the line of the header first."""
     return array("I", (line for line, _ in read_rows(path, *form, errors="replace")))

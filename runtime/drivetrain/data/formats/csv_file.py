@@ -1,4 +1,4 @@
-"""Reads CSV and TSV files with a header: any separator, encoding and form of numbers that `csv_dialect` has words for."""
+"""Reads CSV and TSV files with a header: any separator, encoding and form of numbers that `csv_dialect` can name."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from drivetrain.job.formatting import printable
 LARGEST_BLOCK = 1 << 28
 """Most bytes that are read at once, for a file with longer rows."""
 TAIL_BYTES = 1 << 16
-"""Bytes at the end of a file in which empty rows are looked for."""
+"""Bytes at the end of a file that are searched for empty rows."""
 MAX_LISTED_ROWS = 5
 """Largest number of rows of wrong length in a message."""
 _NAMELESS = "\0"
-"""Starts the names of columns that have none in the file."""
+"""Prefix of the names given to columns that have no name in the file."""
 
 
 class CsvReader:
-    """Reads one file.
+    """Reader of one file.
 
     Raises:
-        DataError: if it has no header, or encoding or separator are not clear; names `key`.
+        DataError: if it has no header, or its encoding or separator is not clear; names `key`.
     """
 
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
@@ -47,7 +47,7 @@ class CsvReader:
         return list(self.layout.names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> Any:
-        """Read these columns; those in `text` are kept as written.
+        """Read these columns; columns in `text` are kept as written.
 
         Raises:
             DataError: if rows have different numbers of cells, a quote is not closed, or numbers are not clear.
@@ -84,7 +84,7 @@ class CsvReader:
         return self._read_numbers(table, (), parse, 0).slice(0, rows), count
 
     def _read_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty_count: int) -> Any:
-        """Read the numbers of a parsed table in the form of the file, and add what was detected to `files`."""
+        """Read the numbers of a parsed table in the form of the file, and add the detected form to `files`."""
         layout = self.layout
         table, decimal, number_notes, units = number_format.read(
             table, text, parse, self.key, self.path, layout.delimiter, self.files
@@ -96,7 +96,7 @@ class CsvReader:
         return table
 
     def _parse(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
-        # A mark for no value must not turn a column of dates or of truth values into one of text.
+        # A mark of a missing value must not turn a column of dates or of truth values into text.
         nothing = [*csv.ConvertOptions().null_values, *self.files.missing]
         conversion = csv.ConvertOptions(
             include_columns=list(columns), column_types=dict.fromkeys(text, string()), null_values=nothing
@@ -122,7 +122,7 @@ class CsvReader:
             ) from None
 
     def _enlarge_blocks(self) -> bool:
-        """Return whether the file is to be read again in larger blocks, since a row may not fit into one."""
+        """Enlarge the blocks, since a row may not fit into one; return whether the file is to be read again."""
         block, self.block = self.block, min(LARGEST_BLOCK, max(self.block, self.path.stat().st_size + 1))
         return self.block > block
 
@@ -144,7 +144,7 @@ class CsvReader:
         expected: list[int] = []
 
         def note(row: Any) -> str:
-            # The parser counts the lines above, too.
+            # The parser also counts the lines above the header.
             row_title = csv_dialect.name_row(self.path, row.number - self.layout.header)
             wrong_rows.append(f"{row_title}: {row.actual_columns} cells, {printable(row.text)}")
             expected.append(row.expected_columns)
@@ -193,7 +193,7 @@ class CsvReader:
             )
 
     def _count_empty_rows(self) -> int:
-        """Return how many rows at the end are separators only, as spreadsheets write for cleared rows."""
+        """Count the rows at the end that are separators only, as spreadsheets write for cleared rows."""
         sign = re.escape(self.layout.sign.encode())
         lines = re.split(rb"\r\n|\n|\r", self._read_end(TAIL_BYTES).rstrip(b"\r\n"))
         count = 0
@@ -202,7 +202,7 @@ class CsvReader:
         return count
 
     def _read_end(self, size: int) -> bytes:
-        """Read the last bytes of the file; the zero bytes of UTF-16 are left out."""
+        """Read the last bytes of the file, without the zero bytes of UTF-16."""
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - size))
             return file.read().replace(b"\0", b"")

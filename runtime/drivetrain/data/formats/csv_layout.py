@@ -23,7 +23,7 @@ SAMPLE_BYTES = 1 << 18
 MAX_CELL_CHARACTERS = 1 << 26
 """Characters of the longest cell, and bytes of the longest sample."""
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
-"""A first line such as `sep=;`, which tells Excel the separator and is no part of the table."""
+"""First line such as `sep=;`, which sets the separator for Excel and is not part of the table."""
 _LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_EXAMPLE_NAMES = 6
 """Largest number of column names in the example of a header."""
@@ -34,7 +34,7 @@ _ESCAPED_QUOTE = re.compile(rb'\\"(?=[^"' + _SEPARATORS + rb"\s])")
 """A backslash and a quote inside of a cell: in CSV, the quote would end the cell, and a separator would follow."""
 _JSON = re.compile(rb"[{\[]")
 MIN_ROWS = 5
-"""Smallest number of rows that show whether the first one is a header."""
+"""Smallest number of rows needed to judge whether the first one is a header."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class CsvLayout:
     names: tuple[str, ...]
     """The header, without `blank` names; empty if the file has none, or Python's csv module cannot read it."""
     blank: int = 0
-    """Columns at the end without name and values: each row ends in separators."""
+    """Number of columns at the end without a name or values: each row ends in separators."""
     skipped: int = 0
-    """Lines before the header."""
+    """Number of lines before the header."""
     header: int = 1
-    """Lines up to the end of the header."""
+    """Number of lines up to the end of the header."""
     rows: int = 0
-    """Rows below the header in the sample."""
+    """Number of rows below the header in the sample."""
     is_empty: bool = False
     """Whether the file has only empty lines."""
 
@@ -63,19 +63,19 @@ class CsvLayout:
         return SIGNS[self.delimiter]
 
     def read_rows(self, path: Path) -> Iterator[list[str]]:
-        """Yield the rows of a file with this layout, the header first; empty lines are no rows."""
+        """Yield the rows of a file with this layout, the header first; empty lines are skipped."""
         return (cells for _, cells in csv_dialect.read_rows(path, self.sign, self.encoding, self.skipped))
 
 
 def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> CsvLayout:
-    """Find the layout of a file, whose encoding is found from the whole file or, faster, from its start.
+    """Find the layout of a file; the encoding is found from the whole file or, faster, from its start.
 
     Raises:
-        DataError: if the encoding or the separator cannot be told, or the first row is no header; names `key`.
+        DataError: if the encoding or the separator is not clear, or the first row is no header; names `key`.
         OSError: if it cannot be read.
     """
     encoding = text_encoding.find(path, key, files, None if whole_file else SAMPLE_BYTES)
-    # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
+    # The csv module's own limit is 131,072 characters; every caller that reads rows with it starts here.
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     readings, skipped, named_delimiter, is_empty = _read_sample(path, encoding, files)
     _check_lines_above(readings, skipped, path, key, files)
@@ -95,11 +95,11 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
 
 Rows = list[list[str]]
 Readings = dict[str, tuple[Rows, list[int]]]
-"""By the name of a separator: the rows of a file, and for each the number of lines up to its end."""
+"""Rows of a file, and the number of lines up to the end of each row, by the name of the separator."""
 
 
 def _read_sample(path: Path, encoding: str, files: CsvFiles) -> tuple[Readings, int, str | None, bool]:
-    """Read the start of a file; more of it until there is a row below the header, whatever the separator is.
+    """Read the start of a file, long enough for a row below the header whatever the separator is.
 
     Returns:
         The start, read with each separator; the lines above the header; the separator that the first line names, as in
@@ -128,7 +128,7 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> tuple[Readings, 
 
 
 def _count_blank_columns(names: list[str], rows: Rows) -> int:
-    """Columns at the end without a name and without values."""
+    """Count the columns at the end without a name and without values."""
     # Rows that end in separators have columns without a name: all their cells must be empty, too.
     blank = len(names) - len(_trim(names))
     if 0 < blank < len(names) and all(_is_blank(row[len(names) - blank :]) for row in rows):
@@ -140,7 +140,7 @@ def _count_blank_columns(names: list[str], rows: Rows) -> int:
 
 
 def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, files: CsvFiles) -> None:
-    """Refuse a file whose header comes behind lines of another form: titles, or comments."""
+    """Refuse a file whose header comes after lines of another form, such as titles or comments."""
     declared = files.list_settings.get("delimiter")
     tried = [reading for name, reading in readings.items() if declared in (None, name)]
     if not tried or any(len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 for rows, _ in tried):
@@ -153,7 +153,7 @@ def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, f
     starts_shorter = 0 < above < len(rows) and len(_trim(rows[0])) < width
     if not starts_shorter or len(below) < MIN_ROWS or any(len(row) != width for row in below):
         return
-    # What looks like cells is no header, so the lines above it are rows, too.
+    # A row that looks like cells is no header, so the lines above it are rows, too.
     columns = zip(names, zip(*below, strict=True), strict=True)
     if len(set(names)) < width or any(
         not name.strip() or is_plain_number(name) or name in cells for name, cells in columns
@@ -173,7 +173,7 @@ def _width(rows: Rows) -> int:
 
 
 def _parse_rows(text: str, sign: str, complete: bool) -> tuple[Rows, list[int]] | None:
-    """Rows that are not empty, and for each the number of lines up to its end; None if they cannot be parsed."""
+    """Return the rows that are not empty, and the number of lines up to the end of each; None if parsing fails."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
     rows, lines = Rows(), list[int]()
     try:
@@ -188,7 +188,7 @@ def _parse_rows(text: str, sign: str, complete: bool) -> tuple[Rows, list[int]] 
 
 
 def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -> str:
-    """Find the separator that gives the most rows as many cells as the header; the usual one if there is one column."""
+    """Find the separator with which most rows have as many cells as the header; the usual one for a single column."""
     usual_delimiter = find_usual_delimiter(path)
     candidates = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
     if len(candidates) < 2:
@@ -223,18 +223,18 @@ def _is_blank(cells: list[str]) -> bool:
 
 
 def _fits(row: list[str], header: list[str]) -> bool:
-    """Return whether a row has as many cells as the header, besides blank ones at its end."""
+    """Return whether a row has as many cells as the header, apart from blank ones at its end."""
     return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
 
 
 def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
-    """Check that the first row of a file is unlike those below.
+    """Check that the first row of a file differs from the rows below.
 
-    It is like them if it has a number over every column of numbers and, over a column of text, one of the texts below; or,
-    in a file of numbers alone, numbers that do not ascend as names do, such as years.
+    It looks like them if it has a number above every column of numbers and, above a column of text, one of the texts
+    below. In a file of numbers alone it does if its numbers do not ascend, as names such as years do.
 
     Raises:
-        DataError: if it is; names `key`.
+        DataError: if it looks like them; names `key`.
     """
     first, below = rows[0], [row for row in rows[1:] if len(row) == len(rows[0]) and row != rows[0]]
     if len(below) < MIN_ROWS or len(set(first)) == 1:
@@ -243,7 +243,7 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
     filled = [[cell for cell in cells if cell.strip()] for cells in columns]
     numbers = [column for column, cells in enumerate(filled) if cells and all(map(is_plain_number, cells))]
     texts = [column for column in range(len(first)) if column not in set(numbers)]
-    # A name over numbers is a header, whatever stands over texts.
+    # A name above numbers is a header, whatever is above texts.
     if not all(is_plain_number(first[column]) for column in numbers):
         return
     names = ",".join(f"c{number}" for number in range(1, min(len(first), MAX_EXAMPLE_NAMES) + 1))
@@ -263,7 +263,7 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
 
 
 def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
-    """Return the column names; None if the file, or what should be its header, cannot be read.
+    """Return the column names; None if the file or its header cannot be read.
 
     Raises:
         DataError: if there is no header or no row, or if encoding, separator or names are not clear; names `key`.
@@ -315,7 +315,7 @@ def no_rows_error(path: Path, key: str) -> DataError:
 
 
 def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
-    """Check a file for quotes behind a backslash, and the header for apostrophes around each name.
+    """Check a file for quotes after a backslash, and the header for apostrophes around each name.
 
     Raises:
         DataError: if there are any; names `key`.
@@ -342,7 +342,7 @@ def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
 
 
 def _has_escaped_quote(path: Path) -> bool:
-    """Return whether the file has a backslash before a quote at all, which few have."""
+    """Return whether the file has a backslash before any quote, which is rare."""
     with path.open("rb") as file:
         last = b""
         while block := file.read(BLOCK_BYTES):

@@ -20,7 +20,7 @@ from drivetrain.job.formatting import printable
 from drivetrain.system.files import parse_json
 
 EMPTY_CELL_BYTES = 4
-"""Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
+"""Bytes counted for an empty cell: in a column of numbers it takes 8, in a column of truth values a bit."""
 SHORTEST_LINE = len(b'{"a":1}')
 """Bytes of the shortest line with a key."""
 _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
@@ -34,7 +34,7 @@ LARGEST_BLOCK = 1 << 28
 
 
 class JsonlReader:
-    """Reads one file."""
+    """Reader of one file."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
@@ -50,7 +50,7 @@ class JsonlReader:
         return list(_read_table(self.path, self.key).column_names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
-        """Read these columns; a key that a line lacks gives an empty cell."""
+        """Read these columns; a key missing from a line gives an empty cell."""
         table = _read_table(self.path, self.key)
         # Text that looks like a time would be returned in another form.
         changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
@@ -83,8 +83,8 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
     """Check that a table of some lines fits into memory: it has a cell in each line for each key of any line.
 
     Args:
-        lines: those that are read.
-        size: their bytes.
+        lines: lines to check.
+        size: total bytes of the lines.
     """
     cells = DecodedSize(str(path), key)
     if EMPTY_CELL_BYTES * (size // SHORTEST_LINE) ** 2 <= cells.limit:
@@ -96,7 +96,7 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
 
 
 def _restore_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
-    """Read times with a zone again, since the reader drops the zone; a column where only some have one stays text."""
+    """Read times with a zone again, since the reader drops the zone; a column with a zone in some cells stays text."""
     times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
     if not times:
         return table
@@ -138,7 +138,7 @@ def _parse_object(line: bytes, line_title: str) -> dict[str, Any]:
 
     Raises:
         UnicodeDecodeError: if the line is not UTF-8.
-        ValueError: with the title of the line and what is wrong.
+        ValueError: with the title of the line and the problem.
     """
     try:
         value = parse_json(line)

@@ -22,7 +22,7 @@ from drivetrain.errors import DataError
 WRITE = "write it with numpy.savez_compressed, without Python objects"
 """Advice about a file that cannot be read."""
 MAX_HEADER_BYTES = 1 << 16
-"""Bytes of a member within which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
+"""Largest size of a member's header: numpy writes 128 bytes, and refuses more than 10,000 characters."""
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compressions that numpy writes. Others unpack a few bytes to gigabytes at once, whatever size is requested."""
 _FAILURES = (RuntimeError, SyntaxError, TypeError, KeyError, zlib.error, struct.error, tokenize.TokenError)
@@ -35,12 +35,12 @@ def open_npz(path: Path) -> Iterator[Any]:
     """Open the file as `numpy.load(..., allow_pickle=False)` does.
 
     Raises:
-        ValueError, OSError, EOFError, zipfile.BadZipFile: if it is no .npz file.
+        ValueError, OSError, EOFError, zipfile.BadZipFile: if it is not an .npz file.
     """
     # numpy would leave the file open if it is no .npz.
     with path.open("rb") as raw:
         if raw.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            # numpy would make room for what its header declares.
+            # numpy would allocate the size that its header declares.
             raise ValueError("it is one array (.npy), not an .npz file")
         raw.seek(0)
         with np.load(raw, allow_pickle=False) as file:
@@ -49,7 +49,7 @@ def open_npz(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def refuse_unreadable(path: Path, key: str, possible: str, action: str) -> Iterator[None]:
-    """Raise a DataError if the file cannot be read in the block; `key` is empty for a file of the command line."""
+    """Raise a DataError if the file cannot be read in the block; `key` is empty for a command line file."""
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, NotImplementedError) as error:
@@ -65,10 +65,10 @@ def read_arrays(
     """Read arrays by their names.
 
     Args:
-        key: the spec key that names the file; empty for one of the command line.
+        key: the spec key that names the file; empty for a file of the command line.
         possible: the arrays of such a file, for messages.
         save: the call that saves them.
-        action: what to do about a file that cannot be read.
+        action: advice on a file that cannot be read.
 
     Raises:
         DataError: if the file cannot be read, or lacks an array.
@@ -85,12 +85,12 @@ def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic
 
     Raises:
         DataError: if it takes more memory than is free.
-        ValueError: if it is no array, or holds Python objects.
+        ValueError: if it is not an array, or holds Python objects.
     """
     try:
         entry = name if name in file.zip.namelist() else f"{name}.npy"
         shape, kind = _read_header(file.zip, entry)
-        # Python's integers do not overflow, as the product of numpy would.
+        # Python's integers do not overflow; the product of numpy would.
         decoded_size.check_fits(math.prod(map(abs, shape)) * kind.itemsize, f"array `{name}` of {path}", key)
         value = file[name]
     except MemoryError as error:
@@ -103,7 +103,7 @@ def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic
 
 
 def empty_cells(array: npt.NDArray[Any], cells: Collection[str]) -> npt.NDArray[Any]:
-    """Replace the numbers that are in `cells`, the texts of `data.missing`, by NaN."""
+    """Replace numbers that are in `cells`, the texts of `data.missing`, with NaN."""
     numbers = []
     for cell in cells:
         with suppress(ValueError):
@@ -120,10 +120,10 @@ def empty_cells(array: npt.NDArray[Any], cells: Collection[str]) -> npt.NDArray[
 
 
 def shapes(path: Path) -> dict[str, Shape]:
-    """Shape and dtype of every array of a file, read from the headers only.
+    """Read the shape and dtype of every array of a file, from the headers only.
 
     Raises:
-        ValueError: if a member is no array.
+        ValueError: if a member is not an array.
         OSError, zipfile.BadZipFile: if the file cannot be read.
     """
     with zipfile.ZipFile(path) as archive:
@@ -138,7 +138,7 @@ def _name_file(path: Path, key: str) -> str:
 
 
 def _read_header(archive: zipfile.ZipFile, entry: str) -> Shape:
-    """Shape and dtype of a member, of which only the first bytes are unpacked."""
+    """Read the shape and dtype of a member; only its first bytes are unpacked."""
     info = archive.getinfo(entry)
     if info.compress_type not in COMPRESSIONS:
         raise ValueError(f"{entry} is compressed in a way that numpy does not write")
@@ -156,7 +156,7 @@ def find_axis_order(shape: Sequence[int], path: Path, key: str) -> str:
     """Return the order of the axes of `x`: time-channels if the second is longer than the last.
 
     Raises:
-        DataError: if it is not, and there are several channels either way.
+        DataError: if it is not longer, and there are several channels either way.
     """
     if shape[2] == 1 or shape[1] > shape[2]:
         return "time-channels"

@@ -1,4 +1,4 @@
-"""Finds out how the numbers of a CSV file are written, and reads them: decimal commas, thousands, percent signs.
+"""Detects the form of the numbers of a CSV file, and reads them: decimal commas, thousands, percent signs.
 
 `1.234,5` and `0,5` show decimal commas, `1,234.5` and `0.5` decimal points. `1,234` alone can be both, so a file with
 nothing but such numbers is an error. Semicolons separate columns in many languages that write decimal
@@ -22,12 +22,12 @@ from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import clean_text
 
 Parse = Callable[[Sequence[str], Sequence[str]], Any]
-"""(columns, those of them to keep as text) -> a pyarrow table."""
+"""(columns, columns to keep as text) -> a pyarrow table."""
 SIGN_NAMES = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
 MIN_NUMBER_SHARE = 0.5
-"""Share of numbers among the filled cells from which on a text column is read as numbers."""
+"""Smallest share of numbers among the filled cells for which a text column is read as numbers."""
 SAMPLED_TEXTS = 1000
-"""Number of texts of a column that are checked first, to leave out columns that cannot be numbers."""
+"""Number of texts of a column that are checked first, to skip columns that cannot be numbers."""
 _STARTS = r"^\s*\(?\s*[-+\x{2212}\x{fe63}\x{ff0d}\x{2013}]?\s*[%€$£]?\s*[.,]?\d"
 _SPACES = " \t\u00a0\u202f\u2009"
 _THOUSANDS_SPACES = "[ '\u2019\u00a0\u202f\u2009]"
@@ -53,27 +53,25 @@ DECIMALS = ("point", "comma")
 class _Column:
     name: str
     cells: Any
-    """Trimmed texts without signs and spaces between thousands, with a hyphen for any minus sign; null where there is no
-    value.
-    """
+    """Trimmed texts without signs and spaces between thousands, with a hyphen for any minus sign; null for no value."""
     sign: str
-    """A percent sign or a currency; empty without one."""
+    """Percent sign or currency; empty for none."""
     bare: Any = None
     """Whether a cell has a value without the sign; None if the column has no sign."""
     marks: dict[str, int] = field(default_factory=dict)
-    """How many cells have a mark for no value, by the mark."""
+    """Number of cells with a mark of a missing value, by mark."""
 
 
 def read(
     table: Any, text: Sequence[str], parse: Parse, key: str, path: Path, delimiter: str, files: CsvFiles
 ) -> tuple[Any, str | None, list[str], dict[str, str]]:
-    """Read the numbers of a parsed table that its parser took for text, or read by the rules of another language.
+    """Read the numbers that the parser of a table took for text, or read by the rules of another language.
 
     Args:
-        table: a pyarrow table, of which numbers with a point are read already.
-        text: columns that stay as they are.
-        parse: reads columns of the file again, as text.
-        files: what is declared, and the dialect that decides if the file does not show it.
+        table: a pyarrow table; its numbers with a point are already read.
+        text: columns to keep unchanged.
+        parse: function that reads columns of the file again, as text.
+        files: the declared settings, and the dialect that decides if the file does not show it.
 
     Returns:
         The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or currency of
@@ -128,7 +126,7 @@ def _keep_zeros(table: Any, text: Sequence[str], parse: Parse) -> Any:
 
 
 def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:
-    """Convert text columns that have only truth values and marks for no value to truth values; also returns notes."""
+    """Convert text columns with only truth values and missing values to truth values; also returns notes."""
     notes = []
     for position, part in enumerate(table.schema):
         if part.name in text or not types.is_string(part.type):
@@ -152,9 +150,9 @@ def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tupl
 def _check_units_of_training(
     table: Any, kinds: Mapping[str, Any], units: Mapping[str, str], key: str, path: Path, files: CsvFiles
 ) -> list[str]:
-    """Refuse a column that is in percent here and was not in training, or the other way round: 0.5 is not 0.5 %.
+    """Refuse a column in percent that was not in percent in training, or the reverse: 0.5 is not 0.5 %.
 
-    A column in another currency is refused, too. Numbers without one are taken to be in that of training; a note says so.
+    A column in another currency is refused, too. Without a currency, the currency of training is assumed, with a note.
 
     Zeros and empty cells are the same in both forms.
     """
@@ -184,7 +182,7 @@ def _check_units_of_training(
 
 
 def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
-    """Return whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
+    """Return whether at least half of the distinct texts are numbers, and one of them needs its form detected."""
     distinct = compute.unique(column)
     start = distinct.slice(0, SAMPLED_TEXTS)
     if _count_matches(start, _STARTS) < len(start) / 10:
@@ -192,7 +190,7 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
         return False
     cleaned = _clean_cells(distinct, "", missing)
     cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
-    # As they are written: the parser has read them as text for the sake of the others.
+    # Plain numbers as written: the parser read them as text because of the other cells.
     plain, lists = _count_matches(distinct, _PLAIN), _count_matches(cells, _LIST)
     number = [number_marks.match(cells, _fill_in_signs(_NUMBER, name)) for name in DECIMALS]
     either = compute.sum(compute.or_(*number)).as_py() or 0
@@ -206,7 +204,7 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
 
 
 def _check_percent(column: _Column, converted: Any, key: str, path: Path) -> None:
-    """Refuse numbers of which only some are in percent: 50% would be 50, and 0.5 beside it 0.5."""
+    """Refuse a column with only some numbers in percent: 50% would be 50, and 0.5 next to it 0.5."""
     if column.sign != "%" or types.is_string(converted.type):
         return
     row = compute.index(compute.and_(column.bare, compute.not_equal(converted, 0)), True).as_py()
@@ -224,7 +222,7 @@ def _count_matches(cells: Any, pattern: str) -> int:
 
 
 def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
-    """Trim the cells of a text column, empty its marks for no value, and remove its sign."""
+    """Trim the cells of a text column, empty its marks of missing values, and remove its sign."""
     cells = compute.utf8_trim(column, _SPACES)
     marks = number_marks.count_missing_marks(cells)
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))

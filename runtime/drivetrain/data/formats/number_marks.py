@@ -18,11 +18,11 @@ RARE_MISSING_MARKS = (
     *("#VALOR!", "#\u00a1REF!", "#\u00a1NUM!", "#\u00a1NULO!", "#\u00bfNOMBRE?", "#WERT!", "#BEZUG!", "#ZAHL!"),
     *("#VALEUR!", "#VALORE!", "#NOME?", "#NOM?"),
 )
-"""Accepted in columns of numbers only; a note tells the user where they occur."""
+"""Marks accepted in columns of numbers only; a note reports where they occur."""
 MISSING_NUMBERS = (*COMMON_MISSING_MARKS, *RARE_MISSING_MARKS)
 """Cells that count as missing in columns of numbers; in columns of text only an empty cell does."""
 _MINUS_SIGNS = "[\u2212\ufe63\uff0d]"
-"""The typographic minus sign, and those of small and of full-width letters."""
+"""Typographic minus sign, and its small and full-width forms."""
 
 
 def unify_signs(cells: Any) -> Any:
@@ -59,7 +59,7 @@ def have_leading_zeros(cells: Any) -> bool:
 
 
 def count_missing_marks(cells: Any) -> dict[str, int]:
-    """Number of cells with a rare mark of a missing value, by the mark."""
+    """Count the cells with each rare mark of a missing value."""
     from pyarrow import array, compute
 
     marked = cells.filter(compute.is_in(cells, array(RARE_MISSING_MARKS, cells.type)))

@@ -1,4 +1,4 @@
-"""Reads Parquet files: typed columns, some rows at a time, so many that they fit into memory.
+"""Reads Parquet files: typed columns, in batches of rows that fit into memory.
 
 A column may write a text of megabytes once and refer to it from a million rows (a dictionary). Such a column is read as it is
 written, and its texts are counted before each row gets its own.
@@ -22,16 +22,16 @@ from drivetrain.errors import DataError
 MAX_CHUNK_BYTES = 1 << 30
 """Most bytes of text in a chunk that is converted at once."""
 MEMORY_PARTS = 16
-"""A batch of rows takes at most the memory divided by this."""
+"""Divisor of the free memory that gives the largest size of a batch of rows."""
 MAX_BATCH_ROWS = 1 << 20
 """Most rows of a batch, for a table that is read as a whole."""
 MAX_PACKING = 1000
-"""Largest ratio of the content of texts or images to their compressed page that can occur."""
+"""Largest plausible ratio of the size of texts or images to their compressed page."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
 class ParquetReader:
-    """Reads one file, or all files of a table in several."""
+    """Reader of one file, or of all files of a table in several files."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
@@ -51,7 +51,7 @@ class ParquetReader:
             raise
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
-        """Read these columns; dictionary columns as their values, classes by their names."""
+        """Read these columns, with values for dictionary columns and names for class numbers."""
         return concat_tables([self._read(path, columns) for path in self.files], promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
@@ -65,7 +65,7 @@ class ParquetReader:
 
 
 def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
-    """Replace dictionary columns by their values, and convert all text to one type.
+    """Replace dictionary columns with their values, and convert all text to one type.
 
     Writers use string, large_string (pandas 3, polars) and string_view for the same text, and not every computation
     knows all of them.
@@ -95,7 +95,7 @@ def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
 
 
 def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Text of any type as `string`, whose chunks hold two gigabytes at most."""
+    """Convert text of any type to `string`, whose chunks hold two gigabytes at most."""
     chunks = list(column.chunks)
     small = []
     while chunks:
@@ -109,16 +109,16 @@ def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _count_bytes(array: Any, *, reserved: bool = False) -> int:
-    """Count the bytes of an array once its dictionaries, also those in structs and lists, are replaced by their values.
+    """Count the bytes of an array once its dictionaries, also in structs and lists, are replaced with their values.
 
-    With `reserved`, the bytes that Arrow reserves for that: each value is taken for one of mean length.
+    With `reserved`, count the bytes that Arrow reserves for this: it assumes the mean length for each value.
     """
     if types.is_dictionary(array.type):
         values = array.dictionary
         if reserved:
             return len(array) * (int(values.nbytes) // max(1, len(values)))
         if types.is_nested(values.type):
-            # Rare: each is taken for as long as all of them.
+            # Rare: each value is assumed to be as long as all of them.
             return len(array) * int(values.nbytes)
         if types.is_primitive(values.type) or types.is_fixed_size_binary(values.type):
             return len(array) * max(1, int(values.type.bit_width) // 8)
@@ -133,16 +133,16 @@ def _count_bytes(array: Any, *, reserved: bool = False) -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One column of a row group, as its metadata describe it."""
+    """One column of a row group, as described by its metadata."""
 
     path: str
     """Path of the column, with dots before the fields of a struct."""
     size: int
-    """Bytes of all values, where none is shared."""
+    """Bytes of all values if none is shared."""
     value: int
-    """Bytes that a value takes at most, or on average if each is written in full."""
+    """Largest number of bytes of a value, or the mean if each value is written in full."""
     largest: int
-    """Bytes that are decoded at once, however few rows are read."""
+    """Number of bytes that are decoded at once, however few rows are read."""
     has_dictionary: bool
     """Whether texts are written once, and rows refer to them."""
 
@@ -159,13 +159,13 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
         groups = [list(_iterate_chunks(opened, group, columns)) for group in range(opened.num_row_groups)]
     if missing := sorted(set(columns) - set(schema.names)):
         raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
-    # Parts that grow while they are decoded take memory beside those that are done.
+    # Parts that grow while they are decoded take memory next to the finished ones.
     limit = decoded_size.free_memory() * 3 // 4
     if rows is None:
         DecodedSize(subject, key, limit).add(sum(chunk.size for group in groups for chunk in group))
     texts = {chunk.path for group in groups for chunk in group if chunk.has_dictionary}
     kinds = pyarrow.schema([_replace_views(schema.field(name)) for name in columns])
-    # What is declared may be wrong, so the decoded batches are counted, too.
+    # The declared sizes may be wrong, so the decoded batches are counted, too.
     size, part_limit, parts, count = DecodedSize(subject, key, limit), limit // MEMORY_PARTS, [], 0
     with parquet.ParquetFile(source, metadata=metadata, read_dictionary=sorted(texts)) as file:
         for number, group in enumerate(groups):
@@ -186,7 +186,7 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
 
 
 def _replace_views(field: pyarrow.Field) -> pyarrow.Field:
-    """Return a field with plain texts where it has views, since a dictionary cannot become views."""
+    """Return a field with plain texts in place of views, since a dictionary cannot become views."""
     kind = field.type
     if types.is_string_view(kind) or types.is_binary_view(kind):
         kind = string() if types.is_string_view(kind) else binary()

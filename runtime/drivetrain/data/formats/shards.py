@@ -28,7 +28,7 @@ FEATURES = b"huggingface"
 
 
 def files(path: Path, key: str) -> list[Path]:
-    """Return the files of a table: the first one of several stands for all of them.
+    """Return all files of a table; the first file of several stands for all of them.
 
     Raises:
         DataError: if one is missing; names `key`.
@@ -84,12 +84,12 @@ def _list_numbered(path: Path, key: str) -> list[Path]:
 
 
 def class_names(table: pyarrow.Table) -> pyarrow.Table:
-    """Replace class numbers by the names of classes that the table itself stores; -1 is no class."""
+    """Replace class numbers with the class names that the table itself stores; -1 is no class."""
     return with_names(table, _read_class_names(table.schema.metadata or {}))
 
 
 def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]]) -> pyarrow.Table:
-    """Replace class numbers by names, in the columns of `names_by_column`; -1 is no class.
+    """Replace class numbers with names, in the columns of `names_by_column`; -1 is no class.
 
     Raises:
         DataError: if the names of all rows do not fit into memory.
@@ -112,7 +112,7 @@ def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]
 
 
 def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
-    """Return whether cells are whole numbers; those of a CSV are text if the labels of the job are."""
+    """Return whether all cells are whole numbers; in a CSV they are text if the job reads its labels as text."""
     from pyarrow import compute, types
 
     if types.is_integer(column.type):
@@ -134,7 +134,7 @@ def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
 
 
 def find_declared_names(path: Path) -> dict[str, list[str]]:
-    """Class names by column of the dataset that a file in the cache belongs to; none for other files."""
+    """Find the class names by column of the dataset that a cached file belongs to; none for other files."""
     folder = snapshot(path)
     if folder is None:
         return {}
@@ -146,7 +146,7 @@ def find_declared_names(path: Path) -> dict[str, list[str]]:
 
 
 def parse_declared_names(readme: str, path: Path) -> dict[str, list[str]]:
-    """Class names by column, from the configuration whose name is a part of the path, or from the only one."""
+    """Read the class names by column, from the configuration named in the path, or from the only one."""
     dataset_info = read_header(readme).get("dataset_info")
     configurations = [
         row for row in (dataset_info if isinstance(dataset_info, list) else [dataset_info]) if isinstance(row, dict)
@@ -167,7 +167,7 @@ def _iterate_class_names(rows: list[dict[str, object]]) -> Iterator[tuple[str, l
         names = label.get("names") if isinstance(label, Mapping) else None
         texts = names.values() if isinstance(names, Mapping) else names if isinstance(names, list) else ()
         if any(isinstance(text, list | dict) for text in texts):
-            # YAML references to lists of references would be written out to gigabytes.
+            # YAML references to lists of references would expand to gigabytes.
             continue
         if isinstance(names, list):
             yield str(row.get("name")), [str(name) for name in names]

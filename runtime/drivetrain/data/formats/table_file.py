@@ -53,10 +53,10 @@ def read(
     Args:
         required: required columns, each with the spec key that names it.
         text: columns that are kept as text: a label 007 stays 007.
-        csv: how CSV files are written; what is detected in this file is added to it. None: as the file shows.
+        csv: format of CSV files; the format detected in this file is added to it. None to detect it.
 
     Returns:
-        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; for CSV and
+        A pyarrow.Table with at least one row, columns in the order of the file. Types are as in the file; for CSV and
         JSONL the type that all cells of a column can be parsed as: bool, int64, double, date, time, timestamp, string.
 
     Raises:
@@ -101,7 +101,7 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
 
 
 def _rename(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
-    """Rename the columns; what pandas has stored beside the columns stays."""
+    """Rename the columns; the metadata that pandas stored stays."""
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
@@ -114,10 +114,10 @@ def _check_content(table: pyarrow.Table, path: Path, key: str) -> None:
 
 
 def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path) -> None:
-    """Check that all required columns are there.
+    """Check that all required columns exist.
 
     Raises:
-        DataError: naming all that are missing, with the key that names the first and the name most similar to it.
+        DataError: naming all missing columns, the key that names the first and the name most similar to it.
     """
     missing = [name for name in required if name not in names]
     if missing:
@@ -132,9 +132,9 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
 
 @contextmanager
 def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
-    """The reader of a table with content; what it refuses in the block is reported to the user."""
+    """Open a table with content; errors of its reader in the block are reported to the user."""
     suffix = _check_suffix(path, key)
-    # They import pyarrow, which not every task needs.
+    # The readers import pyarrow, which not every task needs.
     from pyarrow import ArrowException
 
     from drivetrain.data.formats import arrow_file, csv_file, jsonl_file, parquet_file
@@ -191,7 +191,7 @@ def check_installed(path: Path, key: str) -> None:
 
 
 def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
-    """Integers and booleans of these columns as text; other types stay, for the caller to check."""
+    """Convert integers and booleans of these columns to text; other types stay, for the caller to check."""
     from pyarrow import string, types
 
     for name in names:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MIN_NUMBERED_ROWS = 20
-"""Smallest number of rows that a column with equal steps other than 1 is taken to number."""
+"""Smallest number of rows for which equal steps other than 1 count as row numbers."""
 _INDEX_NAME = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
 """Names of columns that pandas writes for an index without a name, in Parquet and in CSV."""
 
@@ -36,11 +36,11 @@ class Roles:
 
     @property
     def names(self) -> list[str]:
-        """All columns."""
+        """All columns, the numeric ones first."""
         return [*self.numeric, *self.categorical]
 
     def notes(self) -> list[str]:
-        """Return a note that lists both kinds, and those on single columns."""
+        """Return a note that lists both kinds of columns, and the notes on single columns."""
         parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
         return [
             "; ".join(f"{len(names)} {kind}: {list_names(names, 8)}" for names, kind in parts if names),
@@ -49,7 +49,7 @@ class Roles:
 
 
 def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
-    """Decide the role of each column of a table without ignored columns: as the job says, else by its type.
+    """Assign a role to each column, as the job says or else by its type; the table has no ignored columns.
 
     Raises:
         DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.

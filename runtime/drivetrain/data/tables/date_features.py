@@ -20,17 +20,17 @@ CLOCK_PARTS = ("hour", "minute", "days")
 
 @dataclass(frozen=True)
 class DateFeatures:
-    """The rule by which columns of dates are replaced by columns of numbers."""
+    """Rule that replaces columns of dates with columns of numbers."""
 
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The parts to extract from each column of dates, such as `month`, as the spec writes them."""
+    """Parts to extract from each column of dates, such as `month`, as the spec writes them."""
     form: str | None = None
-    """The form of the dates that the job declares, as in `times.read`; None to recognize it."""
+    """Form of the dates that the job declares, as in `times.read`; None to detect it."""
     forms: dict[str, str] = field(default_factory=dict)
-    """The form of each column of dates in the first file, unless it is in ISO format."""
+    """Form of each column of dates in the first file; columns in ISO format are not listed."""
     zones: dict[str, str] = field(default_factory=dict)
-    """The time zone of the numbers, by column of dates; an empty text for times without a zone. It is set from the first
-    file that is read, and later files are converted to it.
+    """Time zone of the numbers, by column of dates; empty for times without a zone. The first file sets the zone, and
+    later files are converted to it.
     """
 
     @property
@@ -39,7 +39,7 @@ class DateFeatures:
         return [f"{name}.{part}" for name, parts in self.parts.items() for part in parts]
 
     def list_source_columns(self, names: Sequence[str]) -> list[str]:
-        """List the columns of a file that are needed for these columns, some of which are made of dates."""
+        """List the columns of a file that these columns need. Some of these columns are made from dates."""
         from_dates = set(self.names)
         return [*(name for name in names if name not in from_dates), *(self.parts if from_dates & set(names) else ())]
 
@@ -50,7 +50,7 @@ class DateFeatures:
             The table, with int64 columns, or double for `days`; and the reasons why rows have no date, by row.
 
         Raises:
-            DataError: if a column holds no dates, or the file has one of the new columns already.
+            DataError: if a column holds no dates, or the file already has one of the new columns.
         """
         reasons: dict[int, str] = {}
         table_paths.check_date_columns(self.names, table.column_names, source.path, source.key)
@@ -68,7 +68,7 @@ class DateFeatures:
         return table, reasons
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values from which `from_json` rebuilds the rule; empty if there are no dates."""
+        """Return the rule as plain JSON values for `from_json`; empty if there are no dates."""
         if not self.parts:
             return {}
         return {
@@ -79,7 +79,7 @@ class DateFeatures:
         }
 
     def notes(self) -> list[str]:
-        """Notes on the forms that were recognized, and on the columns whose times have a zone."""
+        """Return notes on the forms that were detected, and on the columns whose times have a zone."""
         forms = [f"{name}: times in the form {form}" for name, form in self.forms.items() if form != self.form]
         return forms + [
             f"{name}: times with a zone, whose numbers are those in {zone}" for name, zone in self.zones.items() if zone
@@ -89,7 +89,7 @@ class DateFeatures:
         """Check that the times have the parts that the job asks for, and note the form of the first file.
 
         Raises:
-            DataError: for parts of a date where there is none.
+            DataError: if the job asks for parts of a date and the times have no date.
         """
         missing = [part for part in self.parts[name] if part not in CLOCK_PARTS]
         if missing and times.has_clock_alone(parsed_times.form):
@@ -104,10 +104,10 @@ class DateFeatures:
             self.forms[name] = parsed_times.form
 
     def _convert_zone(self, values: Any, name: str, source: Source) -> Any:
-        """Convert times to the zone of their column, which is set to that of the times if this is the first file.
+        """Convert times to the zone of their column. The times of the first file set this zone.
 
         Raises:
-            DataError: if they have a zone and the column has none, or the other way round; or if the zone is not known here.
+            DataError: if only the times or only the column has a zone, or if this machine does not know the zone.
         """
         from pyarrow import ArrowInvalid, compute, timestamp
 

@@ -1,8 +1,8 @@
 """Converts table columns to tensors, with statistics of the training rows that are stored with the model.
 
 A number becomes (value - mean) / std. If it is missing, the median takes its place; if training rows lack it too, a
-second number is 1 there and 0 elsewhere. A category becomes its index among those of the training rows: 0 stands for an
-unknown category, 1 for an empty cell if training rows have empty cells.
+second number is 1 there and 0 elsewhere. A category becomes its index among the categories of the training rows: 0
+stands for an unknown category, 1 for an empty cell if training rows have empty cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_EXACT_INTEGER = 2**53
-"""Larger whole numbers are not all float64."""
+"""Largest integer up to which float64 holds every integer exactly."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Number:
         return [scaled, is_missing.astype(np.float32)] if self.missing else [scaled]
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values, those of the scale among them."""
+        """Return plain JSON values, including the values of the scale."""
         values = asdict(self)
         scale: dict[str, object] = values.pop("scale")
         return scale | values
@@ -70,7 +70,7 @@ class Category:
 
     @property
     def size(self) -> int:
-        """Number of indices, including that of unknown categories."""
+        """Number of indices, including the index of unknown categories."""
         return 1 + self.missing + len(self.values)
 
     def index_cells(self, column: pyarrow.ChunkedArray) -> npt.NDArray[np.int32]:
@@ -84,12 +84,12 @@ class Category:
 
 @dataclass(frozen=True)
 class Features:
-    """All columns that the network uses, each with what converts its cells."""
+    """All columns that the network uses, each with the statistics that convert its cells."""
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
     dates: DateFeatures = field(default_factory=DateFeatures)
-    """The rule by which dates become columns of numbers, which comes first."""
+    """Rule that turns dates into columns of numbers; it is applied first."""
 
     @property
     def file_columns(self) -> list[str]:
@@ -122,7 +122,7 @@ class Features:
         return [*(number.name for number in self.numbers), *(category.name for category in self.categories)]
 
     def roles(self) -> Roles:
-        """The role of each column in this run, which applies to a job that starts from it, whatever its file looks like."""
+        """Return the role of each column in this run; a job that starts from it keeps them, whatever its file holds."""
         return Roles([number.name for number in self.numbers], [category.name for category in self.categories])
 
     def to_tensors(self, table: pyarrow.Table) -> Inputs:
@@ -137,7 +137,7 @@ class Features:
         return tuple(_stack_by_row(columns, count, len(table), dtype) for columns, count, dtype in shapes if count)
 
     def note_codes(self, table: pyarrow.Table, rows: Ids, name_row: NameRow, *, is_new: bool = False) -> list[str]:
-        """Notes on the numbers of some rows that are codes such as -9999; `name_row` names a row of the table."""
+        """Return notes on numbers of some rows that are codes such as -9999; `name_row` names a row of the table."""
         lines = []
         for number in self.numbers:
             is_date = number.name in self.dates.names
@@ -148,7 +148,7 @@ class Features:
         return lines
 
     def notes(self, table: pyarrow.Table, source: str, name_row: NameRow) -> list[str]:
-        """Notes on empty cells, on categories that the training rows did not have, and on numbers far from theirs."""
+        """Return notes on cells unlike the training rows: empty cells, unknown categories and distant numbers."""
         lines = []
         for number in self.numbers:
             values = column_values.numbers(table[number.name])[0]
@@ -199,8 +199,8 @@ def fit_features(
 ) -> tuple[Features, list[str]]:
     """Choose the features of a table and compute their statistics from the training rows.
 
-    Each numeric column gets `bins` of equally many training rows; 0 for none. Returns the features, and notes: on each
-    column that is dropped because its value is constant, and on categories that are spelled almost the same.
+    Each numeric column gets `bins` bins of equally many training rows; 0 for none. Returns the features, and notes on
+    columns dropped because their value is constant, and on categories that are spelled almost the same.
     """
     numbers, categories, notes = [], [], []
     empty_shares: dict[str, float] = {}
@@ -246,7 +246,7 @@ def _note_rounded(name: str, column: pyarrow.ChunkedArray, values: column_values
 
 
 def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number | None:
-    """Statistics of a numeric column; None if it is constant or empty."""
+    """Compute the statistics of a numeric column; None if it is constant or empty."""
     is_missing = np.isnan(values)
     has_missing = bool(is_missing.any())
     present = values[~is_missing] if has_missing else values
@@ -258,13 +258,13 @@ def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number |
 
 
 def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:
-    """Return the bounds of bins of equally many values; fewer where values come often, none if one bin is left."""
+    """Return the bounds of bins of equally many values; fewer if values repeat often, none if one bin is left."""
     edges = np.unique(np.quantile(scaled, np.linspace(0, 1, bins + 1), method="nearest"))
     return tuple(edges.tolist()) if len(edges) > 2 else ()
 
 
 def _stack_by_row(columns: Iterator[npt.NDArray[np.generic]], column_count: int, row_count: int, dtype: type) -> Tensor:
-    """Join columns of shape (row_count,) to a tensor (row_count, column_count), contiguous by row, as batches read it."""
+    """Join columns (row_count,) into a tensor (row_count, column_count), contiguous by row, as batches read it."""
     matrix: npt.NDArray[Any] = np.empty((column_count, row_count), dtype)
     for index, column in enumerate(columns):
         matrix[index] = column

@@ -1,4 +1,4 @@
-"""Notes columns that number the rows, or from which alone the target can be told: mostly leaks of the target."""
+"""Notes columns that number the rows, or that predict the target alone: mostly leaks of the target."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 Groups = npt.NDArray[np.int64]
 """The group or class of each row, from 0; shape (N,)."""
 MIN_ROWS = 20
-"""Smallest number of training rows that is examined: fewer prove nothing."""
+"""Smallest number of training rows to examine: fewer prove nothing."""
 MAX_COMPARED_ROWS = 20_000
-"""Number of rows by which columns are compared with the target."""
+"""Largest number of rows used to compare columns with the target."""
 NEIGHBOR_ROWS = 8
 """Number of rows with neighboring values that form a group, if most numbers of a column are distinct."""
 MAX_COUNT_CELLS = 20_000_000
 """Largest number of cells in a table of counts by group and class; columns that need more are skipped."""
 MIN_EXPLAINED_SHARE = 0.98
-"""A column that alone explains at least this share of the target is named."""
+"""Smallest share of the target that a column alone must explain to get a note."""
 MAX_LISTED_COLUMNS = 5
-"""Largest number of columns that are named for one reason."""
+"""Largest number of columns named for one reason."""
 
 
 def note_revealing(
@@ -41,10 +41,10 @@ def note_revealing(
     dates: list[str],
     remedy: str = "data.ignore: [{}]",
 ) -> list[str]:
-    """A note on each column that numbers the rows, and on each from which alone the target can be told, in training rows.
+    """Return a note on each column that numbers the training rows, and on each that alone predicts their target.
 
-    `dates` are columns that are made of dates, which follow each other without being numbers of rows. `remedy` is the setting
-    that leaves a column out, for messages; {} stands for its name.
+    `dates` are columns made from dates, which may follow each other without numbering the rows. `remedy` is the setting
+    that ignores a column, for messages; {} stands for its name.
     """
     if len(rows) < MIN_ROWS:
         return []
@@ -71,7 +71,7 @@ def note_revealing(
 
 
 def _limit_lines(lines: list[str], reason: str) -> list[str]:
-    """Return the first lines, and one with the number of the others."""
+    """Return the first lines, then a line with the number of the remaining ones."""
     hidden_count = len(lines) - MAX_LISTED_COLUMNS
     return [*lines[:MAX_LISTED_COLUMNS], f"and {hidden_count:,} more columns {reason}"] if hidden_count > 0 else lines
 
@@ -112,15 +112,15 @@ def _group_rows(table: pyarrow.Table, name: str, rows: Ids, is_category: bool) -
 
 @dataclass(frozen=True)
 class _Sample:
-    """The targets of the rows by which columns are compared."""
+    """Targets of the rows that are used to compare columns."""
 
     name: str
     classes: Groups | None
-    """The class of each row, from 0; None for numbers."""
+    """Class of each row, from 0; None for numbers."""
     numbers: column_values.Numbers
 
     def explain(self, groups: Groups) -> tuple[float, str]:
-        """How well the target of a row follows from the other rows of its group: from 0, nothing is said of it, to 1; in words."""
+        """Return how well the other rows of a group predict a row's target, from 0 (not at all) to 1; in words too."""
         if self.classes is None:
             share = max(0.0, float(np.mean([_measure_variance(groups, column) for column in self.numbers.T])))
             return share, f"alone it explains {share:.1%} of the variance of {self.name}"
@@ -132,7 +132,7 @@ class _Sample:
 
 
 def _measure_accuracy(groups: Groups, classes: Groups) -> float:
-    """The share of rows whose class is the most frequent one among the other rows of their group; ties count half."""
+    """Measure the share of rows whose class is the most frequent of the other rows in their group; ties count half."""
     class_count, group_count = int(classes.max()) + 1, int(groups.max()) + 1
     if class_count * group_count > MAX_COUNT_CELLS:
         return 0.0

@@ -1,4 +1,4 @@
-"""Loads the data of a table job: the rows of a file that can be used, divided, preprocessed once and kept in memory."""
+"""Loads the data of a table job: the usable rows of a file, split, preprocessed once and kept in memory."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ class TableRows:
     roles: Roles
     target: TargetColumn | None
     usable: Ids
-    """The rows that can be used."""
+    """Indices of the usable rows."""
     notes: list[str]
-    """On the rows that cannot be used."""
+    """Notes on the rows that cannot be used."""
 
     def take(self, rows: Ids) -> pyarrow.Table:
         """Take the cells of some rows."""
         return self.table.take(rows) if len(rows) < len(self.table) else self.table
 
     def note_codes(self, fitted: Features, *, is_new: bool = False) -> list[str]:
-        """Notes on the numbers of usable rows that are codes."""
+        """Return notes on numbers of usable rows that are codes."""
         return fitted.note_codes(self.table, self.usable, self.source.name_row, is_new=is_new)
 
     def compare(self, fitted: Features, rows: Ids, name: str) -> list[str]:
-        """Notes on cells of some rows, called `name`, that the training rows did not have."""
+        """Return notes on cells of some rows that are unlike the training rows; `name` names these rows."""
         return fitted.notes(self.take(rows), name, lambda index: self.source.name_row(int(rows[index])))
 
 
 def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earlier: Features | None) -> TableRows:
-    """Read the columns of the training file that the job uses, or those of the earlier run that it starts from.
+    """Read the columns of the training file that the job uses, or that the run it starts from uses.
 
     Raises:
         DataError: if they cannot be used.
@@ -119,7 +119,7 @@ def read_new_rows(source: Source, fitted: Features, target: Sequence[str], class
 
 
 def _select_class_column(target: Sequence[str], classes: bool) -> Sequence[str]:
-    """The target column if it holds classes, which are read as text; empty for multi-label targets and numbers."""
+    """Return the target column if it holds classes, to read it as text; empty for multi-label targets and numbers."""
     return target if classes and len(target) == 1 else ()
 
 
@@ -163,13 +163,13 @@ def _check_rows(
 
 
 def compare_rows(train: TableRows, recorded: InputRecord | None) -> Division:
-    """Compare the usable rows, so that copies, with equal features and targets, are on one side of a split."""
+    """Compare the usable rows, so that copies (equal features and targets) stay on one side of a split."""
     assert train.target is not None
     table, target, rows = train.table, train.target, train.usable
     number_columns = [column_values.numbers(table[name])[0] for name in train.roles.numeric] + list(target.numbers.T)
     text_columns = [column_values.texts(table[name]) for name in train.roles.categorical]
     text_columns += [] if target.texts is None else [target.texts]
-    # Adding 0 makes one zero of the two, and the bits of a NaN are not always the same.
+    # Adding 0 turns -0 into 0, and the bits of a NaN are not always the same.
     bit_patterns = [np.where(np.isnan(cells), np.nan, cells + 0.0).view(np.int64)[rows] for cells in number_columns]
     contents, equal_share = copies.digest_table_rows(
         [*bit_patterns, *(column_values.value_numbers(cells.take(rows)) for cells in text_columns)]
@@ -191,7 +191,7 @@ def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partitio
         target_columns.list_classes(target, rows, "data.train")
     strata, notes = target_columns.find_strata(target, rows), []
     if job.data.groups:
-        # Groups that have copies of one row are joined, so that neither a group nor copies are divided.
+        # Groups that share copies of a row are joined, so that neither groups nor copies are split.
         members = number_groups(column_values.texts(train.table[job.data.groups]).take(rows).to_pylist())
         partition = hold_out_groups(job, strata, job.data.groups, division.join_groups(members), division)
     else:
@@ -220,7 +220,7 @@ class TableSplit:
         return len(self.rows)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
+        """Return numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
         rows = torch.from_numpy(self.rows[ids])
         return tuple(x.index_select(0, rows) for x in self.inputs)
 
@@ -295,7 +295,7 @@ def _fit_features(
     recorded: InputRecord | None,
     earlier: Features | None,
 ) -> tuple[Features, list[str]]:
-    """Return the features as recorded, else computed from the training rows; and notes on them.
+    """Return the recorded features, or else fit them to the training rows; also return notes on them.
 
     Raises:
         DataError: if all features are constant.
@@ -303,7 +303,7 @@ def _fit_features(
     if earlier:
         fitted, notes = earlier, train.compare(earlier, rows, train.source.path.name)
     else:
-        # A resumed run fits too, for the same notes as at its start; the recorded features then replace the fitted ones.
+        # A resumed run also fits, to give the same notes as at its start; then the recorded features replace the fit.
         bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
         fitted, notes = features.fit_features(train.table, train.roles, rows, dates, bins)
     if recorded:
@@ -318,13 +318,13 @@ def _fit_features(
 
 
 def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> TableSplit:
-    """Build a split of some rows of a file, whose preprocessed rows are `inputs`; with targets if they were read."""
+    """Build a split from some rows of a file, with targets if they were read; `inputs` has all preprocessed rows."""
     tensor = target_columns.build_tensor(part.target, rows, head, part.source.key) if part.target else None
     return TableSplit(inputs, rows, {} if tensor is None else {"": tensor}, (part.source.path.name,))
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new rows of files that have the columns that the network uses; errors as of `load_data.load_new`."""
+    """Read new rows of files with the columns that the network uses; raises errors as `load_data.load_new` does."""
     fitted, target = features.from_json(preprocessing), preprocessing["target"]
     split, notes = _read_new(sources, fitted, target, preprocessing["classes"], heads[""])
     return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(sources) == 1 else None)
@@ -333,7 +333,7 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
 def _read_new(
     sources: Sequence[Source], fitted: Features, target: Sequence[str], classes: bool, head: Head
 ) -> tuple[TableSplit, list[str]]:
-    """Read files other than that of the training; returns the rows of all of them, and notes."""
+    """Read files other than the training file; returns the rows of all files, and notes."""
     splits, notes = list[TableSplit](), list[str]()
     for source in sources:
         part = read_new_rows(source, fitted, target, classes)

@@ -1,5 +1,5 @@
-"""Refuses text columns that are dates, identifiers or spoilt numbers. It needs neither numpy nor pyarrow, so that `validate`
-gives the same messages as training.
+"""Refuses text columns that are dates, identifiers or numbers with some text. It needs neither numpy nor pyarrow, so
+that `validate` gives the same messages as training.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
 NUMBERS_SHARE = 0.9
-"""A text column with at least this share of numbers is an error instead of a category."""
+"""Smallest share of numbers for which a text column is an error instead of a category."""
 DIGITS_SHARE = 0.5
-"""A line names a column of text if at least this share of its filled cells hold digits."""
+"""Smallest share of filled cells with digits for which a note names a text column."""
 MOST_INTEGER_CLASSES = 20
-"""Most classes with digits, and most ranges, that are not taken for numbers."""
+"""Largest number of classes with digits, or of ranges, that are not taken for numbers."""
 _LABEL = re.compile(r"[^\W\d_]\D*\d+")
 """A word and a whole number, such as store_3 or Q1."""
 _RANGE = re.compile(r"\W*\d[\d.,]* ?(?:[-\u2013]| to ) ?\W?\d[\d.,]*\D*")
 """A range, such as 18-24 or [0-10)."""
 MAX_CATEGORIES = 50
-"""A text column with at most this many distinct texts is always categorical, whatever the number of rows."""
+"""Largest number of distinct texts that always make a text column categorical, however few rows there are."""
 
 
 def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: str) -> None:
-    """Refuse a column of dates, or with nearly as many distinct `texts` as it has filled cells.
+    """Refuse a column of dates, or a column with more distinct `texts` than half of its filled cells.
 
     Raises:
         DataError: if it is such a column.
@@ -48,7 +48,7 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
 
 
 def note_digits(name: str, counts: Mapping[str, int]) -> list[str]:
-    """A line on a column of text whose cells mostly hold digits, which names three; `counts` has the rows of each cell."""
+    """Return a line on a text column whose cells mostly hold digits, with examples; `counts` has the rows by cell."""
     share, examples, other_cells = _find_digits(counts)
     padded = next(filter(has_leading_zero, counts), "")
     if share < DIGITS_SHARE:
@@ -68,7 +68,7 @@ def has_leading_zero(cell: str) -> bool:
 
 
 def note_digit_classes(name: str, counts: Mapping[str, int]) -> list[str]:
-    """Return a line on a target of so many classes with digits that they look like numbers; it names three."""
+    """Return a line, with examples, on a target whose many classes with digits look like numbers."""
     share, examples, _ = _find_digits(counts)
     if len(counts) <= MOST_INTEGER_CLASSES or share < DIGITS_SHARE:
         return []
@@ -79,7 +79,7 @@ def note_digit_classes(name: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _find_digits(counts: Mapping[str, int]) -> tuple[float, str, list[str]]:
-    """The share of cells with digits that are no labels, three of them, and the other cells, the most frequent first."""
+    """Return the share of cells with digits that are no labels, three examples, and the other cells by frequency."""
     are_few = len(counts) <= MOST_INTEGER_CLASSES
     labels = {cell for cell in counts if _LABEL.fullmatch(cell) or (are_few and _RANGE.fullmatch(cell))}
     with_digits = [cell for cell in counts if any(map(str.isdigit, cell)) and cell not in labels]
@@ -92,7 +92,7 @@ def _find_digits(counts: Mapping[str, int]) -> tuple[float, str, list[str]]:
 
 
 def date_column_error(name: str, source: str, kind: str, form: str | None = None) -> DataError:
-    """The error for a column of dates of which the job makes no numbers; `form` is the result of `times.find_form`."""
+    """Return the error for a column of dates without `data.dates`; `form` is the result of `times.find_form`."""
     # The share of the day keeps the seconds, which a duration may have.
     parts = "hour, minute, days" if times.has_clock_alone(form) else "year, month, weekday"
     forms = [repr(one) for one in form.split(" or ")] if form and " or " in form else []
@@ -105,7 +105,7 @@ def date_column_error(name: str, source: str, kind: str, form: str | None = None
 
 
 def mixed_numbers_error(name: str, source: str, text_count: int, first_text: str) -> DataError:
-    """The error for a column of numbers of which some cells, or all, are text; with place and text of the first of them."""
+    """Return the error for a number column with text in some or all cells; `first_text` shows the first such cell."""
     finding = f"are numbers but {text_count:,}: {first_text}" if text_count else "are numbers written as text"
     return DataError(
         f'data.train: cells of column "{name}" of {source} {finding}',
