@@ -1,7 +1,7 @@
 """Finds the tables in a folder and their splits, by names such as train.csv; also shards and folders of save_to_disk.
 
 A split is named by its first file. Nothing is read but names and the small JSON files of the datasets library.
-Spreadsheets and compressed files are no tables, and are refused with the command that makes a CSV of them.
+Spreadsheets and compressed files are refused with the command that converts them to a CSV.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test": image_paths.TEST}
 """Names of tables that stand for each split."""
 SCRIPT = ".py"
-"""Ends the names of files of code, which datasets once came with."""
+"""Suffix of files of code, which older datasets contain."""
 POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
 SPREADSHEETS = {
     **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls"), "an Excel file"),
@@ -34,7 +34,7 @@ _COMPRESSED = {
     b"BZh": ("bzip2", "bz2", "bunzip2 -k"),
     b"\xfd7zXZ": ("xz", "xz", "unxz -k"),
 }
-"""Compressed files by their first bytes: the name, the suffix and the command that unpacks them."""
+"""Name, suffix and unpacking command of compressed files, by their first bytes."""
 _TAR_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _TO_PARQUET = "import pyarrow.{0} as old, pyarrow.parquet as new; new.write_table(old.read_table(REPR), NEW)"
 _FIRST_TABLE = (
@@ -54,17 +54,17 @@ _CONVERTED = {
         ("an SQLite database, of which this writes the first table", ".csv", ["python3", "-c", _FROM_SQLITE]),
     ),
 }
-"""Files by their suffix: what they are, the suffix of the converted table, and the program that converts them."""
+"""Description, suffix of the converted table, and converting program of other files, by their suffix."""
 _READABLE = "a CSV, TSV, JSONL or Parquet file"
 _OFFICE_OPTIONS = '--convert-to "csv:Text - txt - csv (StarCalc):44,34,76"'
-"""Commas, quotes and UTF-8, which are otherwise those of the machine's language."""
+"""Options for commas, quotes and UTF-8; without them the machine's language decides."""
 
 
 def find_splits(folder: Path, key: str) -> dict[str, str]:
     """Find the tables in a folder by split: `train`, `validation`, `test`; a single table has the empty name.
 
     Raises:
-        DataError: if it has no table, or several whose names say no split; names `key`.
+        DataError: if it has no table, or several and no split in their names; names `key`.
     """
     try:
         saved = _find_saved(folder, key)
@@ -101,7 +101,7 @@ def find_splits(folder: Path, key: str) -> dict[str, str]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether a folder holds tables with images, as the datasets library writes them, and not folders of images."""
+    """Return whether a folder holds tables with images, as the datasets library writes them, not image folders."""
     if any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json")):
         return True
     try:
@@ -114,7 +114,7 @@ def has_images(folder: Path) -> bool:
 
 
 def find_table(folder: Path, key: str) -> Path:
-    """Return the only table in a folder; raises DataError if there are several, or none; names `key`."""
+    """Return the only table in a folder; raises DataError with `key` if there are several or none."""
     by_split = find_splits(folder, key)
     if "" not in by_split:
         raise DataError(
@@ -140,7 +140,7 @@ def _find_first_file(folder: Path, key: str) -> str:
 
 
 def _read_names(file: Path, key: str, select: Callable[[dict[str, Any]], list[str]]) -> list[str]:
-    """Read the names in a file of save_to_disk; raises DataError if it has none that are below its folder."""
+    """Read the names in a file of save_to_disk; raises DataError if it has none, or one is not below its folder."""
     try:
         names = list(select(parse_json(file.read_bytes(), dict)))
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -157,16 +157,16 @@ def _read_names(file: Path, key: str, select: Callable[[dict[str, Any]], list[st
 
 
 def _stays_below(folder: Path, name: str) -> bool:
-    """Whether a file is below a folder once links are followed; in the hub's cache all files are links to its blobs."""
+    """Return whether a file is below a folder, links followed; in the hub's cache all files are links to blobs."""
     commit = next((path for path in (folder, *folder.parents) if path.parent.name == "snapshots"), None)
     root = commit.parent.parent if commit else folder
     return (folder / name).resolve().is_relative_to(root.resolve())
 
 
 def check_named_files(file: Path, names: Iterable[object], key: str, *, follow_links: bool = False) -> None:
-    """Check that all names of files that a file of data gives are below its folder: a stranger may have written it.
+    """Check that all file names listed in a data file are below its folder, since the file is untrusted.
 
-    Images may be links, as tools for large data make them; tables of a saved dataset are not, if `follow_links`.
+    Images may be links, as tools for large data make them. With `follow_links`, a link out of the folder is refused too.
 
     Raises:
         DataError: if a name leads out of the folder; names `key`.
@@ -192,16 +192,16 @@ def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
         shard = SHARD.fullmatch(name)
         if shard is None or not int(shard["number"]):
             table_stem = shard["stem"] if shard else stem
-            # Two tables with one stem, such as a.csv and a.parquet, are told apart by the full name.
+            # Of two tables with one stem, such as a.csv and a.parquet, the second is listed by its full name.
             by_stem[name if table_stem in by_stem else table_stem] = os.path.join(inside, name)
     return by_stem
 
 
 def check_is_table(path: Path, key: str) -> None:
-    """Check that a file is no container that can be converted to a table, by its name and its first bytes.
+    """Check, by its name and first bytes, that a file is not another format that must be converted to a table.
 
     Raises:
-        DataError: if it is, with the command that converts it; names `key`.
+        DataError: if it must be converted, with the command; names `key`.
     """
     start = b""
     if path.is_file():
@@ -209,7 +209,7 @@ def check_is_table(path: Path, key: str) -> None:
             start = file.read(8)
     suffix, quoted = path.suffix.lower(), shlex.quote(str(path))
     kind = SPREADSHEETS.get(suffix)
-    # A CSV file may be another one with a new name; the readers of other files check how they begin.
+    # A CSV file may be a renamed file of another format; readers of other formats check the first bytes themselves.
     if suffix in (".csv", ".tsv"):
         if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
             kind = "a spreadsheet with the name of a text file"
@@ -248,7 +248,7 @@ def check_is_table(path: Path, key: str) -> None:
 
 
 def check_date_columns(date_columns: Iterable[str], columns: Collection[str], path: Path, label: str) -> None:
-    """Check that a table has none of the columns that are made of its dates; `label` names its key.
+    """Check that a table has none of the columns that are made from its dates; `label` names its key.
 
     Raises:
         DataError: if it has one.
@@ -262,10 +262,10 @@ def check_date_columns(date_columns: Iterable[str], columns: Collection[str], pa
 
 
 def check_suffix(path: Path, key: str, possible: Sequence[str] = SUFFIXES) -> None:
-    """Check that the name of a file says that it is a table, or another file that is `possible`.
+    """Check that a file has the suffix of a table, or another one in `possible`.
 
     Raises:
-        DataError: if it says something else; names `key`.
+        DataError: if it has another suffix; names `key`.
     """
     suffix = path.suffix.lower()
     if suffix in possible:

@@ -1,4 +1,4 @@
-"""Finds the encoding of a text file, and where a file is not in it."""
+"""Finds the encoding of a text file, and the lines of a file that are not in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 BLOCK = 1 << 22
 """Bytes that are read at once."""
 MAX_GUESS_LINES = 2000
-"""Largest number of lines that are not UTF-8 from which the encoding is guessed."""
+"""Largest number of lines outside UTF-8 that are used to guess the encoding."""
 _POSSIBLE_ENCODINGS = (
     *("windows-1252", "windows-1251", "windows-1250", "windows-1254", "iso-8859-15", "cp850", "mac-roman", "shift-jis"),
     "gb18030",
@@ -29,10 +29,10 @@ _IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
 
 
 def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
-    """Find the encoding of a CSV file, in the words of the spec, by its first `max_bytes` bytes; None for all.
+    """Find the encoding of a CSV file from its first `max_bytes` bytes (None for all), in the words of the spec.
 
     Raises:
-        DataError: if it cannot be told, or the declared one is not right; names `key`.
+        DataError: if the encoding is not clear, or the declared one is wrong; names `key`.
         OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
@@ -65,7 +65,7 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
 
 
 def _check_not_utf32(path: Path, key: str, start: bytes) -> None:
-    """Refuse a file in UTF-32, in which most bytes are zero, with or without its byte order mark."""
+    """Refuse a file in UTF-32, with or without its byte order mark; most of its bytes are zero."""
     if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
         raise _conversion_error(f"{key}: {path} is UTF-32", path, "UTF-32")
     if start.count(b"\0") * 5 > 3 * len(start):
@@ -110,7 +110,7 @@ def _iterate_non_ascii_lines(path: Path, max_bytes: int | None) -> Iterator[tupl
 
 
 def _find_bad_lines(path: Path, max_bytes: int | None, most: float) -> tuple[list[tuple[int, bytes]], int]:
-    """At most `most` lines that are not UTF-8, with their numbers, and how many of the others are not ASCII."""
+    """Find up to `most` lines that are not UTF-8, with their numbers, and count the other lines beyond ASCII."""
     bad: list[tuple[int, bytes]] = []
     accented = 0
     for number, line in _iterate_non_ascii_lines(path, max_bytes):
@@ -159,7 +159,7 @@ def _is_western(lines: list[bytes]) -> bool:
     """Return whether text in Windows-1252 looks like a language of Western Europe.
 
     Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, or the
-    currency sign where ISO 8859-15 has that of the euro.
+    general currency sign where ISO 8859-15 has the euro sign.
     """
     letters = pairs = unlikely = total = 0
     for line in lines:
@@ -187,7 +187,7 @@ def check_mark(path: Path, key: str) -> None:
     """Check that a text file is not UTF-16 with a byte order mark, nor UTF-32.
 
     Raises:
-        DataError: if it does; names `key`.
+        DataError: if it is; names `key`.
     """
     with path.open("rb") as file:
         start = file.read(4096)
@@ -200,7 +200,7 @@ def check(path: Path, key: str) -> None:
     """Check that a text file is UTF-8.
 
     Raises:
-        DataError: with the first line that is not, its text in the likely encoding, and how to convert the file.
+        DataError: with the first line that is not UTF-8, its text in the likely encoding, and the converting command.
     """
     try:
         bad, accented = _find_bad_lines(path, None, math.inf)
@@ -212,7 +212,7 @@ def check(path: Path, key: str) -> None:
 
 
 def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
-    """Return the error for the `bad` lines; `accented` counts the other lines that are valid UTF-8 beyond ASCII."""
+    """Return the error for the `bad` lines; `accented` counts the lines that are valid UTF-8 beyond ASCII."""
     number, line = bad[0]
     # Of the two, only Windows-1252 has characters from 0x80 to 0x9F.
     name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"

@@ -1,7 +1,7 @@
 """Recognizes the form of times in the cells of a column, and reads them, for `init`, `validate`, tables and series.
 
-A form is what strptime takes, or the name of a count such as `seconds`; text as 2024-05-31 08:30:00 has none. numpy and pyarrow are
-imported in the functions, since `drivetrain validate` recognizes forms and must start fast.
+A form is a format of strptime, or the name of a count such as `seconds`; text such as 2024-05-31 08:30:00 needs none.
+numpy and pyarrow are imported in the functions, since `drivetrain validate` recognizes forms and must start fast.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from drivetrain.data.source import Source
 
 ISO = "iso"
-"""Form that `find_form` returns for 2024-05-31 08:30:00, which is read without one."""
+"""Form that `find_form` returns for text such as 2024-05-31 08:30:00, which is read without a form."""
 COUNTS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
-"""Forms of numbers that count from 1970 on, in UTC, each with its ticks per second."""
+"""Ticks per second of each form of numbers that count from 1970, in UTC."""
 EXCEL = "excel"
-"""The form of days since 1899-12-30, as spreadsheets store them."""
+"""Form of days since 1899-12-30, as spreadsheets store them."""
 POSSIBLE = "times as 2024-05-31, 2024-05-31 08:30:00, 31.05.2024, May 31 2024, 20240531, 08:30, or seconds since 1970"
 ADVICE = (
     'set data.date_format to the form of the cells, such as "%d.%m.%Y %H:%M", seconds, milliseconds or excel; else write them as '
     "2024-05-31"
 )
 TIMES_SHARE = 0.5
-"""Share of times among the filled cells from which on a column is read as times."""
+"""Smallest share of times among the filled cells for which a column is read as times."""
 FORM_SHARE = 0.9
-"""A column has a form if at least this share of its distinct cells have it."""
+"""Smallest share of distinct cells in one form for which a column has this form."""
 MAX_COMPARED_CELLS = 1000
-"""Number of different cells by which the form of a column is recognized."""
+"""Largest number of distinct cells used to recognize the form of a column."""
 NAMES = (
     *("time", "timestamp", "datetime", "date", "when", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum"),
     *("epoch", "unix", "at"),
 )
-"""Words in the names of columns of times; without one, or a key that says so, plain numbers are no count of seconds."""
+"""Words in the names of time columns; plain numbers count as times only with one of them, or if the spec says so."""
 _DATE_ENDINGS = ("date", "datum", "fecha")
 _ISO_TEXT = (
     r"^\d{4}-(0[1-9]|1[0-2])-([0-2]\d|3[01])([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
@@ -73,8 +73,8 @@ _DAY_MICROSECONDS = 86_400_000_000
 def find_form(texts: Sequence[str], name: str = "", *, declared: bool = False) -> str | None:
     """Recognize the form of distinct cells: ISO, a count, or a form as in strptime; None if they are no times.
 
-    If days and months cannot be told apart, both forms, joined by ` or `. Plain numbers are times only if `name`, the column's
-    name, says so, or the user has declared that the cells are times: populations and prices look like seconds, too.
+    If days and months are ambiguous, both forms are returned, joined by ` or `. Plain numbers are times only if `name`, the
+    name of the column, says so, or if the user declared them as times: populations and prices look like seconds, too.
     """
     cells = [text.strip() for text in texts[:MAX_COMPARED_CELLS]]
     if len(cells) < 2 and not declared:
@@ -108,7 +108,7 @@ def has_clock_alone(form: str | None) -> bool:
 
 
 def is_time(cell: str, form: str | None) -> bool:
-    """Whether a cell is empty or a time: of this form, of the usual one without a form, or of the form that it shows itself."""
+    """Return whether a cell is empty or a time: of `form` or ISO; if `form` is None, of any form that it shows."""
     if not cell:
         return True
     if _ISO.match(cell):
@@ -131,12 +131,12 @@ def is_time(cell: str, form: str | None) -> bool:
 
 
 def check_form(recognized_form: str | None, column: str, cell_text: str) -> str:
-    """Return the form that was found in a declared column of times.
+    """Check the form that was recognized in a declared column of times, and return it.
 
     `column` names the column with key and file, `cell_text` one of its cells with its row.
 
     Raises:
-        DataError: if there is none, or the cells can have two.
+        DataError: if there is none, or two are possible.
     """
     first, _, second = (recognized_form or "").partition(" or ")
     if second:
@@ -183,7 +183,7 @@ def _find_number_form(cells: Sequence[str], least: float, name: str, declared: b
 
 
 def _find_cell_form(cell: str) -> tuple[str, tuple[int, int] | None] | None:
-    """The form of one cell, and the two numbers that may be day and month, whose places in the form are {0} and {1}."""
+    """Find the form of one cell, and the two numbers, at {0} and {1} in the form, that may be day and month."""
     clock, form = _CLOCK.search(cell), ""
     if clock:
         gap, second, fraction, half, space, zone = clock.groups()
@@ -229,14 +229,14 @@ def _find_cell_form(cell: str) -> tuple[str, tuple[int, int] | None] | None:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a column."""
+    """Times of a column."""
 
     values: Any
-    """pyarrow timestamps, null where a cell is empty or no time."""
+    """pyarrow timestamps; null for cells that are empty or no time."""
     is_wrong: Mask
-    """A mask of the filled cells that are no time."""
+    """Mask of the filled cells that are no time."""
     form: str | None = None
-    """The form of the cells; None if they are in ISO format, or stored as times."""
+    """Form of the cells; None if they are in ISO format, or stored as times."""
 
 
 def read(
@@ -282,7 +282,7 @@ def read(
 
 
 def recognize(column: pyarrow.ChunkedArray, name: str, *, declared: bool = False) -> str | None:
-    """Recognize a column of times by its type or cells: the result of `find_form`, ISO for stored times; None for others."""
+    """Recognize times by the type or cells of a column: ISO for stored times, else the result of `find_form`."""
     from pyarrow import types
 
     from drivetrain.data.formats import column_values
@@ -303,7 +303,7 @@ def _list_cells(texts: pyarrow.ChunkedArray) -> list[str]:
 
 
 def _parse(texts: pyarrow.ChunkedArray, form: str, name: str, source: Source) -> tuple[Any, Mask]:
-    """Read texts by their form: timestamps, null where there is no time, and a mask of the filled cells that are none."""
+    """Read texts by their form; returns timestamps, null for no time, and a mask of the filled cells that are none."""
     import numpy as np
     from pyarrow import array, compute, scalar, timestamp
 
@@ -320,7 +320,7 @@ def _parse(texts: pyarrow.ChunkedArray, form: str, name: str, source: Source) ->
         return array(ticks, timestamp("us", None if form == EXCEL else "UTC"), mask=is_empty), is_wrong
     cells, directives = texts, form
     if form == ISO:
-        # Dates alone and times without seconds are completed, so that one column can have all of them.
+        # Dates alone and times without seconds are completed, so that one column can mix them.
         cells = compute.if_else(compute.match_substring_regex(texts, _ISO_TEXT), texts, None)
         cells = compute.replace_substring_regex(cells, r"^(.{10})$", r"\1 00:00")
         cells = compute.replace_substring_regex(cells, r"^(.{10})[T ](\d\d:\d\d)([^:.]*|[+-]\d\d:\d\d)$", r"\1 \2:00\3")

@@ -1,10 +1,10 @@
 """Random augmentation of training windows, on whole batches.
 
-Order: time warp, window warp, scaling, jitter, channel dropout, time mask. Time warping, scaling and jitter are those of
-Um et al. 2017 ("Data augmentation of wearable sensor data for Parkinson's disease monitoring using convolutional neural
-networks"), window warping that of Le Guennec et al. 2016 ("Data augmentation for time series classification using
-convolutional neural networks"), the time mask that of SpecAugment (Park et al. 2019). Channels are standardized, so 0 is
-their mean. All random numbers depend on (seed, purpose, epoch, sample id) only.
+Order: time warp, window warp, scaling, jitter, channel dropout, time mask. Time warping, scaling and jitter follow Um
+et al. 2017 ("Data augmentation of wearable sensor data for Parkinson's disease monitoring using convolutional neural
+networks"), window warping follows Le Guennec et al. 2016 ("Data augmentation for time series classification using
+convolutional neural networks"), and the time mask follows SpecAugment (Park et al. 2019). Channels are standardized, so
+0 is their mean. All random numbers depend on (seed, purpose, epoch, sample id) only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_WARP_SPEED = 0.1
 
 @dataclass(frozen=True)
 class SeriesPreprocessing:
-    """Augments in training only; windows were scaled when they were read."""
+    """Augmentation of windows, in training only; windows are scaled when they are read."""
 
     spec: SeriesAugment
     seed: int
@@ -37,7 +37,7 @@ class SeriesPreprocessing:
     """Deviation of each channel in the training data, in units of the scaled values; 0 for a constant channel."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
-        """Windows (N, T, C) float32, augmented if an epoch is given; the given ones are not modified."""
+        """Return windows (N, T, C) float32, augmented if an epoch is given; `inputs` are not modified."""
         if epoch is None:
             return inputs
         (windows,) = inputs
@@ -67,13 +67,13 @@ class SeriesPreprocessing:
 
 
 def build_preprocessing(spec: SeriesAugment, seed: int, spread: tuple[float, ...]) -> Preprocessing:
-    """The preprocessing of windows; without augmentation of single windows (mixup blends two) they stay unchanged."""
+    """Build the preprocessing of windows; it changes nothing if no single window is augmented (mixup blends two)."""
     augments_windows = any(value for name, value in spec if name != "mixup")
     return SeriesPreprocessing(spec, seed, spread) if augments_windows else keep_unchanged
 
 
 def to_normal(uniform: Floats) -> Floats:
-    """Convert uniform numbers in [0, 1) to standard normal ones."""
+    """Convert uniform numbers in [0, 1) to standard normal numbers."""
     # Uniform numbers are shifted by half their step, away from 0, whose quantile is infinite.
     return np.asarray(torch.special.ndtri(torch.from_numpy(uniform + 2.0**-54)).numpy())
 
@@ -100,7 +100,7 @@ def draw_time_warp(drawn: Floats, length: int, spec: TimeWarp) -> Floats:
 
 
 def draw_window_warp(drawn: Floats, length: int, spec: WindowWarp) -> Floats:
-    """Like `draw_time_warp`, but one part of the window is read at another speed, and the rest in proportion.
+    """Draw times as `draw_time_warp` does, but with one part of the window at another speed, the rest in proportion.
 
     `drawn` (N, 3) holds uniform numbers that select the window, its part and the speed.
     """
@@ -121,7 +121,7 @@ def draw_window_warp(drawn: Floats, length: int, spec: WindowWarp) -> Floats:
 
 
 def resample(windows: Tensor, times: Floats) -> Tensor:
-    """Windows (N, T, C) read at these times (N, T), linear between rows."""
+    """Resample windows (N, T, C) at the given times (N, T), linear between rows."""
     length = windows.shape[1]
     times = np.clip(times, 0, length - 1)
     lower = np.minimum(times.astype(np.int64), length - 2)
@@ -131,7 +131,7 @@ def resample(windows: Tensor, times: Floats) -> Tensor:
 
 
 def draw_masked_rows(drawn: Floats, length: int, spec: TimeMask) -> npt.NDArray[np.bool_]:
-    """Draw a mask (N, length) of rows in a row that are hidden: up to a share of them, but never all.
+    """Draw a mask (N, length) that hides consecutive rows: up to a share of the rows, but never all.
 
     `drawn` (N, 3) holds uniform numbers that select the window, the number of rows and their place.
     """

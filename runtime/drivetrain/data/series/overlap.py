@@ -1,4 +1,4 @@
-"""Finds windows that share rows with other windows, as those that slide over one recording do."""
+"""Finds windows that share rows with other windows, as sliding windows over one recording do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy.typing as npt
 from drivetrain.data.partition import Groups, find_root
 
 PLACE_ROWS = 4
-"""Number of consecutive rows by which a place of a recording is recognized; each must differ from the row before."""
+"""Number of consecutive rows that identify a place in a recording; each must differ from the row before."""
 MAX_PLACES = 2_000_000
-"""Largest number of places that are compared. Of more, those with the smallest hashes are chosen, so that equal places
-are chosen in every window.
+"""Largest number of places that are compared. If there are more, the places with the smallest hashes are chosen, so
+that equal places are chosen in every window.
 """
 
 
 def number_stretches(values: npt.NDArray[Any]) -> Groups:
     """Number the stretches of windows (N, T, channels) that share rows, directly or through others; shape (N,).
 
-    Such windows, as those that slide over one recording, would give the answer away if they were on both sides of a split.
+    Such windows, cut from one recording, would leak the answer if they were on both sides of a split.
     """
     count, length = values.shape[:2]
     if length < PLACE_ROWS:
@@ -32,19 +32,19 @@ def number_stretches(values: npt.NDArray[Any]) -> Groups:
     is_changing = np.ones((count, places), np.bool_)
     for row in range(PLACE_ROWS):
         shifted_rows = values[:, row : row + places].astype(np.float64)
-        # Channels are added one by one, so that rounding does not depend on where in the window the row is.
+        # Channels are added one by one, so that rounding does not depend on the place of the row in the window.
         for channel in range(values.shape[2]):
             hashes += shifted_rows[:, :, channel] * weights[row, channel]
         if row:
             is_changing &= (shifted_rows != values[:, row - 1 : row - 1 + places]).any(axis=2)
     window_of_place = np.broadcast_to(np.arange(count)[:, None], hashes.shape)[is_changing]
     row_hashes = hashes[is_changing]
-    # Places are chosen by their hash, so that equal places are either all chosen or all left out.
+    # Places are chosen by their hash, so that equal places are either all chosen or all skipped.
     if len(row_hashes) > MAX_PLACES:
         mixed_hashes = row_hashes.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         is_sampled = mixed_hashes <= np.partition(mixed_hashes, MAX_PLACES)[MAX_PLACES]
         window_of_place, row_hashes = window_of_place[is_sampled], row_hashes[is_sampled]
-    # Windows with equal hashes are joined, and so are those that they share rows with.
+    # Windows with equal hashes are joined, directly or through other windows.
     order = np.argsort(row_hashes, kind="stable")
     is_same_hash = row_hashes[order][1:] == row_hashes[order][:-1]
     pairs = np.unique(
@@ -59,7 +59,7 @@ def number_stretches(values: npt.NDArray[Any]) -> Groups:
 
 
 def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) -> list[str]:
-    """A note on validation windows (N, T, channels) that share rows with training windows, directly or through others."""
+    """Return a note on validation windows (N, T, channels) that share rows with training windows, also indirectly."""
     numbers = number_stretches(np.concatenate([training, validation]))
     shared = int(np.isin(numbers[len(training) :], numbers[: len(training)]).sum())
     if not shared:

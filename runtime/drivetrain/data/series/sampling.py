@@ -1,4 +1,4 @@
-"""Measures the step of time between the rows of series, and compares that of new series with it."""
+"""Measures the time step between the rows of series, and compares the step of new series with it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from drivetrain.job.series import SeriesJob
 KEY = "sampling"
 """Key of the stored preprocessing."""
 EVEN_SHARE, EVEN_TOLERANCE = 0.9, 0.1
-"""Rows come evenly if this share of their steps differ from the median by no more than this share of it."""
+"""Share of the steps that must be close to the median for even rows, and the largest relative difference."""
 MAX_RATIO, MAX_UNEVEN_RATIO = 1.25, 2.0
-"""Median steps that differ by a larger ratio are of another sampling rate; of rows that do not come evenly."""
+"""Largest ratio of median steps of one sampling rate: for even rows, and for uneven rows."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How rows follow each other within the series of a file."""
+    """Time steps between rows within the series of a file."""
 
     step: float
     """Median step: in seconds for dates, else in units of the time column."""
@@ -46,7 +46,7 @@ def measure(order: SeriesOrder, window: int) -> dict[str, object]:
     if not len(steps):
         return {}
     sampling = _summarize(steps, order)
-    # Where a series of training has another step, the network has seen more than one.
+    # If a training series has another step, the network has seen several steps.
     if any(_is_other(each, sampling) for _, each in _list_series(order, window)):
         sampling = replace(sampling, is_even=False)
     return {KEY: asdict(sampling)}
@@ -62,7 +62,7 @@ def _list_series(order: SeriesOrder, window: int) -> Iterator[tuple[int, Samplin
 
 
 def check_files(job: SeriesJob, paths: Mapping[str, Path]) -> list[str]:
-    """Compare the steps of a job's files with those of the first, which trains, as training does; returns notes.
+    """Compare the steps of a job's files with the first file, which is for training; returns notes, as training does.
 
     Raises:
         DataError: as from `compare`.
@@ -83,10 +83,10 @@ def check_files(job: SeriesJob, paths: Mapping[str, Path]) -> list[str]:
 
 
 def compare(order: SeriesOrder, source: Source, time: str, window: int, preprocessing: Mapping[str, Any]) -> list[str]:
-    """Compare the step of each new series, long enough for a window, with that of training; returns notes.
+    """Compare the step of each new series that is long enough for a window with the training step; returns notes.
 
     Raises:
-        DataError: if the rows of training come evenly, and those of a series with another step.
+        DataError: if a series has another step, and its rows and the training rows are even.
     """
     if KEY not in preprocessing:
         return []
@@ -115,7 +115,7 @@ def _summarize(steps: Any, order: SeriesOrder) -> Sampling:
 
 
 def _is_other(new: Sampling, trained: Sampling) -> bool:
-    """Return whether a step is that of another sampling rate."""
+    """Return whether a step belongs to another sampling rate."""
     if new.step <= 0 or trained.step <= 0:
         return False
     ratio = new.step / trained.step

@@ -31,7 +31,7 @@ from drivetrain.job.values import parse_fold
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
 WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
 OVERLAPPING = "overlapping"
-"""Key in the stored preprocessing of a run whose split keeps windows that share rows together."""
+"""Key in the stored preprocessing; it marks runs whose split keeps windows that share rows together."""
 
 
 def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
@@ -86,7 +86,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new windows of long tables or of arrays, as in training; errors as of `load_data.load_new`."""
+    """Read new windows of long tables or of arrays, as in training; raises as `load_data.load_new` does."""
     scales = scales_from_json(preprocessing)
     splits: list[SeriesSplit] = []
     notes: list[str] = []
@@ -99,7 +99,7 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
 
 
 def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
-    """Check that the channels are those that an earlier run was trained on.
+    """Check that the channels are the channels of the earlier run.
 
     Raises:
         SpecError: if they differ in names, order or number.
@@ -122,7 +122,7 @@ def _name_channels(stored: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _note_new(part: WindowSplit, scales: Sequence[Scale], names: Sequence[str], head: Head | None) -> list[str]:
-    """Notes on the numbers of another file than that of the training."""
+    """Return notes on the numbers of a file other than the training file."""
     notes = part.note_numbers(scales, names, is_new=True) + (part.note_target_codes(head, is_new=True) if head else [])
     return [f"{part.source.path.name}: {note}" for note in notes]
 
@@ -130,10 +130,10 @@ def _note_new(part: WindowSplit, scales: Sequence[Scale], names: Sequence[str], 
 def _read_long(
     job: SeriesJob, source: Source, recorded: InputRecord | None
 ) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
-    """Read training and validation windows of long tables: of two, or of one that is split by groups or in time.
+    """Read training and validation windows from two long tables, or from one that is split by groups or in time.
 
     Returns:
-        Training windows, validation windows, and what the preprocessing stores of the columns.
+        Training windows, validation windows, and the values on columns that the preprocessing stores.
     """
     data = job.data
     assert data.time is not None
@@ -168,7 +168,7 @@ def _read_arrays(
     One file is split by groups, by class or at random; windows that share rows are on the same side.
 
     Returns:
-        Training windows, validation windows, and what the preprocessing stores of axes and split.
+        Training windows, validation windows, and the values on axes and split that the preprocessing stores.
     """
     data, classes = job.data, isinstance(job, SeriesClassificationJob)
     groups = None if isinstance(data.validation, str) else data.groups
@@ -183,7 +183,7 @@ def _read_arrays(
         validation_part.notes.extend(overlap.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored
     division = Division(copies.digest_rows(train.windows()), "windows", recorded)
-    # A resumed run that was started before windows were compared keeps its split.
+    # A resumed run of a version that did not compare windows keeps its split.
     joins_stretches = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
     if train.groups is None and joins_stretches:
         stretches = overlap.number_stretches(train.windows())
@@ -214,7 +214,7 @@ def _divide_by_group(
     """Divide windows into training and validation by whole groups, or by whole stretches of windows that share rows.
 
     Raises:
-        DataError: if there are fewer groups than parts, or a class is in groups for validation alone.
+        DataError: if there are fewer groups than parts, or a class occurs only in groups for validation.
     """
     assert train.groups is not None
     members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
@@ -238,7 +238,7 @@ def _divide_by_group(
 
 
 def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
-    """Read all windows of a file as those of the training were read."""
+    """Read all windows of a file in the same way as the training windows."""
     arrays = preprocessing["form"] == "arrays"
     if (source.path.suffix.lower() == ".npz") != arrays:
         raise DataError(
@@ -260,7 +260,7 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
     """Read and check the arrays of a file; `axes` is time-channels, channels-time, or auto, and `groups` names an array.
 
     Raises:
-        DataError: if the file is not such an .npz, or no window can be used.
+        DataError: if the file does not hold these arrays, or no window can be used.
     """
     path, key = source.path, source.key
     names = ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])]
@@ -309,7 +309,7 @@ def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path,
 def _order_axes(
     x: npt.NDArray[np.generic], axes: str, path: Path, key: str
 ) -> tuple[npt.NDArray[np.generic], str, list[str]]:
-    """Convert windows to (N, T, channels); also returns the order of their axes, and notes if it is another."""
+    """Convert windows to (N, T, channels); also returns the original order of their axes, and notes if it differs."""
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
@@ -320,7 +320,7 @@ def _order_axes(
         notes = [
             f"{path.name}: `x` is read as (N, channels, T): windows of {x.shape[1]:,} rows of {x.shape[2]} channels"
         ]
-    # float64 and large integers stay exact; smaller types are converted, as numbers of four bytes.
+    # float64 and large integers stay exact; smaller types become float32.
     kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
     return np.ascontiguousarray(x, kind), order, notes
 

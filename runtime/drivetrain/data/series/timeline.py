@@ -30,11 +30,11 @@ MAX_LISTED_ROWS = 5
 
 @dataclass(frozen=True)
 class WindowLayout:
-    """The columns of a long table, and how windows are cut from its rows."""
+    """Columns of a long table, and the settings for cutting windows from its rows."""
 
     time: str
     features: tuple[str, ...]
-    """Empty before a table is read, if the job names none: then all numeric columns without another role."""
+    """Feature columns; empty until a table is read if the job names none: then all numeric columns left."""
     label: tuple[str, ...]
     classes: bool
     group: str | None
@@ -56,7 +56,7 @@ def layout_from_json(preprocessing: Mapping[str, Any]) -> WindowLayout:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The rows of one file that have a time and all features."""
+    """Rows of one file that have a time and all features."""
 
     source: Source
     layout: WindowLayout
@@ -66,14 +66,14 @@ class Timeline:
     target: TargetColumn | None
     notes: list[str]
     groups: Groups | None = None
-    """The number of each row's group, if the job has a column of them."""
+    """Number of each row's group, if the job has a group column."""
 
     def __len__(self) -> int:
         return len(self.values)
 
 
 def read_timeline(source: Source, layout: WindowLayout, groups: str | None = None) -> Timeline:
-    """Read, sort and fill a long table; `groups` is the column that says which rows stay on one side of a split.
+    """Read, sort and fill a long table; `groups` is the column of groups that stay on one side of a split.
 
     Raises:
         DataError: if the table cannot be used.
@@ -113,7 +113,7 @@ def read_timeline(source: Source, layout: WindowLayout, groups: str | None = Non
 
 
 def _read_table(source: Source, layout: WindowLayout, groups: str | None) -> pyarrow.Table:
-    """Read the columns of the layout; without features in it, all columns."""
+    """Read the columns of the layout, or all columns if it has no features."""
     required = dict.fromkeys(layout.features, source.name_option("features")) | {
         layout.time: source.name_option("time")
     }
@@ -129,7 +129,7 @@ def _read_table(source: Source, layout: WindowLayout, groups: str | None) -> pya
 def _choose_features(
     table: pyarrow.Table, source: Source, layout: WindowLayout, groups: str | None
 ) -> tuple[WindowLayout, list[str]]:
-    """Check the features of the layout, or choose them by type; returns the layout, and notes on what was chosen."""
+    """Check the features of the layout, or choose them by type; returns the layout, and notes on the choice."""
     if layout.features:
         for name in layout.features:
             column_values.check_kind(table[name], name, source.name_option("features"), str(source.path))
@@ -165,8 +165,8 @@ def _fill_forward(
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
     """Fill cells forward; returns the values of the rows without a gap, a mask of these rows, and notes.
 
-    A cell that is empty, infinite or not a number gets the last value before it in the same series, if no step of time
-    between them is longer than `max_gap`. Rows before the first value are dropped.
+    A cell that is empty, infinite or not a number gets the last value before it in the same series, if no time step in
+    between is longer than `max_gap`. Rows before the first value are dropped.
     """
     values = np.empty((len(table), len(layout.features)))
     is_known = np.ones(len(table), np.bool_)

@@ -26,25 +26,25 @@ class SeriesOrder:
     per_second: float
     """Ticks per second for dates, else 1."""
     series: npt.NDArray[np.int64]
-    """The series of each row, from 0."""
+    """Series of each row, from 0."""
     rows: Ids
     """Index of each row in the file, from 0."""
     form: str | None = None
-    """The form of the times in the file, as in `times.Times`."""
+    """Form of the times in the file, as in `times.Times`."""
 
     def __len__(self) -> int:
         return len(self.times)
 
     def keep_rows(self, keep: column_values.Mask) -> SeriesOrder:
-        """Return the order of those rows for which the mask is True."""
+        """Return the order of the rows for which the mask is True."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
     def find_stretch_starts(self, max_gap: float | None) -> Ids:
-        """For each row, the first row of its stretch: of rows of one series without a step of time above `max_gap`."""
+        """Find the first row of each row's stretch: rows of one series without a time step above `max_gap`."""
         return np.maximum.accumulate(np.where(self.find_breaks(max_gap), np.arange(len(self)), 0)).astype(np.int64)
 
     def find_breaks(self, max_gap: float | None) -> column_values.Mask:
-        """A mask of rows where a series begins, or before which time steps by more than `max_gap` seconds or units."""
+        """Return a mask of rows that begin a series or follow a time step of more than `max_gap` seconds or units."""
         is_break = np.append(True, self.series[1:] != self.series[:-1])
         if max_gap is not None:
             is_break[1:] |= np.diff(self.times) > max_gap * self.per_second
@@ -56,7 +56,7 @@ def read_order(
 ) -> tuple[SeriesOrder, list[str]]:
     """Sort the rows that have a time and, with a column `group`, a series; returns their order, and notes.
 
-    `form` is that of the times, as in `times.read`; None to recognize it.
+    `form` is the form of the times, as in `times.read`; None to recognize it.
 
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
@@ -93,7 +93,7 @@ def read_order(
 def _read_times(
     column: pyarrow.ChunkedArray, name: str, source: Source, form: str | None
 ) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, times.Times]:
-    """Read times: ticks or numbers, a mask of rows that have one, ticks per second, and what was read as times."""
+    """Read times: ticks or numbers, a mask of rows that have a time, ticks per second, and the parsed times."""
     from pyarrow import compute, int64, timestamp, types
 
     is_number = column_values.kind(column) == "number" and not types.is_boolean(column.type)
@@ -119,7 +119,7 @@ def _read_times(
 def _number_series(
     column: pyarrow.ChunkedArray, name: str, source: Source
 ) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
-    """Number the series: the index of each row's series, and a mask of rows that have one."""
+    """Number the series; return the index of each row's series, and a mask of the rows that have one."""
     column_values.check_kind(column, name, source.key, str(source.path), dates=True)
     numbers = column_values.value_numbers(column_values.texts(column))
     return np.maximum(numbers, 0), numbers >= 0

@@ -26,7 +26,7 @@ from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 _COMPARED_WINDOWS = 4096
-"""Number of windows that are gathered at a time to compute their digests."""
+"""Number of windows gathered at a time to compute their digests."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class SeriesSplit:
     """Rows per window."""
     targets: Targets
     numbers: Ids
-    """The number of each window in messages: its last row in the file, or its index in the array."""
+    """Number of each window in messages: its last row in the file, or its index in the array."""
     files: tuple[str, ...]
     title_format: str
     """Format of a window's name, from file and number."""
@@ -51,7 +51,7 @@ class SeriesSplit:
         return len(self.starts)
 
     def gather(self, ids: Ids) -> Inputs:
-        """One tensor (N, length, C) float32."""
+        """Return one tensor (N, length, C) float32."""
         count, channels = self.values.shape
         # Each row of this view is a window; overlapping windows share memory.
         windows = self.values.as_strided((count - self.length + 1, self.length * channels), (channels, 1))
@@ -64,7 +64,7 @@ class SeriesSplit:
         return np.concatenate([copies.digest_rows(self.gather(ids)[0].numpy()) for ids in parts])
 
     def title(self, index: int) -> str:
-        """File and number of one window."""
+        """Return the file and number of one window."""
         return self.title_format.format(file=self.files[self.file[index]], number=self.numbers[index])
 
 
@@ -77,7 +77,7 @@ def scale_channels(values: npt.NDArray[np.generic], scales: Sequence[Scale]) -> 
 
 
 def fit_scales(values: npt.NDArray[np.generic]) -> list[Scale]:
-    """Return the scale of each channel of training rows (R, C)."""
+    """Fit the scale of each channel to training rows (R, C)."""
     return [fit_scale(column.astype(np.float64)) for column in values.T]
 
 
@@ -88,9 +88,9 @@ def measure_stretches(breaks: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:
 
 
 def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int, *, to_end: bool = False) -> Ids:
-    """Return the first row of every window, `stride` rows apart from the start of each stretch; no window spans a break.
+    """Find the first row of each window, `stride` rows apart from the start of each stretch; none spans a break.
 
-    With `to_end` each stretch also has the window that ends in its last row.
+    With `to_end`, each stretch also gets a window that ends in its last row.
     """
     stretch_starts, stretch_lengths = measure_stretches(breaks)
     counts = np.maximum(0, (stretch_lengths - length) // stride + 1)
@@ -124,25 +124,25 @@ class WindowSplit:
     values: npt.NDArray[Any]
     """Shape (rows, channels), unscaled."""
     starts: Ids
-    """The first row of each window."""
+    """First row of each window."""
     length: int
     """Rows per window."""
     is_fitted: column_values.Mask
-    """Mask of the rows from which mean and standard deviation are computed."""
+    """Mask of the rows used to compute mean and standard deviation."""
     target: TargetColumn | None
     target_rows: Ids
     """Index of each window's target in `target`."""
     numbers: Ids
-    """The number of each window in messages."""
+    """Number of each window in messages."""
     title_format: str
     """Format of a window's name, with {file} and {number}."""
     notes: list[str]
     file_rows: Ids | None = None
     """Index of each row of `values` in the file; None for arrays."""
     groups: Groups | None = None
-    """The number of each window's group, all of which is on one side of the split."""
+    """Number of each window's group; a whole group is on one side of the split."""
     axes: str = "time-channels"
-    """The order of the axes of arrays behind the first; channels-time for (N, channels, T)."""
+    """Order of the axes of arrays after the first axis; channels-time for (N, channels, T)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -151,7 +151,7 @@ class WindowSplit:
 
     @property
     def fitting_rows(self) -> npt.NDArray[np.generic]:
-        """The rows that mean and standard deviation are computed from."""
+        """The rows used to compute mean and standard deviation."""
         return self.values if self.is_fitted.all() else self.values[self.is_fitted]
 
     def name_row(self, row: int) -> str:
@@ -161,7 +161,7 @@ class WindowSplit:
         return self.source.name_row(int(self.file_rows[row]))
 
     def note_numbers(self, scales: Sequence[Scale], names: Sequence[str], *, is_new: bool) -> list[str]:
-        """Notes on values that are codes, and in new rows also on values far from those of training, by channel."""
+        """Return notes by channel on values that are codes and, in new rows, on values far from the training values."""
         lines = []
         for column, name, scale in zip(self.values.T, names, scales, strict=True):
             values = column.astype(np.float64)
@@ -175,7 +175,7 @@ class WindowSplit:
         return lines
 
     def note_target_codes(self, head: Head, *, is_new: bool) -> list[str]:
-        """Notes on numbers to predict that are codes."""
+        """Return notes on numbers to predict that are codes."""
         assert self.target is not None
         return target_columns.note_codes(
             self.target,
@@ -191,7 +191,7 @@ class WindowSplit:
         return self.values.reshape(-1, *self.shape)[self.starts // self.length]
 
     def take_rows(self, window_numbers: Ids) -> WindowSplit:
-        """Keep some of the windows; for arrays, statistics are then also computed from their rows only."""
+        """Keep some of the windows; the statistics are then also computed from their rows only."""
         is_fitted = np.zeros(len(self.values), np.bool_)
         is_fitted[(self.starts[window_numbers][:, None] + np.arange(self.length)).ravel()] = True
         groups = None if self.groups is None else self.groups[window_numbers]
@@ -205,13 +205,13 @@ class WindowSplit:
         )
 
     def keep_scored(self, head: Head) -> tuple[WindowSplit, list[str]]:
-        """Keep the windows whose numbers to predict are no codes, and note the others."""
+        """Keep the windows without codes in the numbers to predict, and note the others."""
         assert self.target is not None
         rows, notes = target_columns.keep_scored(self.target, self.target_rows, head)
         return (self.take_rows(np.flatnonzero(np.isin(self.target_rows, rows))), notes) if notes else (self, [])
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
-        """Split the windows with scaled values, and with targets if a head is given."""
+        """Return the windows as a split with scaled values, and with targets if a head is given."""
         targets = {}
         if head and self.target:
             targets[""] = target_columns.build_tensor(self.target, self.target_rows, head, self.source.key)
@@ -234,7 +234,7 @@ def cut_all(timeline: Timeline) -> WindowSplit:
     Rows to predict, which have no labels, also get the windows that end in the last row of each stretch.
 
     Raises:
-        DataError: if there is no window, or too many have no label.
+        DataError: if there is no window, or too many windows have no label.
     """
     breaks, groups = timeline.order.find_breaks(timeline.layout.max_gap), timeline.groups
     if groups is not None:
@@ -268,7 +268,7 @@ def _note_rows_without_window(timeline: Timeline, breaks: column_values.Mask) ->
 
 
 def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit, WindowSplit]:
-    """Cut the windows before a point in time for training, and those from it on, a share of the rows, for validation.
+    """Cut training windows before a point in time, and validation windows from it on: a share of the rows.
 
     No window spans that point.
 
@@ -290,7 +290,7 @@ def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit,
 
 
 def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: WindowSplit, share: float) -> None:
-    """Refuse classes that occur only in the last part of the time, so that training would have no sample of them."""
+    """Refuse classes that occur only in the last part of the time and so have no training sample."""
     if timeline.target is None or timeline.target.texts is None:
         return
     train_classes = target_columns.list_classes(timeline.target, train.target_rows, timeline.source.key)

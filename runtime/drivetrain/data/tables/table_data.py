@@ -324,7 +324,7 @@ def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> Tabl
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new rows of files with the columns that the network uses; raises errors as `load_data.load_new` does."""
+    """Read new rows of files with the columns that the network uses; raises as `load_data.load_new` does."""
     fitted, target = features.from_json(preprocessing), preprocessing["target"]
     split, notes = _read_new(sources, fitted, target, preprocessing["classes"], heads[""])
     return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(sources) == 1 else None)

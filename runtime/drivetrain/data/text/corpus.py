@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_UNQUESTIONED_CLASSES = 50
-"""A column with up to this many distinct values counts as labels; with more, only if each occurs twice on average."""
+"""Largest number of distinct values that always count as labels; more must each occur twice on average."""
 
 
 @dataclass
@@ -31,33 +31,33 @@ class Corpus:
     """Usable rows of one or several files."""
 
     key: str
-    """The spec key that names the file."""
+    """Spec key that names the file."""
     paths: list[Path]
     starts: list[int]
     """Index of the first usable row of each file."""
     texts: tuple[Any, ...]
     """Pyarrow text columns, one entry per usable row."""
     labels: dict[str, list[str | None]]
-    """By column: the label of each usable row, as written; None if it has none."""
+    """Label of each usable row as written, by column; None for no label."""
     rows: Ids
     """Number of each usable row in its file; the first is 1."""
     bad: list[BadSample]
     """Rows that cannot be used."""
     groups: list[str | None] | None = None
-    """The group of each usable row, if the job has a column of them."""
+    """Group of each usable row, if the job has a group column."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def title(self, index: int) -> str:
-        """Row and first words of one text."""
+        """Return the row and first words of one text."""
         max_letters = 80 // len(self.texts)
         cells = (column[index].as_py() for column in self.texts)
         first_words = " | ".join(f"{cell[:max_letters]}{'…' if len(cell) > max_letters else ''}" for cell in cells)
         return f"{self.place(index)}: {first_words}"
 
     def place(self, index: int) -> str:
-        """File and row of one text."""
+        """Return the file and row of one text."""
         return f"{self.paths[bisect_right(self.starts, index) - 1].name} row {self.rows[index]}"
 
 
@@ -75,7 +75,7 @@ def read(
     Args:
         label_keys: the label columns, each with the spec key that names it; empty to read texts only.
         text_key: the spec key that names the text columns.
-        group_column: the column that says which rows belong together.
+        group_column: the column of groups that belong together.
 
     Raises:
         DataError: if the file cannot be read, or a column is missing or does not hold text.
@@ -91,8 +91,8 @@ def read(
     is_filled = {
         name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
     }
-    # A row needs at least one text (a report without a title is a report) and at least one label (it trains the heads
-    # that it has labels for).
+    # A row needs at least one text (a report without a title is still a report) and at least one label (it trains the
+    # heads of its labels).
     required_parts = {" and ".join(columns): np.logical_or.reduce([is_filled[name] for name in columns])}
     if label_keys:
         # A column that is both a text and a label counts as a text.
@@ -114,7 +114,7 @@ def read(
 
 
 def join(sources: Sequence[Corpus]) -> Corpus:
-    """Concatenate several files, without their groups: only training files have them, and these are not joined."""
+    """Concatenate several files, without groups: only training files have groups, and these are not joined."""
     from pyarrow import chunked_array
 
     return Corpus(
@@ -151,11 +151,11 @@ def no_text_error(column: str, contents: str) -> DataError:
 
 
 def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) -> tuple[list[BadSample], Any]:
-    """List the rows that cannot be used, each with what is empty in it, and whether each row can be used.
+    """List the rows that cannot be used, each with its empty parts; also returns a mask of the usable rows.
 
     Args:
-        filled_parts: whether each row has a part that it needs, such as a text, by the columns of the part.
-        title: the name of a row, by its index.
+        filled_parts: masks of the rows that have a required part, such as a text, by the columns of the part.
+        title: function that returns the name of a row, by its index.
     """
     is_usable = np.logical_and.reduce(list(filled_parts.values()))
     bad = [
@@ -172,7 +172,7 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
     """Check the labels of one column; returns notes on rare classes and on classes that are spelled alike.
 
     Raises:
-        DataError: if it has one class, or so many that it cannot be labels.
+        DataError: if it has one class, or too many for labels.
     """
     if len(classes) < 2:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Texts as tokens, column by column, and the sequences that are made of them: special tokens, truncation, token types."""
+"""Texts as tokens, column by column, and the sequences made from them: special tokens, truncation, token types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Lengths = npt.NDArray[np.int64]
 _PROBE_TEXTS = ("a", "1", ".", "the")
-"""Texts of which any vocabulary has a token for at least one."""
+"""Texts chosen so that any vocabulary has a token for at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ragged:
     flat: npt.NDArray[np.int32]
     """All rows, one after another."""
     offsets: npt.NDArray[np.int64]
-    """Start of each row, and the end of the last; one more than rows."""
+    """Start of each row, and the end of the last row: one more entry than rows."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -41,9 +41,9 @@ class Ragged:
         return np.diff(self.offsets)
 
     def pad(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Fill up some rows with `filler`; returns them and a mask: 1 for numbers of the row, 0 for padding.
+        """Pad some rows with `filler`; returns them and a mask: 1 for numbers of the row, 0 for padding.
 
-        Both have the shape (len(rows), length of the longest of them).
+        Both have the shape (len(rows), length of the longest row).
         """
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         columns = np.arange(int(lengths.max(initial=0)))
@@ -63,7 +63,7 @@ class Ragged:
 
 
 def pad_inputs(tokens: Ragged, types: Sequence[Ragged], rows: Ids, pad: int) -> Inputs:
-    """Token ids, token types if there are any, and attention mask of N rows; all (N, tokens) int64, padded to the longest."""
+    """Pad N rows to the longest: token ids, token types if there are any, and attention mask, all (N, tokens) int64."""
     padded_tokens, mask = tokens.pad(rows, pad)
     padded_types = (torch.from_numpy(type_rows.pad(rows, 0)[0]) for type_rows in types)
     return torch.from_numpy(padded_tokens), *padded_types, torch.from_numpy(mask)
@@ -71,7 +71,7 @@ def pad_inputs(tokens: Ragged, types: Sequence[Ragged], rows: Ids, pad: int) -> 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens that stand together, such as those between two columns, with their token types (segments of BERT)."""
+    """Consecutive special tokens, such as the tokens between two columns, and their token types (segments of BERT)."""
 
     ids: tuple[int, ...] = ()
     types: tuple[int, ...] = ()
@@ -79,10 +79,10 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class Template:
-    """Special tokens before the first column, between two, and behind the last; and the token type of each column."""
+    """Special tokens before the first column, between two columns and after the last; token type of each column."""
 
     specials: tuple[SpecialTokens, ...]
-    """Groups of special tokens, one more than columns: before, between and behind them."""
+    """Groups of special tokens, one more than columns: before, between and after the columns."""
     types: tuple[int, ...]
     """Token type of the texts of each column."""
 
@@ -99,24 +99,23 @@ class Template:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of each text column, without special tokens."""
+    """Tokens of each text column, without special tokens."""
 
     columns: tuple[Ragged, ...]
     template: Template
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of each sample before truncation, special tokens included."""
+        """Number of tokens of each sample before truncation, special tokens included."""
         return _sum_lengths(self.columns) + self.template.count
 
     def sequences(self, longest: int | None = None, side: Truncation = "right") -> Ragged:
         """Return the tokens of each sample, special tokens included.
 
         Args:
-            longest: largest number of tokens; None for all. Special tokens are kept. Of several columns, the longest
-                is truncated first.
-            side: the end of each column at which tokens are left out; `middle` keeps a quarter from the start and the
-                rest from the end (C. Sun et al. 2019, How to Fine-Tune BERT for Text Classification?: 128 and 382).
+            longest: largest number of tokens; None for all. Special tokens are kept; the longest column is cut first.
+            side: the end of each column that is truncated; `middle` keeps a quarter from the start and the rest from
+                the end (C. Sun et al. 2019, How to Fine-Tune BERT for Text Classification?: 128 and 382).
         """
         return _interleave([special.ids for special in self.template.specials], self._truncate_columns(longest, side))
 
@@ -129,17 +128,17 @@ class Encoded:
         return _interleave([special.types for special in self.template.specials], columns)
 
     def _truncate_columns(self, longest: int | None, side: Truncation) -> list[Ragged]:
-        """Return the columns without special tokens, truncated so that with them no sample is longer than `longest`."""
+        """Truncate the columns, without special tokens, so that with them no sample is longer than `longest`."""
         if longest is None or not (self.lengths > longest).any():
             return list(self.columns)
-        # Special tokens are never left out, so they take their part of the length first.
+        # Special tokens are always kept, so they take their part of the length first.
         room = max(0, longest - self.template.count)
         kept_tokens = share_room(np.stack([column.lengths for column in self.columns], axis=1), room)
         return [_truncate(column, kept_tokens[:, i], side) for i, column in enumerate(self.columns)]
 
 
 def share_room(lengths: Lengths, room: int) -> Lengths:
-    """Tokens to keep of each column: the longest column is truncated first, as `longest_first` of the library does.
+    """Choose the tokens to keep of each column, truncating the longest first (`longest_first` of the library).
 
     Args:
         lengths: tokens of each column, (N, columns).
@@ -148,7 +147,7 @@ def share_room(lengths: Lengths, room: int) -> Lengths:
     Returns:
         Tokens to keep, (N, columns).
     """
-    # From the shortest column to the longest: each takes an equal share of what is left, at most its own length.
+    # From the shortest column to the longest: each takes an equal share of the remaining room, up to its own length.
     order = np.argsort(lengths, axis=1, kind="stable")
     kept_tokens, tokens_left = np.zeros_like(lengths), np.full(len(lengths), room, np.int64)
     rows, columns = np.arange(len(lengths)), lengths.shape[1]
@@ -161,8 +160,8 @@ def share_room(lengths: Lengths, room: int) -> Lengths:
 
 
 def _truncate(column: Ragged, kept_tokens: Lengths, side: Truncation) -> Ragged:
-    """Keep `kept_tokens` tokens of each row; `side` says from where the others are left out."""
-    # Tokens that are kept from the start of a row; the remaining ones are taken from its end.
+    """Keep `kept_tokens` tokens of each row; `side` is the end that is truncated."""
+    # Number of tokens kept from the start of a row; the remaining ones are taken from its end.
     head = {"right": kept_tokens, "left": np.zeros_like(kept_tokens), "middle": (kept_tokens + 2) // 4}[side]
     offsets = _to_offsets(kept_tokens)
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], kept_tokens)
@@ -171,8 +170,8 @@ def _truncate(column: Ragged, kept_tokens: Lengths, side: Truncation) -> Ragged:
 
 
 def _interleave(specials: Sequence[Sequence[int]], columns: Sequence[Ragged]) -> Ragged:
-    """Join the columns of each row, with the same special numbers before, between and behind them."""
-    # All rows are filled at once: `position` is the index at which the next number of each row goes.
+    """Join the columns of each row, with the same special numbers before, between and after them."""
+    # All rows are filled at once: `position` is the index for the next number of each row.
     lengths = _sum_lengths(columns) + sum(map(len, specials))
     offsets = _to_offsets(lengths)
     flat, position = np.empty(offsets[-1], np.int32), offsets[:-1].copy()
@@ -188,27 +187,27 @@ def _interleave(specials: Sequence[Sequence[int]], columns: Sequence[Ragged]) ->
 
 
 def _sum_lengths(columns: Sequence[Ragged]) -> Lengths:
-    """Tokens of each row in all columns together, (N,)."""
+    """Count the tokens of each row in all columns together, (N,)."""
     return np.asarray(sum(column.lengths for column in columns), np.int64)
 
 
 def _to_offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Index at which each row begins, and the end of the last: (N + 1,)."""
+    """Return the index at which each row begins, and the end of the last row: (N + 1,)."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def find_template(inner: tokenizers.Tokenizer, columns: int) -> Template | None:
     """Return the template of a tokenizer; None if it has no special token that can separate columns.
 
-    One column has the tokenizer's template of a text, two have its template of a pair. More are joined to one text, with
-    the special tokens that stand between the texts of a pair.
+    One column has the tokenizer's template of a text, two columns its template of a pair. More columns are joined into
+    one text, separated by the special tokens between the texts of a pair.
     """
     one = _probe_template(inner, 1)
     if columns == 1:
         return one
     pair = _probe_template(inner, 2)
     if not pair.specials[1].ids:
-        # A tokenizer without a template of its own for pairs: the separator is what ends a text.
+        # A tokenizer without its own template for pairs: the special tokens at the end of a text separate columns.
         end = one.specials[-1].ids
         if not end:
             return None
@@ -217,7 +216,7 @@ def find_template(inner: tokenizers.Tokenizer, columns: int) -> Template | None:
 
 
 def _join_columns(one: Template, between: tuple[int, ...], columns: int) -> Template:
-    """The template `one` of a single text, for several columns that are separated by the special tokens `between`."""
+    """Extend the template `one` of a single text to several columns, separated by the special tokens `between`."""
     first, last = one.specials
     type_number = one.types[0]
     middle = SpecialTokens(between, (type_number,) * len(between))
@@ -225,13 +224,13 @@ def _join_columns(one: Template, between: tuple[int, ...], columns: int) -> Temp
 
 
 def _probe_template(inner: tokenizers.Tokenizer, columns: int) -> Template:
-    """Return the template of one text, or of a pair: encode a short text, and take the special tokens around it."""
+    """Find the template of one text, or of a pair: encode a short text, and take the special tokens around it."""
     for text in _PROBE_TEXTS:
         encoding = inner.encode(text, text if columns == 2 else None)
         sequences = list(encoding.sequence_ids)
         if all(number in sequences for number in range(columns)):
             break
-    # `sequences` has the number of the column at each token, None at a special token.
+    # `sequences` has the column number of each token, None for a special token.
     starts = [sequences.index(number) for number in range(columns)]
     ends = [len(sequences) - sequences[::-1].index(number) for number in range(columns)]
     specials = [

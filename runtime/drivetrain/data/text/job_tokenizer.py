@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from drivetrain.data.text.tokenizer import Texts
 
 POOLING_NAMES = {"cls": "first token", "mean": "mean of the tokens", "max": "largest values of the tokens"}
-"""How each value of `model.pooling` makes the vector of a text, in words."""
+"""Descriptions of the values of `model.pooling`: how the vector of a text is made."""
 DEFAULT_VOCABULARY_SIZE: int = TextEncoder.model_fields["vocabulary"].default
 SAMPLED_BATCHES = 500
-"""Number of batches on which the share of padding is measured."""
+"""Largest number of batches used to measure the share of padding."""
 MAX_AUTO_LENGTH = 512
 """Largest length that `auto` chooses if the network has no limit."""
 _CUT_PLACES = {"right": "", "left": "at their start ", "middle": "in their middle "}
-"""Where texts are cut, in words for notes."""
+"""Places where texts are cut, in words for notes."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,27 @@ class Limits:
     segments: int = 1
     """Number of token types that the network distinguishes."""
     pooling: str = ""
-    """How a text's vector is made (`model.pooling`) by the network's folder, where that differs from its family."""
+    """Pooling (`model.pooling`) that the network's folder declares, if it differs from the family's; else empty."""
 
     @classmethod
     def of_network(cls, config: Any, pooling: str = "") -> Limits:
-        """Return those of a configuration of transformers."""
+        """Return the limits of a network by its configuration of transformers."""
         return cls(families.find_max_tokens(config), families.count_token_types(config), pooling)
 
 
 @dataclass(frozen=True)
 class TextEncoding:
-    """How texts become tokens, as a run or a model has it."""
+    """Settings of a run or a model that turn texts into tokens."""
 
     tokenizer: Tokenizer
     longest: int
     """Largest number of tokens of a text."""
     side: Truncation
-    """The part of a longer text that is left out."""
+    """Part of a longer text that is cut off."""
     typed: bool
     """Whether the network gets token types."""
     pooling: str = ""
-    """How the network's folder says that a text's vector is made; empty if it does not say."""
+    """Pooling that the network's folder declares; empty if it declares none."""
 
     @classmethod
     def of_model(cls, preprocessing: Mapping[str, Any]) -> TextEncoding:
@@ -78,10 +78,10 @@ class TextEncoding:
 
 
 def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[TextEncoding, Encoded, list[str]]:
-    """Choose tokenizer and largest length; a resumed run goes on with the length that it began with.
+    """Choose tokenizer and largest length; a resumed run keeps the length that it started with.
 
     Args:
-        texts: training texts, from which a network without pretrained weights learns its vocabulary.
+        texts: training texts; a network without pretrained weights learns its vocabulary from them.
 
     Returns:
         The encoding, the texts as tokens, and notes.
@@ -105,7 +105,7 @@ def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Te
             )
         longest, length_notes = choose_length(requested, encoded.lengths, limits.tokens, job.data.truncation)
         notes = [*notes, *length_notes]
-    # The network gets token types if the texts have several, and it distinguishes as many.
+    # The network gets token types if the texts have several, and the network distinguishes them all.
     typed = 1 < encoded.template.segments <= limits.segments
     return TextEncoding(text_tokenizer, longest, job.data.truncation, typed, limits.pooling), encoded, notes
 
@@ -128,10 +128,10 @@ def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) 
 
 
 def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRecord | None) -> tuple[str, str]:
-    """Choose how the folder of a pretrained encoder says that a text's vector is made, and a note on the encoder."""
+    """Choose the pooling that the folder of a pretrained encoder declares; also returns a note on the encoder."""
     is_auto = model.pooling == "auto"
     if recorded and recorded.same_data:
-        # A run goes on as it began, also if it began under a version that did not read the folder's pooling.
+        # A resumed run keeps its pooling, even if it was started by a version that did not read the folder's.
         pooling = recorded.preprocessing.get("pooling", "")
     else:
         pooling = families.read_pooling(source.folder) if is_auto else ""
@@ -158,7 +158,7 @@ def unknown_words_error(job: TextJob, finding: str) -> DataError:
 
 
 def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:
-    """Build the preprocessing that is stored with the model: what `predict` needs for new texts, and the pooling."""
+    """Build the preprocessing to store with the model: the values that `predict` needs for new texts, and pooling."""
     preprocessing = {
         "kind": "texts",
         "text": job.data.text[0] if len(job.data.text) == 1 else list(job.data.text),
@@ -167,7 +167,7 @@ def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextE
         "vocabulary": encoding.tokenizer.vocabulary_size,
         "tokenizer": encoding.tokenizer.to_json(encoding.longest, encoding.side),
     }
-    # Left out where they have the default value, so that models of earlier versions have the same preprocessing.
+    # Default values are skipped, so that models of earlier versions have the same preprocessing.
     preprocessing |= {"truncation": encoding.side} if encoding.side != "right" else {}
     preprocessing |= {"pooling": encoding.pooling} if encoding.pooling else {}
     return preprocessing | ({"token_types": True} if encoding.typed else {})
@@ -183,7 +183,7 @@ def choose_length(
     Args:
         lengths: tokens of each training text, special tokens included.
         network_limit: largest number of tokens that the network takes; None if it has none.
-        side: the part of a longer text that is left out.
+        side: the part of a longer text that is cut off.
     """
     p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="inverted_cdf"))
     spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
@@ -199,7 +199,7 @@ def choose_length(
 
 
 def note_truncated(lengths: Lengths, longest: int, side: Truncation) -> list[str]:
-    """Return a note on new texts that are truncated; none if none is."""
+    """Return a note on truncated new texts; empty if no text is truncated."""
     return [f"max_length {longest}: {_describe_cut(lengths, longest, side)}"] if (lengths > longest).any() else []
 
 

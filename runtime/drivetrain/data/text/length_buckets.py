@@ -14,7 +14,7 @@ from drivetrain.job.text import PASS_TOKENS
 
 @dataclass(frozen=True)
 class TokenSplitter:
-    """Splits batches into micro-batches of at most `tokens` tokens."""
+    """Splitter of batches into micro-batches of at most `tokens` tokens."""
 
     tokens: int
     """Largest number of tokens in a micro-batch, padding included unless texts keep their order."""
@@ -24,11 +24,11 @@ class TokenSplitter:
     """Whether texts keep their order, for packed batches; else texts of similar length are grouped."""
 
     def __call__(self, batch: Batch, most: int) -> Iterator[Batch]:
-        """The micro-batches of a batch, of at most `most` samples; a text of more than `tokens` tokens is in one of its own.
+        """Yield micro-batches of at most `most` samples; a text of more than `tokens` tokens gets its own.
 
         Args:
-            batch: inputs (N, tokens, ...), of which the last is the mask (N, tokens) of real tokens, which come first.
-                Batches with a single input (one row per sample) and empty batches are split in their given order.
+            batch: inputs (N, tokens, ...). The last input is the mask (N, tokens) of real tokens, which come first.
+            Batches with a single input (one row per sample) and empty batches are split in their given order.
         """
         if len(batch.inputs) == 1 or not len(batch):
             return batch.split(most)
@@ -62,13 +62,13 @@ class TokenSplitter:
 
 
 def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> list[Lengths]:
-    """The rows of each micro-batch: neighbors in the order of length, cut where the total cost in tokens is least.
+    """Group rows into micro-batches: neighbors in the order of length, cut for the least total cost in tokens.
 
     The result depends on the lengths only; rows of equal length keep their order.
     """
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order].tolist()
-    # Dynamic programming from the end: the cost of all rows from each row on, and where its micro-batch ends.
+    # Dynamic programming from the end: the cost of all rows from each row on, and the end of its micro-batch.
     cost, ends = [0] * (len(sizes) + 1), [0] * len(sizes)
     for first in reversed(range(len(sizes))):
         count = max(1, min(most, tokens // max(1, sizes[first])))
@@ -84,5 +84,5 @@ def pieces(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKEN
 
 
 def count_computed(lengths: Lengths, most: int, tokens: int, pass_cost: int = PASS_TOKENS) -> int:
-    """Tokens that are computed for a batch that `pieces` splits, padding included."""
+    """Count the tokens computed for a batch that `pieces` splits, padding included."""
     return sum(len(rows) * int(lengths[rows].max()) for rows in pieces(lengths, most, tokens, pass_cost))

@@ -1,4 +1,4 @@
-"""Notes on labels that depend on letters which a tokenizer does not tell apart: capital letters, accents."""
+"""Notes on labels that depend on letters that a tokenizer does not distinguish: capital letters, accents."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from drivetrain.data.text.tokenizer import Tokenizer
 from drivetrain.job.text import TextJob
 
 MIN_AREA = 0.95
-"""Area under the ROC curve from which the share of capital letters tells a class from the others."""
+"""Smallest area under the ROC curve for which the share of capital letters separates a class from the others."""
 MIN_CLASS_TEXTS = 10
-"""Number of texts inside and outside of a class that proves something."""
+"""Smallest number of texts inside and outside of a class that proves something."""
 MAX_COUNTED_TEXTS = 10_000
-"""Number of texts whose capital letters are counted."""
+"""Largest number of texts whose capital letters are counted."""
 
 
 def note_lost_letters(
@@ -46,7 +46,7 @@ def note_lost_letters(
 def _note_merged(
     train: TextPart, classes: Ids, names: tuple[str, ...], column: str, encoded: Encoded, cure: str
 ) -> list[str]:
-    """Return a note on texts that differ in writing and label and are the same tokens."""
+    """Return a note on texts with the same tokens that differ in writing and label."""
     rows = encoded.sequences()
     bounds = pairwise(rows.offsets.tolist())
     numbers = copies.number_contents(copies.digest_contents(rows.flat[a:b].tobytes() for a, b in bounds))
@@ -76,7 +76,7 @@ def _note_merged(
 
 
 def _note_capitals(train: TextPart, classes: Ids, names: tuple[str, ...], column: str, cure: str) -> list[str]:
-    """Return a note on classes that the share of capital letters tells from all others."""
+    """Return a note on classes that the share of capital letters separates from all others."""
     rows = np.flatnonzero(classes != NO_LABEL)
     rows = rows[:: -(-len(rows) // MAX_COUNTED_TEXTS)]
     shares, counted = _measure_capitals(train, rows), classes[rows]
@@ -100,7 +100,7 @@ def _note_capitals(train: TextPart, classes: Ids, names: tuple[str, ...], column
 
 
 def _measure_capitals(train: TextPart, rows: Ids) -> npt.NDArray[np.float64]:
-    """Return the share of capital letters among the letters of some texts."""
+    """Measure the share of capital letters among the letters of some texts."""
     capitals, letters = np.zeros((2, len(rows)))
     for column in train.take(rows).texts:
         capitals += compute.count_substring_regex(column, r"\p{Lu}").to_numpy()

@@ -1,4 +1,4 @@
-"""The texts of a text job in memory: divided into training and validation, with the class index of each label."""
+"""Texts of a text job in memory, divided into training and validation, with the class index of each label."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 Classes = dict[str, npt.NDArray[np.int64]]
-"""By head: the class index of each row, NO_LABEL if the row has none."""
+"""Class index of each row, by head; NO_LABEL if the row has none."""
 Heads = dict[str, Head]
 """Heads of the network by name."""
 _SEPARATOR = "\x1f"
-"""Stands between the texts of a row where rows are compared."""
+"""Separator between the texts of a row when rows are compared."""
 _COMPARED_ROWS = 65_536
-"""Number of rows whose texts are copied at a time to compare them."""
+"""Number of rows whose texts are copied at a time to compare rows."""
 
 
 @dataclass(eq=False)
@@ -61,10 +61,10 @@ class TextPart:
         )
 
     def contents(self, lower_case: bool = True) -> Contents:
-        """Return a digest of each row's texts; it ignores the form of Unicode and how many blanks separate words.
+        """Return a digest of each row's texts; it ignores the Unicode form and the number of blanks between words.
 
         Args:
-            lower_case: whether it ignores capital letters too.
+            lower_case: whether the digest ignores capital letters too.
         """
         digests = [np.zeros(0, np.int64)]
         for start in range(0, len(self), _COMPARED_ROWS):
@@ -73,7 +73,7 @@ class TextPart:
         return np.concatenate(digests)
 
     def title(self, index: int) -> str:
-        """Row and first words of one text."""
+        """Return the row and first words of one text."""
         return self.source.title(int(self.rows[index]))
 
 
@@ -96,7 +96,7 @@ class TextSplit(TextPart):
         return self.tokens.lengths
 
     def gather(self, ids: Ids) -> Inputs:
-        """Token ids, token types if the network has them, and attention mask, as from `encoded.pad_inputs`."""
+        """Return token ids, token types if the network has them, and attention mask (see `encoded.pad_inputs`)."""
         return pad_inputs(self.tokens, () if self.types is None else (self.types,), ids, self.pad)
 
 
@@ -108,13 +108,13 @@ def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> Tex
 
 @dataclass
 class TextParts:
-    """The texts of a job in memory, divided into training and validation."""
+    """Texts of a job in memory, divided into training and validation."""
 
     train: TextPart
     validation: TextPart
     heads: Heads
     stored: dict[str, int]
-    """Return the part of the division that the preprocessing stores."""
+    """Part of the division that the preprocessing stores."""
     notes: list[str]
 
     def build_splits(self, encoding: TextEncoding, encoded: Encoded) -> tuple[TextSplit, TextSplit]:
@@ -139,7 +139,7 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     notes += head_notes
     classes = index_classes(train, heads)
     contents = take_rows(train, classes).contents(job.data.lower_case)
-    # Texts that differ in capital letters have a note of their own, with a way out.
+    # Texts that differ in capital letters get their own note, with a remedy.
     written = contents
     if job.data.lower_case and len(np.unique(contents)) < len(contents):
         written = take_rows(train, classes).contents(lower_case=False)
@@ -171,7 +171,7 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
 
 
 def take_rows(source: Corpus, classes: Classes, rows: Ids | None = None) -> TextPart:
-    """Take a part of some rows of a corpus, or of all; `classes` has those of all its rows."""
+    """Take some rows of a corpus, or all of them; `classes` has the classes of all its rows."""
     if rows is None:
         return TextPart(source, np.arange(len(source), dtype=np.int64), classes)
     return TextPart(source, rows, {name: class_indices[rows] for name, class_indices in classes.items()})
@@ -181,7 +181,7 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     """Return the class index of each row, by head; label columns of the corpus are in the order of the heads.
 
     Raises:
-        DataError: for a label that is not among the classes of its head.
+        DataError: if a label is not among the classes of its head.
     """
     by_head = {}
     for (name, head), (column, label_texts) in zip(heads.items(), source.labels.items(), strict=True):
@@ -199,7 +199,7 @@ def _number_strata(classes: Classes) -> Ids:
 
 
 def _mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[str, Any]) -> tuple[Heads, list[str]]:
-    """Mark heads for which some texts have no label, by the targets of both parts; also notes on how many these are.
+    """Mark heads for which some texts have no label, by the targets of both parts; also returns notes.
 
     Raises:
         DataError: if no text of a part has a label for a head.
@@ -222,7 +222,7 @@ def _mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[s
 
 
 def count_missing(targets: Mapping[str, Any]) -> list[str]:
-    """Notes on new texts that have no label for a head, by the class indices (N,) of each head."""
+    """Return notes on new texts that have no label for a head, by the class indices (N,) of each head."""
     notes = []
     for name, classes in targets.items():
         total, missing_count = len(classes), int((classes == NO_LABEL).sum())
@@ -234,16 +234,16 @@ def count_missing(targets: Mapping[str, Any]) -> list[str]:
 
 
 def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
-    """Read the rows of a file that can be used, and notes on those that cannot."""
+    """Read the usable rows of a file; also returns notes on the other rows."""
     keys_by_column = {column: f"data.labels.{column}" for column in job.data.labels}
-    # Groups only matter where validation texts are held out of the training texts.
+    # Groups only matter if validation texts are held out of the training texts.
     group_column = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
     source = corpus.read(job.resolve(path), key, job.data.text, keys_by_column, "data.text", files, group_column)
     return source, check_bad_samples(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
 def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tuple[Heads, list[str]]:
-    """The heads with the classes that occur in the training texts, and notes on them; a resumed run keeps its heads.
+    """Find the heads, with the classes of the training texts; also returns notes. A resumed run keeps its heads.
 
     Raises:
         DataError: if a column holds no classes.
@@ -261,19 +261,19 @@ def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tu
             label_smoothing=settings.label_smoothing,
         )
         notes.append(f'"{column}": {len(classes)} classes: {_format_counts(label_texts)}')
-    # So its classes keep their numbers.
+    # A resumed run keeps its class indices.
     return dict(recorded.heads) if recorded and recorded.same_data else heads, notes
 
 
 def _format_counts(label_texts: Sequence[str]) -> str:
-    """At most 8 classes with the number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
+    """Format up to 8 classes with number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
     names, counts = np.unique(np.array(label_texts, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
 
 
 def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray], lower_case: bool) -> list[str]:
-    """One text per row, to compare: its texts joined, in NFKC and perhaps lower case, with single blanks."""
+    """Join the texts of each row to compare rows: in NFKC, with single blanks, in lower case if requested."""
     from pyarrow import compute
 
     joined = compute.binary_join_element_wise(*(text.cast("string") for text in texts), _SEPARATOR)
@@ -288,12 +288,12 @@ def _divide(
 ) -> tuple[Ids, Ids, list[str]]:
     """Divide rows into training and validation, stratified by the class of the first head; also returns notes.
 
-    Groups are not divided if the job has a column of them. Otherwise a row with a class, in any head, that would occur
-    only in validation is moved to training.
+    If the job has a group column, groups are not divided. Otherwise a row is moved to training if one of its classes,
+    in any head, would occur only in validation.
     """
     strata = _number_strata(classes)
     if train.groups is not None:
-        # Moving a row to training would tear its group apart; the note names the classes instead.
+        # Moving a row to training would split its group; the note names the classes instead.
         group_numbers = division.join_groups(partition.number_groups(train.groups))
         train_rows, validation_rows = partition.divide_by_group(strata, group_numbers, job.data, job.train.seed)
         without_training = [
@@ -310,7 +310,7 @@ def _divide(
     for class_indices in classes.values():
         unseen |= ~np.isin(class_indices[validation_rows], np.append(class_indices[train_rows], NO_LABEL))
     if division.keeps_together:
-        # Copies of a text that is moved are moved with it, so that they stay on one side.
+        # Copies of a moved text are moved with it, so that they stay on one side.
         unseen = np.isin(division.content_numbers[validation_rows], division.content_numbers[validation_rows[unseen]])
     note = f"{unseen.sum():,} rows are used for training, since one of their classes would occur only in validation"
     notes = [note] if unseen.any() else []

@@ -53,7 +53,7 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new texts of .csv, .tsv, .jsonl or .parquet files, as in training; errors as of `load_data.load_new`."""
+    """Read new texts of .csv, .tsv, .jsonl or .parquet files, as in training; raises as `load_data.load_new` does."""
     first, texts = sources[0], text_columns(preprocessing)
     labels = dict.fromkeys(preprocessing["labels"].values() if first.labelled else (), first.key)
     rows = corpus.join([corpus.read(one.path, one.key, texts, labels, one.key, one.files) for one in sources])
@@ -68,7 +68,7 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
     unknown = unknown_words.measure(encoding.tokenizer, encoded)
     notes += unknown_words.describe(unknown, encoding.tokenizer, part.texts, "texts", part.title)
     split = text_split.build_split(part, encoded, encoding)
-    # Row numbers say nothing about which of several files a row is from.
+    # With several files, a row number alone does not identify a row.
     return NewSamples(split, keep_unchanged, notes, rows.rows if len(sources) == 1 else None)
 
 
