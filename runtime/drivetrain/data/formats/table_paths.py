@@ -166,7 +166,7 @@ def _stays_below(folder: Path, name: str) -> bool:
 def check_named_files(file: Path, names: Iterable[object], key: str, *, follow_links: bool = False) -> None:
     """Check that all file names listed in a data file are below its folder, since the file is untrusted.
 
-    Images may be links, as tools for large data make them. With `follow_links`, a link out of the folder is refused too.
+    Images may be links, as tools for large data make them. With `follow_links`, a link may not lead out of the folder.
 
     Raises:
         DataError: if a name leads out of the folder; names `key`.

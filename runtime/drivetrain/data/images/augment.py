@@ -2,13 +2,13 @@
 
 Order: resized crop, padded crop, flip, RandAugment, color jitter (brightness, contrast, saturation), erasing. Areas
 that an image does not cover (padding, warps, erased patches) get the mean color of the training images, which
-normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only, with `views` set, they
+normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only; with `views` set, they
 repeat after `views` epochs.
 
 RandAugment (Cubuk et al. 2020): a few operations in sequence, chosen at random per image from a list of 14.
-All have the strength `magnitude` of 30; the direction is random where there are two. At 30: shear by 0.3, translate by
-150/331 of the side, rotate by 30 degrees, all around the center; brightness, color, contrast and sharpness by a factor
-of 0.1 or 1.9; posterize to 4 bits; solarize from 0 on. Gray images skip `color`: 13 operations.
+The strength of all is `magnitude`, at most 30; the direction is random if there are two. At 30: shear by 0.3, translate
+by 150/331 of the side, rotate by 30 degrees, all around the center; brightness, color, contrast and sharpness by a
+factor of 0.1 or 1.9; posterize to 4 bits; solarize from 0 up. Gray images skip `color`: 13 operations.
 
 Pixels are from 0 to 1. Color operations follow Pillow's ImageEnhance and ImageOps: `factor` has shape (N, 1, 1, 1), and 1
 changes nothing. Sums over an image use integers, so that they do not depend on how a batch is summed. Warps and random
@@ -43,7 +43,7 @@ MIN_ASPECT_RATIO = 0.3
 
 @dataclass(frozen=True)
 class Augment:
-    """The augmentations that a job requests."""
+    """Augmentations that a job requests."""
 
     spec: ImageAugment
     seed: int
@@ -56,7 +56,7 @@ class Augment:
         repeated_epoch = epoch % spec.views if spec.views else epoch
 
         def draw(purpose: str, count: int) -> Floats:
-            """Random numbers in [0, 1), shape (N, count); other ones for each purpose."""
+            """Draw random numbers in [0, 1), shape (N, count), different for each purpose."""
             return stateless_random.draw_uniform(self.seed, purpose, repeated_epoch, ids, count)
 
         fill = onto(pixels.device, self.fill, pixels.dtype).view(-1, 1, 1)
@@ -83,7 +83,7 @@ def crop_padded(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Te
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
     first_line, first_column = onto(pixels.device, (drawn.T * (2 * padding + 1)).astype(np.int64))
     # All possible crops are views of the same memory, shape (N, C, 2 padding + 1, 2 padding + 1, height, width): one
-    # kernel copies the drawn ones.
+    # kernel copies the drawn crops.
     crops = padded.unfold(2, height, 1).unfold(3, width, 1)
     return crops[torch.arange(count, device=pixels.device), :, first_line, first_column]
 
@@ -109,7 +109,7 @@ def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
     first_x = np.floor(x * (width - patch_width + 1))
     # A patch of height 0 erases nothing.
     patch_height = np.where(chance < spec.probability, patch_height, 0)
-    # Compared on the device: four numbers an image are copied, not a mask of its size.
+    # Compared on the device: four numbers per image are copied, not a mask of its size.
     edges = onto(pixels.device, np.stack([top, top + patch_height, first_x, first_x + patch_width]).astype(np.int64))
     first_line, end_line, first_column, end_column = edges[:, :, None]
     lines, columns = torch.arange(height, device=pixels.device), torch.arange(width, device=pixels.device)
@@ -119,7 +119,7 @@ def erase(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
 
 
 def _per_image(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
-    """One value per image, reshaped to (N, 1, 1, 1)."""
+    """Reshape one value per image to (N, 1, 1, 1), on the device of `like`."""
     return onto(like.device, values).view(-1, 1, 1, 1)
 
 
@@ -177,7 +177,7 @@ def equalize(pixels: Tensor) -> Tensor:
 
 
 def levels(pixels: Tensor) -> Tensor:
-    """Pixels as integers from 0 to 255, int64."""
+    """Convert pixels to integers from 0 to 255, int64."""
     return (pixels * 255).round().to(torch.int64)
 
 
@@ -187,7 +187,7 @@ def _blend(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def luma(pixels: Tensor) -> Tensor:
-    """Float images (N, C, H, W) as gray images (N, 1, H, W)."""
+    """Convert float images (N, C, H, W) to gray images (N, 1, H, W)."""
     if pixels.shape[1] == 1:
         return pixels
     red, green, blue = (pixels[:, i : i + 1] * share for i, share in enumerate(LUMA))
@@ -227,7 +227,7 @@ def crop(pixels: Tensor, drawn: Floats, scale: tuple[float, float], ratio: tuple
 
 
 def identity(count: int) -> Floats:
-    """Identity matrices, shape (count, 2, 3)."""
+    """Return identity matrices, shape (count, 2, 3)."""
     return np.tile(np.eye(2, 3), (count, 1, 1))
 
 
@@ -235,7 +235,7 @@ def _sample(pixels: Tensor, matrices: Floats, outside: str) -> Tensor:
     """Sample the source of each output pixel; `outside` is the padding mode of grid_sample."""
     # Two broadcast dimensions for the lines and columns of the grid.
     m = onto(pixels.device, matrices, pixels.dtype)[:, :, :, None, None]
-    # Pixel centers of sides that go from -1 to 1.
+    # Pixel centers, for sides from -1 to 1.
     y, x = ((torch.arange(n, device=pixels.device, dtype=pixels.dtype) * 2 + 1) / n - 1 for n in pixels.shape[2:])
     y, x = y[:, None], x[None, :]
     grid = torch.stack([m[:, i, 0] * x + m[:, i, 1] * y + m[:, i, 2] for i in (0, 1)], dim=-1)
@@ -243,9 +243,9 @@ def _sample(pixels: Tensor, matrices: Floats, outside: str) -> Tensor:
 
 
 MAX_MAGNITUDE = 30
-"""The magnitude at which each operation has its full strength."""
+"""Magnitude at which each operation has its full strength."""
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-"""Geometric operations, which are one affine warp each."""
+"""Geometric operations, each of them one affine warp."""
 FACTORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "brightness": brightness,
     "contrast": contrast,
@@ -261,7 +261,7 @@ BATCH_OPERATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 """Operations with one strength for all images of a batch; the last two have none."""
 OPERATIONS = ("identity", *MOVES, *BATCH_OPERATIONS, *FACTORS)
-"""`color` is last, so that gray images can choose from all but the last."""
+"""Names of all operations; `color` is last, so that gray images can choose from all but the last."""
 
 
 def randaugment(pixels: Tensor, drawn: Floats, magnitude: int, fill: Tensor) -> Tensor:
@@ -305,16 +305,16 @@ def apply(pixels: Tensor, names: Names, signs: Floats, share: float, fill: Tenso
 def _replace(
     pixels: Tensor, is_selected: npt.NDArray[np.bool_], change: Callable[..., Tensor], *arguments: object
 ) -> None:
-    """Put `change(images, *arguments)` in place of the selected images."""
+    """Replace the selected images with `change(images, *arguments)`."""
     if is_selected.any():
         rows = onto(pixels.device, np.flatnonzero(is_selected))
         pixels[rows] = change(pixels[rows], *arguments)
 
 
 def _matrices(names: Names, signs: Floats, share: float) -> Floats:
-    """Affine matrices from output to source, for geometric operations; shape (N, 2, 3)."""
+    """Build affine matrices from output to source, for geometric operations; shape (N, 2, 3)."""
     matrices = identity(len(names))
-    # The entry that each operation changes: row, column and largest value. In these coordinates a side has length 2.
+    # Entry that each operation changes: row, column and largest value. In these coordinates a side has length 2.
     matrix_entries = {
         "shear_x": (0, 1, 0.3),
         "shear_y": (1, 0, 0.3),

@@ -17,7 +17,7 @@ from drivetrain.job.formatting import readable
 
 @dataclass
 class FolderListing:
-    """Image files with their labels, and what was skipped."""
+    """Image files with their labels, and notes on skipped files."""
 
     names: list[str] = field(default_factory=list)
     """Paths relative to the folder."""
@@ -74,11 +74,11 @@ class _SkippedFiles:
     """Files and folders that were skipped inside class folders, for notes, and links."""
 
     kinds: dict[str, int] = field(default_factory=dict)
-    """The number of files, by extension."""
+    """Number of files, by extension."""
     leftovers: dict[str, int] = field(default_factory=dict)
-    """The number of folders, by name."""
+    """Number of folders, by name."""
     loops: list[str] = field(default_factory=list)
-    """Links to a folder above."""
+    """Links to a parent folder."""
     links: list[str] = field(default_factory=list)
     """Paths of all links, also of files that were not skipped."""
 
@@ -98,7 +98,7 @@ def _iterate_images(
 ) -> Iterator[str]:
     """Yield the images of a folder and its subfolders, as paths relative to `root`.
 
-    `above` has the real paths of the folders above, to recognize links to them.
+    `above` has the real paths of the parent folders, to recognize links to them.
     """
     real_path = os.path.realpath(root / subfolder)
     if real_path in above:
@@ -113,7 +113,7 @@ def _iterate_images(
             continue
         stem, kind = os.path.splitext(entry.name)
         kind = kind.lower()
-        # A picture that cannot be read is a bad sample, unless there is a readable one of the same name.
+        # A picture that cannot be read is a bad sample, unless a readable one has the same name.
         if _is_image(entry.name) or (kind in OTHER_PICTURES and stem not in image_stems):
             yield name
         else:
@@ -121,7 +121,7 @@ def _iterate_images(
 
 
 def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.DirEntry[str]]:
-    """The entries of a folder, without hidden files and folders and without leftovers; `skipped` counts the latter."""
+    """List the entries of a folder, without hidden files and folders and without leftovers, which `skipped` counts."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
@@ -139,7 +139,7 @@ def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.Dir
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether the entry is a folder. A broken link is not."""
+    """Return whether the entry is a folder; a broken link is none."""
     try:
         return entry.is_dir()
     except OSError:
@@ -151,7 +151,7 @@ def _is_image(name: str) -> bool:
 
 
 def _check_names(folder: Path, classes: list[str], key: str) -> None:
-    """Refuse names of classes that no file of a run can hold, and names that are the same to a reader."""
+    """Refuse class names that the files of a run cannot hold, and class names that look the same."""
     not_utf8 = [name for name in classes if name.encode("utf-8", "replace").decode() != name]
     if not_utf8:
         raise DataError(

@@ -1,9 +1,9 @@
 """Decodes an image file to a square of 8-bit pixels, in the same way for training, validation and prediction.
 
-Rules: the first frame of an animation; upright by EXIF; transparency over white, or over another ground if nothing could
-be seen on white; 16 bits scaled to 8, by the range of the training files; CMYK and palettes as Pillow converts them;
-square by `data.fit` (center crop, padding with black, or squashing), resized with antialiasing. A JPEG much larger
-than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
+Rules: the first frame of an animation; upright by EXIF; transparency over white, or over another ground if nothing
+would be visible on white; 16 bits scaled to 8, by the range of the training files; CMYK and palettes as Pillow converts
+them; square by `data.fit` (center crop, padding with black, or squashing), resized with antialiasing. A JPEG much
+larger than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from drivetrain.hardware import cgroup
 
 _AVIF = features.check("avif")  # a Pillow that was built without it
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", *(("AVIF",) if _AVIF else ()))
-# Programs store whole documents in the metadata; Pillow's own limits, 1 and 64 MB, are for programs that keep the text.
+# Some programs store whole documents in the metadata; Pillow's limits, 1 and 64 MB, are for readers that keep the text.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 << 20
 
 _ORIENTATION = 0x0112
@@ -46,52 +46,52 @@ _UPRIGHT = {
 }
 _GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
 _BITS, _PHOTOMETRIC, _COMPRESSION, _PLANES = 258, 262, 259, 284
-"""Tags of TIFF: bits of a sample, what 0 means, compression, and whether each channel is stored by itself."""
+"""Tags of TIFF: bits of a sample, meaning of 0, compression, and storage of channels together or separately."""
 MAX_UNSEEN_DIFFERENCE = 8
-"""Pixels that differ by no more than this, of 255, count as one color."""
+"""Largest difference of pixels, of 255, that count as one color."""
 _MEASURED_PIXELS = 100_000
-"""Number of pixels of a file from which percentiles are computed."""
+"""Largest number of pixels of a file used to compute percentiles."""
 _CHECKED_SIDE = 64
-"""Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
+"""Smallest side for decoding a JPEG that is only checked; all of its data is read anyway."""
 _CHUNK = 256
 """Number of images that a thread takes at a time, and of lines that are hashed at a time."""
 _END = b"\xff\xd9"
-"""The last two bytes of a JPEG."""
+"""Last two bytes of a JPEG."""
 _MEMORY_DIVISOR = 4
-"""A decoded image, with 4 bytes a pixel, may take up to the memory limit divided by this."""
+"""Divisor of the memory limit that gives the largest decoded image, with 4 bytes per pixel."""
 _LARGE_IMAGE_LOCK = threading.Lock()
-"""Held while an unusually large image is decoded, so that the threads do not have several in memory at once."""
+"""Lock held while an unusually large image is decoded, so that threads never hold several in memory at once."""
 
 Source = str | bytes
-"""A path, or the content of an image file."""
+"""Path, or the content of an image file."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
 class UnreadableImage(Exception):
-    """An image that cannot be used; the text is the reason."""
+    """Error for an image that cannot be used; the text is the reason."""
 
 
 class ImageHeader(NamedTuple):
-    """Properties of an image file, without its pixels; the default values are those of opaque 8-bit files."""
+    """Properties of an image file, without its pixels; the default values are for opaque 8-bit files."""
 
     short_side: int
     """Shorter side, in pixels of the file."""
     grey: bool
-    """Stored without color."""
+    """Whether the file is stored without color."""
     oblong: bool
-    """Not square."""
+    """Whether the image is not square."""
     range_16_bit: tuple[float, float, float, float] | None = None
-    """Of a gray file with 16 bits: smallest value, 1st and 99th percentile, largest value."""
+    """Smallest value, 1st and 99th percentile and largest value of a gray file with 16 bits; else None."""
     color_16_bit: int | None = None
-    """Of a color file with 16 bits a channel, of which Pillow keeps the upper 8: the largest value of these."""
+    """Largest value of the upper 8 bits, which Pillow keeps, of a color file with 16 bits per channel; else None."""
     invisible_over: tuple[str, ...] | None = None
-    """Of a file with transparent pixels: the grounds on which its pixels have one color."""
+    """Grounds on which the pixels of a file with transparent pixels have one color; None without transparency."""
     colors_without_alpha: bool = False
-    """No pixel is visible, but their colors differ: the fourth channel is no transparency."""
+    """Whether no pixel is visible but colors differ: the fourth channel is no transparency."""
     content: int = 0
-    """A digest of the pixels: the same for copies, whatever their name, their metadata and, without loss, their format."""
+    """Digest of the pixels; equal for copies with another name, other metadata or another lossless format."""
 
     def is_usual(self) -> bool:
         """Return whether the file has opaque pixels of 8 bits."""
@@ -101,7 +101,7 @@ class ImageHeader(NamedTuple):
 def _completes_jpeg(
     use: Callable[Concatenate[Source, Arguments], Result],
 ) -> Callable[Concatenate[Source, Arguments], Result]:
-    """Let a function of an image try again, with the last two bytes, if it fails for a JPEG that lacks only these."""
+    """Decorate a function of an image: if it fails on a JPEG without its last two bytes, it retries with them."""
 
     @wraps(use)
     def use_completed(source: Source, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -129,7 +129,7 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RE
         needed_side = math.ceil(2 * size / resize.share)
         drafted = image.draft("L" if channels == 1 else None, (needed_side, needed_side))
         flat = _flatten(image, mode, resize)
-        # At 1/8 scale 601 pixels become 76 columns, the last of which covers less than 8 pixels.
+        # At 1/8 scale 601 pixels become 76 columns, and the last column covers less than 8 pixels.
         width, height = drafted[1][2:] if drafted else flat.size
         resized = _resize_to_square(flat, width, height, size, resize)
         rotation = _UPRIGHT.get(_orientation(image))
@@ -138,7 +138,7 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RE
 
 
 def _resize_to_square(flat: Image.Image, width: float, height: float, size: int, resize: Resize) -> Image.Image:
-    """Return the top left part of an image, `width` x `height` pixels, resized to a square."""
+    """Resize the top left part of an image, `width` x `height` pixels, to a square."""
     filter_ = Image.Resampling[resize.interpolation.upper()]
     if resize.fit != "pad":
         part_width, part_height = resize.kept(width, height)
@@ -160,7 +160,7 @@ def look(source: Source) -> ImageHeader:
     """
     with _open(source) as image:
         header = ImageHeader(min(image.size), grey=False, oblong=image.width != image.height)
-        # Before it is loaded, a file says whether Pillow keeps only the upper 8 bits.
+        # Only before it is loaded does a file show whether Pillow keeps only the upper 8 bits.
         tiles = getattr(image, "tile", [])
         has_color_of_16_bits = bool(tiles) and ";16" in str(tiles[0][3]) and not image.mode.startswith("I;16")
         image.draft(None, (_CHECKED_SIDE, _CHECKED_SIDE))
@@ -179,12 +179,12 @@ def look(source: Source) -> ImageHeader:
 
 
 def _add_end(source: Source) -> bytes | None:
-    """The content of a JPEG with the two bytes at the end that some cameras and downloads leave out; None if it lacks more.
+    """Add the two bytes at the end that some cameras and downloads omit to a JPEG; None if it lacks more.
 
-    Bytes between its last pixel and its end change nothing, but those that stand for lost pixels do.
+    Extra bytes before the end change nothing after the last pixel, but they do change the image if pixels are lost.
     """
     try:
-        # Reading a pipe would block for ever.
+        # Reading a pipe would block forever.
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
             return None
         content = source if isinstance(source, bytes) else Path(source).read_bytes()
@@ -205,8 +205,8 @@ def _decode_fully(content: bytes) -> bytes:
 
 
 def _to_comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
-    """A loaded image, upright, in the form in which copies are equal: in RGB, as `flat` is, unless that drops a content."""
-    # What flattening drops can be all that differs between two images.
+    """Return a loaded image upright, in a form equal for copies: RGB, as `flat`, unless that drops content."""
+    # Two images may differ only in the part that flattening drops.
     if image.mode.startswith("I;16"):
         values = _read_16_bit(image, invert=True)
         unit = 1 if values.max() <= 255 else 257
@@ -229,7 +229,7 @@ def _digest(image: Image.Image) -> int:
 
 def map_on_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Apply `function` to every item, in order, on as many threads as torch may use; decoding releases the GIL."""
-    # `drivetrain init`, which reads a few image headers, needs no torch.
+    # Imported here, since `drivetrain init`, which reads a few image headers, needs no torch.
     import torch
 
     threads = torch.get_num_threads()
@@ -257,7 +257,7 @@ def quiet() -> Iterator[None]:
 def _open(source: Source) -> Iterator[Image.Image]:
     """Open an image; its pixels are not decoded yet."""
     try:
-        # Opening a pipe would block for ever.
+        # Opening a pipe would block forever.
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
             raise UnreadableImage("not a file")
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
@@ -308,7 +308,7 @@ def _flatten(image: Image.Image, mode: str, resize: Resize = DEFAULT_RESIZE) -> 
 
 
 def _read_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]:
-    """The values of a gray image with 16 bits, float32; a TIFF whose 0 is white is inverted, which Pillow leaves out."""
+    """Read a gray image with 16 bits as float32; `invert` inverts a TIFF whose 0 is white, which Pillow does not."""
     values = np.asarray(image, np.float32)
     tags = getattr(image, "tag_v2", {})
     if invert and tags.get(_PHOTOMETRIC) == 0:
@@ -317,7 +317,7 @@ def _read_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]
 
 
 def _add_visibility(header: ImageHeader, image: Image.Image) -> ImageHeader:
-    """Add to the header of an RGBA image on which grounds nothing can be seen of it."""
+    """Add to the header of an RGBA image the grounds on which nothing of it is visible."""
     if image.getchannel("A").getextrema() == (255, 255):
         return header
     if _is_without_alpha(image):
@@ -328,7 +328,7 @@ def _add_visibility(header: ImageHeader, image: Image.Image) -> ImageHeader:
 
 
 def _is_without_alpha(image: Image.Image) -> bool:
-    """Whether an RGBA image has no visible pixel but several colors, as a BMP of 32 bits whose fourth byte is 0."""
+    """Return whether an RGBA image has no visible pixel but several colors: a BMP of 32 bits whose fourth byte is 0."""
     return image.getchannel("A").getextrema() == (0, 0) and not _is_of_one_color(image.convert("RGB"))
 
 
@@ -343,12 +343,12 @@ def _extremes(image: Image.Image) -> tuple[tuple[int, int], ...]:
 
 
 def _usual_pixel_limit() -> int:
-    """Number of pixels above which Pillow calls an image unusually large; it refuses one with twice as many."""
+    """Return the number of pixels above which Pillow calls an image unusually large; it refuses twice as many."""
     return Image.MAX_IMAGE_PIXELS or 1 << 62
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 if the metadata cannot be read, since the pixels still can."""
+    """Read the EXIF orientation, 1 to 8; 1 if the metadata cannot be read, since the pixels still can."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:

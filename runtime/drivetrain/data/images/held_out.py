@@ -1,4 +1,4 @@
-"""Divides the images of one path into training and validation: by groups of the user, by sources, or one by one."""
+"""Divides the images of one path into training and validation: by the user's groups, by sources, or one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.job.images import ImageJob
 from drivetrain.job.values import parse_fold
 
 SOURCES_KEY = "sources"
-"""Key in the stored preprocessing of a run whose split keeps the images of a source together."""
+"""Key in the stored preprocessing; it marks runs whose split keeps the images of a source together."""
 _COMPARED_SIDE = 16
 """Side in pixels of the gray images that are compared."""
 
@@ -33,7 +33,7 @@ def divide(
     """Divide the usable images of one source, and add notes on targets, groups and copies to it.
 
     Returns:
-        The partition, and values to store, so that a resumed run has the same one.
+        The partition, and values to store, so that a resumed run has the same partition.
 
     Raises:
         DataError: if too few images or groups are left for one side.
@@ -42,7 +42,7 @@ def divide(
     classes = targets.head(images.rows, images.rows, images.key).classes if isinstance(targets, ClassTargets) else ()
     strata = Strata(targets.strata(images.rows), classes)
     stored = division.to_json()
-    # A run that did not divide by sources continues with the split that it began with.
+    # A run that did not divide by sources keeps its split when it is resumed.
     is_before = recorded is not None and recorded.same_data and SOURCES_KEY not in recorded.preprocessing
     sources = None if images.groups or is_before else find_sources(job, images, strata.numbers)
     partition = None
@@ -54,17 +54,17 @@ def divide(
         stored |= {SOURCES_KEY: sources.count} if partition else {}
     is_grouped = partition is not None
     partition = partition or hold_out(job, strata, division)
-    # That a class with a single image is for training is not so where groups are divided.
+    # When groups are divided, it is not true that a class with a single image is used for training.
     images.notes += [] if classes and is_grouped else targets.notes(images.rows)
     images.notes += partition.notes
     return partition, stored
 
 
 def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int64]) -> Sources | None:
-    """Find images of one source by their names, unless the job says that there are none.
+    """Find images of one source by their names, unless the job turns this off.
 
     Raises:
-        DataError: if the job names folders, and there are none in the folders of the classes.
+        DataError: if the job groups by folders, and the class folders have no subfolders.
     """
     files, data = images.images, job.data
     if data.groups == OFF or not isinstance(files, Files):
@@ -96,7 +96,7 @@ def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int6
 def _divide_by_source(
     job: ImageJob, images: ImageSource, strata: Strata, sources: Sources, division: Division
 ) -> Partition | None:
-    """Divide whole sources; None, with a note, if a class or a side would be left without any."""
+    """Divide whole sources; None, with a note, if a class or a side would be left without any source."""
     head = f"{len(images.rows):,} images are of {sources.count:,} sources ({sources.reason})"
     turn_off = f"`groups: {OFF}` in data if they are unrelated"
     part_count = parse_fold(job.data.fold)[1] if job.data.fold else 2

@@ -1,7 +1,7 @@
-"""Images inside a table: a Parquet or Arrow column of encoded images, as image datasets of Hugging Face have.
+"""Images inside a table: a Parquet or Arrow column of encoded images, as in image datasets of Hugging Face.
 
-A cell is a struct of `bytes` and `path`, of which one may be null, or only bytes. The encoded bytes stay as they are in the
-table: an Arrow file is mapped, a Parquet file is read into memory, up to a share of the memory limit.
+A cell is only bytes, or a struct of `bytes` and `path`, one of them possibly null. The encoded bytes stay unchanged in
+the table: an Arrow file is mapped, a Parquet file is read into memory, up to a share of the memory limit.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from drivetrain.hardware.cgroup import read_memory_limit
 from drivetrain.system.units import format_bytes
 
 MAX_MEMORY_SHARE = 0.5
-"""Share of the memory limit that encoded images of Parquet files may take."""
+"""Largest share of the memory limit for encoded images of Parquet files."""
 _TABLE_SUFFIXES = (".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
 class ImageCells:
-    """The encoded images in a column of a table, as `image_files.Cells`."""
+    """Encoded images in a column of a table; implements `image_files.Cells`."""
 
     table: Path
     name: str
     """Name of the column; a table can have several columns of images."""
     column: Any
-    """A pyarrow.ChunkedArray of all rows: taking some of them would copy a mapped file into memory."""
+    """pyarrow.ChunkedArray of all rows: taking some rows would copy a mapped file into memory."""
     rows: tuple[int, ...]
-    """The row of each image in the table."""
+    """Row of each image in the table."""
 
     def source(self, index: int) -> Source:
-        """Return the content of an image, or the path of its file, if the table has only that."""
+        """Return the content of an image, or the path of its file if the table has only the path."""
         cell = self.column[self.rows[index]]
         if _is_binary(self.column.type):
             return bytes(cell.as_py() or b"")
@@ -52,12 +52,12 @@ class ImageCells:
         return os.path.join(self.table.parent, name)
 
     def stamps(self) -> list[object]:
-        """Values that change if one of the images changes, for the key of a cache."""
+        """Return values that change if one of the images changes, for the key of a cache."""
         files: list[str | Path] = [*shards.files(self.table, "data"), *self._list_image_files()]
         return [self.name, [(os.path.abspath(file), stamp(file)) for file in files], list(self.rows)]
 
     def file_names(self) -> list[str]:
-        """Return the paths beside the bytes; a number for an image without one."""
+        """Return the paths next to the bytes; a number for an image without a path."""
         if not _has_paths(self.column):
             return []
         paths = compute.struct_field(self.column, "path").take(list(self.rows)).to_pylist()
@@ -114,16 +114,16 @@ def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
 
 
 def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
-    """`train.parquet row 7 (cat.png)` for each row."""
+    """Return the title of each row, such as `train.parquet row 7 (cat.png)`."""
     names = compute.struct_field(column, "path").to_pylist() if _has_paths(column) else [None] * len(column)
     return [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
 
 
 def list_named_files(column: pyarrow.ChunkedArray, rows: Sequence[int]) -> list[str]:
-    """List the paths of those cells of some rows that have a path and no bytes."""
+    """List the paths of the cells of some rows that have a path and no bytes."""
     if not _has_paths(column):
         return []
-    # The bytes of the cells stay where they are.
+    # Only the paths are taken, so the bytes of the cells are not copied.
     without_bytes = compute.is_null(compute.struct_field(column, "bytes")).take(list(rows))
     paths = compute.struct_field(column, "path").take(list(rows))
     return [name for name in paths.filter(without_bytes).to_pylist() if name]
@@ -147,7 +147,7 @@ def _read_schema(path: Path) -> Any:
 
 
 def _check_memory(path: Path, name: str, key: str) -> None:
-    """Refuse encoded images of Parquet files that take more than their share of the memory limit."""
+    """Refuse encoded images of Parquet files that take more than MAX_MEMORY_SHARE of the memory limit."""
     size = 0
     for file in shards.files(path, key):
         with parquet.ParquetFile(file) as opened:

@@ -73,9 +73,9 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
 def _choose_preprocessing(
     job: ImageJob, parts: ImageParts, recorded: InputRecord | None
 ) -> tuple[Head, ImagePreprocessing, list[str], list[str]]:
-    """Choose the head and the preprocessing; also notes on how images are decoded, and on the values of pixels."""
+    """Choose the head and the preprocessing; also returns notes on decoding and on pixel values."""
     geometry = parts.geometry
-    # Only training images decide how files are decoded: validation must not reach into what the model is made of.
+    # Only training images decide how files are decoded: validation data must not influence preprocessing.
     source, rows = parts.train, parts.train_rows
     shape, decoding_notes = geometry.resize, list[str]()
     if recorded:
@@ -90,7 +90,7 @@ def _choose_preprocessing(
     compute_head = partial(source.compute_head, rows)
     head = recorded.head("", compute_head) if recorded else compute_head()
     split = parts.build_measured_split(head)
-    # Computed for a recorded run too: classes and size are those of this data.
+    # Computed for a recorded run too: classes and size come from this data.
     preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape)
     takes_bytes = pixel_scale.takes_bytes(source.images, rows, (preprocessing.low, preprocessing.high))
     preprocessing = replace(preprocessing, takes_bytes=takes_bytes)
@@ -103,7 +103,7 @@ def _choose_preprocessing(
 def _restore_preprocessing(
     job: ImageJob, recorded: InputRecord, train: ImageSplit, current: ImagePreprocessing, notes: list[str]
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """The stored preprocessing, but with classes and size of `current`, which is that of this data; and notes."""
+    """Return the stored preprocessing with classes and size of `current`, computed from this data; and notes."""
     stored = from_preprocessing(dict(recorded.preprocessing))
     if not recorded.same_data:
         stored = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype)
@@ -115,7 +115,7 @@ def _restore_preprocessing(
 def _compute_preprocessing(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], expected: ExpectedInput | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """Compute the preprocessing, with statistics of the training images or of the pretrained network; also notes."""
+    """Compute the preprocessing with statistics of training images or of the pretrained network; also returns notes."""
     measured_rows = stateless_random.make_generator(job.train.seed, "statistics").permutation(len(train))[
         :MAX_MEASURED_IMAGES
     ]
@@ -124,7 +124,7 @@ def _compute_preprocessing(
     mean, std = channel_statistics(raw, *(BYTES if raw.dtype == torch.uint8 else (low, high)))
     if expected is not None and expected.mean and expected.std:
         mean, std = list(expected.mean), list(expected.std)
-    # A run of an older version goes on as it began.
+    # A run of an older version continues unchanged.
     notes = pixel_scale.check_visible(raw, "data.train") if shape.rules else []
     if (low, high) not in (SHARES, BYTES) and not shape.range_16_bit:
         notes.append(f"pixel values from {low:g} to {high:g} are scaled to 0 to 1")
@@ -160,22 +160,22 @@ def _list_values(values: list[float]) -> str:
 
 @dataclass
 class ImageParts(Parts[ImageSource]):
-    """The images of a job in memory or files, divided into training and validation."""
+    """Images of a job in memory or files, divided into training and validation."""
 
     job: ImageJob
     stored: dict[str, int]
-    """Return the part of the division that the preprocessing stores."""
+    """Part of the division that the preprocessing stores."""
     geometry: Geometry
-    """How the network sees the images."""
+    """Size, channels and decoding of the images for the network."""
     train_split: ImageSplit | None = None
 
     def build_measured_split(self, head: Head) -> ImageSplit:
-        """Build the images that decide the preprocessing."""
+        """Build the split of the training images, which decide the preprocessing."""
         self.train_split = _build_split(self.train, self.train_rows, head)
         return self.train_split
 
     def build_splits(self, head: Head, prepare: ImagePreprocessing) -> tuple[ImageSplit, ImageSplit, list[str]]:
-        """Build the splits for training and for validation, and notes on the latter.
+        """Build the splits for training and for validation; also returns notes on validation.
 
         Raises:
             DataError: if the validation images are on another scale than the training images.
@@ -194,7 +194,7 @@ class ImageParts(Parts[ImageSource]):
         return train, split, [*notes, *code_notes, *validation.notes, *_note_shared(self.train, validation)]
 
     def complete(self, dataset: Dataset) -> Dataset:
-        """Return the dataset with what images in memory and files have."""
+        """Return the dataset with the values specific to images in memory or files."""
         share = float(self.train.images.oblong[self.train.rows].mean()) if len(self.train.rows) else 0.0
         return replace(
             dataset,
@@ -218,7 +218,7 @@ def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, fil
     image_geometry = source.decide_geometry(job, train, recorded, image_input.read_expected(job))
     image_geometry.notes.extend(_note_contradictions(train))
     if isinstance(data.validation, str):
-        # Further files are read with the separator that was found in the training data.
+        # Validation files are read with the separator found in the training data.
         form = replace(form, separator=train.separator or form.separator, groups="")
         path = job.resolve(data.validation)
         validation = source.read(path, data.path_column, form, "data.validation", files, data.bad_samples)
@@ -234,7 +234,7 @@ def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
 
 
 def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
-    """Return a note on images that are in both splits, which makes validation scores too good."""
+    """Return notes on images that are in both splits, which makes validation scores too good."""
     training_contents, validation_contents = (part.images.contents[part.rows] for part in (train, validation))
     notes = copies.note_shared(
         training_contents,
@@ -261,7 +261,7 @@ def _note_contradictions(train: ImageSource) -> list[str]:
 
 
 def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mapping[str, Head]) -> NewSamples:
-    """Read new images, preprocessed exactly as the validation images were; errors as of `load_data.load_new`.
+    """Read new images, preprocessed exactly as validation images; raises as `load_data.load_new` does.
 
     `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With labels: one
     folder of class folders, a manifest with a label column, or an .npz.
@@ -286,14 +286,14 @@ def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mappin
     images, shape = pixel_scale.read_as_trained(images, rows, preparer, key)
     target_values = part.build_tensor(rows, heads[""]) if part else None
     split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
-    # A prediction may be of one blank image; a score of blank ones says nothing.
+    # A single blank image may be predicted, but a score on blank images says nothing.
     if part:
         notes += pixel_scale.check_some(split, preparer, key)
     return NewSamples(split, preparer, notes)
 
 
 def _check_has_labels(sources: Sequence[Source]) -> None:
-    """Refuse several paths where labels are needed, and a file that has none, such as an image."""
+    """Refuse several paths if labels are needed, and a file without labels, such as an image."""
     path, key = sources[0].path, sources[0].key
     if len(sources) > 1:
         raise DataError(f"{key}: {len(sources)} paths with labels", "one at a time", "evaluate them one by one")
@@ -306,7 +306,7 @@ def _check_has_labels(sources: Sequence[Source]) -> None:
 
 
 def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Images, dict[int, BadSample], ManifestRows]:
-    """Read an .npz file alone, or manifests, folders and single files; also the images that cannot be used, by row."""
+    """Read one .npz file, or manifests, folders and single files; also returns the unusable images, by row."""
     listed = ManifestRows()
     for one in sources:
         path, key = one.path, one.key
@@ -339,7 +339,7 @@ def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Image
 
 
 def _list_folder(folder: Path, listed: ManifestRows) -> None:
-    """Add the images of a folder and its subfolders, without hidden ones, in sorted order; each folder is visited once."""
+    """List the images of a folder and its subfolders, sorted, without hidden ones; each folder is visited once."""
     visited: set[str] = set()
     other_files: list[str] = []
     skipped: set[str] = set()

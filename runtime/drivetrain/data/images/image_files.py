@@ -1,13 +1,13 @@
-"""Image files on disk, or in a column of a table, decoded when they are used, or once for all epochs and runs.
+"""Image files on disk or in a column of a table, decoded on use, or once for all epochs and runs.
 
 The cache is one memory-mapped file for each selection of files:
 
     <key>.u8    a row of 8-bit pixels per image, then a mark per row
 
-The key covers paths, sizes, times and inodes of the files, the image size and how it is resized, and the versions of the decoder. A
-mark is written after its row and holds the row's checksum, so a row that was interrupted by a kill or power loss is
-never used; two runs at once write the same bytes. A file is locked while in use; the least recently used files are
-removed for new ones.
+The key covers paths, sizes, times and inodes of the files, image size and resizing, and the versions of the decoder. A
+mark is written after its row and holds the row's checksum, so a row interrupted by a kill or power loss is never used;
+two runs at once write the same bytes. A file is locked while in use; the least recently used files are removed to make
+room for new ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cells(Protocol):
         ...
 
     def stamps(self) -> list[object]:
-        """Values that change if one of the images changes, for the key of a cache."""
+        """Return values that change if one of the images changes, for the key of a cache."""
         ...
 
     def file_names(self) -> list[str]:
@@ -63,11 +63,11 @@ class Cells(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Image files under one folder, each of which was decoded once as a check."""
+    """Image files under one folder, each decoded once as a check."""
 
     root: str
     names: Sequence[str]
-    """Paths, relative to `root` or absolute; of images in a table their titles."""
+    """Paths, relative to `root` or absolute; for images in a table, their titles."""
     short_sides: npt.NDArray[np.int64]
     """Shorter side in pixels; 0 for a file that cannot be used."""
     grey: npt.NDArray[np.bool_]
@@ -75,9 +75,9 @@ class Files:
     oblong: npt.NDArray[np.bool_]
     """Whether each image is not square."""
     headers: npt.NDArray[Any]
-    """A `decode.ImageHeader` of each file whose values are of another kind than opaque 8-bit ones, else None."""
+    """`decode.ImageHeader` of each file unless it is opaque with 8 bits, else None."""
     contents: npt.NDArray[np.int64]
-    """A digest of the pixels of each image; 0 for a file that cannot be used."""
+    """Digest of the pixels of each image; 0 for a file that cannot be used."""
     size: int = 0
     """Side in pixels of the squares that `gather` returns; 0 until `fit_to` sets it."""
     channels: int = 0
@@ -93,7 +93,7 @@ class Files:
         return readable(self.path(row))
 
     def path(self, row: int) -> str:
-        """Return the path of an image; of one in a table, its title."""
+        """Return the path of an image, or its title if it is in a table."""
         return os.path.join(self.root, self.names[row])
 
     def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Files:
@@ -101,7 +101,7 @@ class Files:
         return replace(self, size=size, channels=channels, resize=resize)
 
     def gather(self, rows: Ids) -> Tensor:
-        """Images of these rows, shape (len(rows), channels, size, size), uint8.
+        """Return the images of these rows, shape (len(rows), channels, size, size), uint8.
 
         Raises:
             DataError: if a file has changed or disappeared since it was checked.
@@ -112,14 +112,14 @@ class Files:
         )
 
     def stamps(self) -> list[object]:
-        """Values that change if one of the images changes, for the key of a cache."""
+        """Return values that change if one of the images changes, for the key of a cache."""
         if self.cells:
             return self.cells.stamps()
         return [(path, stamp(path)) for path in map(os.path.abspath, map(self.path, range(len(self))))]
 
 
 def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
-    """Decode each file, or each image of a table, once; returns them and those that cannot be used, by row."""
+    """Check each file, or each image of a table, by decoding it; returns all, and the unusable ones by row."""
 
     def read_header(row: int) -> decode.ImageHeader | str:
         try:
@@ -155,7 +155,7 @@ def decode_all(
     """Decode images as squares of a form (size, channels, resize); shape (images, channels, size, size), uint8.
 
     Raises:
-        DataError: the one that `build_error(title, reason)` returns for an image that cannot be decoded.
+        DataError: the error of `build_error(title, reason)` for an image that cannot be decoded.
     """
 
     def decode_one(image: tuple[decode.Source, str]) -> npt.NDArray[np.uint8]:
@@ -177,9 +177,9 @@ def _changed_error(title: str, reason: str) -> DataError:
 
 
 MARK_BYTES = 8
-"""Bytes of a mark."""
+"""Size of a mark in bytes."""
 WRITTEN = 1 << 32
-"""Bit that is set in every mark, so that no mark is 0, the content of a new file."""
+"""Bit set in every mark, so that no mark is 0, as in a new file."""
 
 
 SUFFIX = ".u8"
@@ -195,7 +195,7 @@ class Decoded:
     verified: npt.NDArray[np.bool_] = field(init=False)
     """Rows whose mark this process has verified."""
     mapped: npt.NDArray[np.uint8] | None = None
-    """The whole file; None until first used, and in a new process."""
+    """The whole file, mapped; None until first used, and in a new process."""
 
     def __post_init__(self) -> None:
         self.verified = np.zeros(len(self.files), np.bool_)
@@ -221,7 +221,7 @@ class Decoded:
         return len(self.files) * (self.row_bytes + MARK_BYTES)
 
     def gather(self, rows: Ids) -> Tensor:
-        """Images of these rows, shape (len(rows), channels, size, size), uint8; missing ones are decoded and cached.
+        """Return the images of these rows, (len(rows), channels, size, size) uint8; decode and cache missing ones.
 
         Raises:
             DataError: if a file has changed or disappeared since it was checked.
@@ -248,7 +248,7 @@ class Decoded:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(file_lock.open_locked(self.path, shared=True), "r+b") as file:
-                # The mapping keeps the file open, and so keeps the lock.
+                # The mapping keeps the file open and thereby locked.
                 os.utime(self.path)
                 if os.fstat(file.fileno()).st_size < self.length:
                     reserve_space(file, self.length, self.path)
@@ -260,7 +260,7 @@ class Decoded:
             raise storage_error(self.path, error) from None
 
     def _parts(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
-        """Pixels (rows, bytes) and marks (rows,) of the mapped file."""
+        """Return pixels (rows, bytes) and marks (rows,) of the mapped file."""
         if self.mapped is None:
             self.open()
         assert self.mapped is not None
@@ -275,7 +275,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
         StorageError: if the cache cannot be written.
     """
     folder = Path(storage.cache) / DECODED_FOLDER
-    # By identity of the files, because both splits may share one source.
+    # Keyed by identity of the files, because both splits may share one source.
     caches: dict[int, Decoded] = {}
 
     def use_cache(original: Any) -> Any:
@@ -294,7 +294,7 @@ def cache_decoded(files: Files, folder: Path, room: int) -> Decoded:
     """Return the files with their pixels cached in a folder; other cache files are removed if space is short.
 
     Args:
-        files: with size and channels set.
+        files: image files with size and channels set.
         room: bytes that all cache files together may use.
 
     Raises:
@@ -302,14 +302,14 @@ def cache_decoded(files: Files, folder: Path, room: int) -> Decoded:
     """
     make_folder(folder)
     decoded = Decoded(files, folder / f"{_key(files)}{SUFFIX}")
-    # Without enough space it is made all the same: what fits is decided by the plan.
+    # The file is created even without enough space: the plan decides what fits.
     _make_room(decoded.path, room - decoded.length)
     decoded.open()
     return decoded
 
 
 def _make_room(path: Path, limit: int) -> None:
-    """Remove cache files beside `path` that no process uses, the least recently used first, until they take `limit` bytes."""
+    """Remove unused cache files next to `path`, least recently used first, until they take `limit` bytes."""
     status_by_file = {}
     for file in path.parent.glob(f"*{SUFFIX}"):
         if file != path:
@@ -326,7 +326,7 @@ def _make_room(path: Path, limit: int) -> None:
 
 
 def _key(files: Files) -> str:
-    """Return the name of the cache file: a hash of all that the decoded pixels depend on."""
+    """Return the name of the cache file: a hash of everything that the decoded pixels depend on."""
     parts: list[object] = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
     parts += files.stamps()
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

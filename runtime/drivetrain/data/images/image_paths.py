@@ -1,10 +1,10 @@
-"""Recognizes what names say: pictures, folders that no one put pictures in, and the splits of a data set; without torch.
+"""Recognizes pictures, folders left by programs, and the splits of a data set by their names; without torch.
 
-Operating systems, network drives and cameras leave folders beside pictures. They hold thumbnails and deleted files, so they
-are neither classes nor samples. Hidden folders, whose names begin with a point, are passed over before.
+Operating systems, network drives and cameras leave folders next to pictures. They hold thumbnails and deleted files, so
+they are neither classes nor samples. Hidden folders, whose names begin with a dot, are skipped earlier.
 
-The cells of a manifest may be no paths yet, but ids without folder and extension, or have backslashes. The same change then
-applies to all rows, and a note says which. Nothing is changed if the paths are right as they are.
+The cells of a manifest may be ids without folder and extension instead of paths, or have backslashes. The same change
+then applies to all rows, with a note. Nothing is changed if the paths are right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER_PICTURES = (
     *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".psd", ".exr", ".hdr"),
     *(".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
 )
-"""Endings of pictures that are not read: a class must not lose them without anybody knowing."""
+"""Extensions of pictures that are not read: a class must not lose such pictures silently."""
 _LEFTOVER_NAMES = {
     # Synology, QNAP
     *("@eadir", "@tmp", "@sharebin", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot"),
@@ -44,25 +44,25 @@ _CHECKED_DISK = re.compile(r"found\.\d{3}")
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a folder of this name was left by a program, not made for pictures."""
+    """Return whether a folder of this name was left by a program and not made for pictures."""
     return name.casefold() in _LEFTOVER_NAMES or _CHECKED_DISK.fullmatch(name.casefold()) is not None
 
 
 def is_broken_link(path: str) -> bool:
-    """Return whether a path is a symlink whose target does not exist here, which may be because a container lacks it."""
+    """Return whether a path is a symlink whose target does not exist here, for example in a container."""
     return os.path.islink(path) and not os.path.exists(path)
 
 
 def copy_without_links(folder: Path) -> str:
-    """Return the command that copies a folder with the files that its links lead to."""
+    """Return the command that copies a folder together with the targets of its links."""
     return shlex.join(["cp", "-rL", str(folder), f"{folder}-copy"])
 
 
 def check_links(paths: Iterable[str], folder: Path, key: str) -> None:
-    """Refuse broken symlinks: with some samples missing, a container would train on others than the host.
+    """Refuse broken symlinks: with samples missing, a container would train on other data than the host.
 
     Raises:
-        DataError: with the first ones and their targets; names `key`.
+        DataError: with the first broken links and their targets; names `key`.
     """
     broken = [f"{path} -> {os.readlink(path)}" for path in paths if is_broken_link(path)]
     if broken:
@@ -85,15 +85,15 @@ _UNLABELED = {"pred", "predict", "prediction", "predictions", "unlabeled", "unla
 _COMPANIONS = {
     *("set", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "pictures", "pics", "photos")
 }
-"""Words that may stand beside that of a split: `training_set`, `val_images`."""
+"""Words that may stand next to the word of a split: `training_set`, `val_images`."""
 _ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_COMPANIONS, key=len, reverse=True))})$")
 _MAX_FOLDER_LEVELS = 3
-"""Folders that may lie between that of a split and its class folders, as archives of archives have."""
+"""Largest number of folders between the folder of a split and its class folders, as in archives of archives."""
 
 
 @dataclass(frozen=True)
 class SplitFolders:
-    """Paths of the folders of a data set, relative to its own; None for what it does not have."""
+    """Folders of a data set, as paths relative to its own; None for missing splits."""
 
     train: str
     validation: str | None
@@ -108,7 +108,7 @@ class SplitFolders:
 
 
 def are_splits(names: Sequence[str]) -> bool:
-    """Return whether all of these names are those of splits."""
+    """Return whether all of these names are names of splits."""
     return all(_splits_of(names).get(name) for name in names)
 
 
@@ -116,7 +116,7 @@ def find_splits(folder: Path, key: str) -> SplitFolders | None:
     """Find the splits in a folder; None if its folders are classes.
 
     Raises:
-        DataError: if there are classes beside splits, or two folders for the same split; names `key`.
+        DataError: if there are classes next to splits, or two folders for the same split; names `key`.
     """
     names = list_subfolders(folder)
     splits = _splits_of(names)
@@ -151,9 +151,9 @@ def find_splits(folder: Path, key: str) -> SplitFolders | None:
 
 
 def _splits_of(names: Sequence[str]) -> dict[str, str]:
-    """The split that each name stands for, `unlabeled` for images without classes; names that stand for none are left out.
+    """Find the split that each name stands for, `unlabeled` for images without classes; other names are skipped.
 
-    `seg_train` stands for a split if `seg` stands in another such name, too; a class called `steam train` does not.
+    `seg_train` stands for a split if another such name also has `seg`; a class called `steam train` does not.
     """
     words_of = {name: _split_into_words(name) for name in names}
     kinds = {**_SPLITS, "unlabeled": _UNLABELED}
@@ -178,7 +178,7 @@ def _split_into_words(name: str) -> set[str]:
 
 
 def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
-    """Return the path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
+    """Find the folder of a split that holds its classes: its own or the only one in it, as in seg_train/seg_train."""
     for _ in range(_MAX_FOLDER_LEVELS):
         below = list_subfolders(folder / name)
         if len(below) != 1 or below[0] in classes or not list_subfolders(folder / name / below[0]):
@@ -188,14 +188,14 @@ def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
 
 
 def _has_no_classes(folder: Path, classes: Sequence[str]) -> bool:
-    """Whether the images of a split are in its folder itself, or in a single one that is no class, as in test/unknown."""
+    """Return whether the images of a split are in its own folder, or in a single one that is no class: test/unknown."""
     below = list_subfolders(folder)
     return not below or (len(below) == 1 and below[0].casefold() not in {name.casefold() for name in classes})
 
 
 def list_subfolders(folder: Path) -> list[str]:
-    """Names of the subfolders, sorted, without hidden ones and leftovers; none if it cannot be listed, which its reader
-    reports.
+    """List the names of the subfolders, sorted, without hidden ones and leftovers; empty if the folder cannot be
+    listed, which its reader reports.
     """
     try:
         with os.scandir(folder) as entries:
@@ -207,25 +207,25 @@ def list_subfolders(folder: Path) -> list[str]:
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
 _SAMPLED_ROWS = 200
-"""Number of rows with which a form of the paths is tried."""
+"""Largest number of rows used to try a form of the paths."""
 _FIRST_ROWS = 5
-"""Number of rows, one of which must exist under a form before the form is tried with the sample."""
+"""Number of first rows; a form is tried with the sample only if one of them exists under it."""
 _MOST_FOLDERS = 200
-"""Largest number of folders in which files are looked for."""
+"""Largest number of folders that are searched for files."""
 _MOST_DROPPED = 8
 """Largest number of leading folders of a cell that are dropped."""
 
 
 @dataclass(frozen=True)
 class PathForm:
-    """How a cell becomes a path, relative to the folder of the manifest."""
+    """Rule that turns a cell into a path, relative to the folder of the manifest."""
 
     dropped: int = 0
-    """Folders at the beginning of the cell that are those of another machine."""
+    """Number of leading folders of the cell to drop: they belong to another machine."""
     folder: str = ""
-    """The folder that is put before the cell."""
+    """Folder to put before the cell."""
     ending: str = ""
-    """The extension that is put behind the cell."""
+    """Extension to add to the cell."""
 
     def path(self, cell: str) -> str:
         """Return the path for a cell."""
@@ -234,7 +234,7 @@ class PathForm:
 
 
 def find_paths(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
-    """Find the paths of a column, relative to the folder of its manifest; also notes on changes. Empty cells stay empty.
+    """Find the paths of a column, relative to the folder of its manifest; empty for empty cells. Also returns notes.
 
     Raises:
         DataError: if the files of the cells are in two folders; names `key`.
@@ -266,7 +266,7 @@ def find_paths(folder: Path, cells: Sequence[str], column: str, key: str) -> tup
 
 
 def _find_forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
-    """Yield the forms under which one of the first files exists; the least change first."""
+    """Yield the forms under which one of the first files exists, the smallest change first."""
     depth = min(_MOST_DROPPED, max((cell.replace("\\", "/").count("/") for cell in sample), default=0))
     folders = ["", *_folders(folder)]
     for dropped in range(depth + 1):
@@ -278,7 +278,7 @@ def _find_forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
 
 
 def _folders(folder: Path) -> list[str]:
-    """Return the folders in a folder and those in them, relative to it."""
+    """List the subfolders of a folder and their subfolders, relative to the folder."""
     paths: list[str] = []
     for first in list_subfolders(folder)[:_MOST_FOLDERS]:
         paths += [first, *(os.path.join(first, second) for second in list_subfolders(folder / first))]

@@ -1,7 +1,7 @@
-"""Targets of images: a class, several labels, or numbers; as written, for all images of a source.
+"""Targets of images as written, for all images of a source: a class, several labels, or numbers.
 
-`check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `tensor` for a class or label that the
-head does not have. A split keeps the share of each stratum.
+`check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `tensor` does for a class or
+label that the head does not have. A split keeps the share of each stratum.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelForm:
-    """How targets are written: in which columns, as a class, as labels or as numbers."""
+    """Form of the targets: the columns, and whether they hold a class, labels or numbers."""
 
     kind: Literal["class", "labels", "numbers"]
     columns: tuple[str, ...]
-    """Columns of a manifest; several label columns hold 0 and 1, a single one has all labels of an image."""
+    """Columns of a manifest; several label columns hold 0 and 1, a single column has all labels of an image."""
     separator: str = "auto"
     """Separator of the labels in a cell; auto, or empty, to detect it."""
     groups: str = ""
-    """The column of a manifest with groups for the split; empty for none."""
+    """Column of a manifest with groups for the split; empty for none."""
     ask: bool = False
     """Whether a column of classes that looks like something else is an error."""
 
@@ -49,7 +49,7 @@ class LabelForm:
         return self.kind == "labels" and len(self.columns) == 1
 
     def to_json(self, separator: str) -> dict[str, object]:
-        """Plain JSON values, which are stored with the model; for classes without `targets`, as in older versions."""
+        """Return plain JSON values to store with the model; classes have no `targets`, as in older versions."""
         stored: dict[str, object] = {"label_column": self.columns[0] if len(self.columns) == 1 else list(self.columns)}
         return stored if self.kind == "class" else stored | {"targets": {"kind": self.kind, "separator": separator}}
 
@@ -103,11 +103,11 @@ class ClassTargets:
         return labels.index_labels(used, labels.sort_class_names(used), "")
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """Return the output with all classes of the usable images `rows`, of which `train` are for training."""
+        """Build the output with all classes of the usable images `rows`; `train` are the training images among them."""
         return Head("", labels.sort_class_names(self.take_rows(rows)))
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
-        """Class indices (rows,) int64."""
+        """Return class indices (rows,) int64."""
         return torch.from_numpy(labels.index_labels(self.take_rows(rows), head.classes, key))
 
     def notes(self, rows: Ids) -> list[str]:
@@ -137,19 +137,19 @@ class LabelSets:
         return partition.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """Return the output with all labels."""
+        """Build the output with all labels."""
         names = self._list_labels(rows)
         all_rows = np.arange(len(self.sets), dtype=np.int64)
         target = TargetColumn(names, None, self._to_matrix(all_rows, names), several=True, bad={})
         return target_columns.build_head(target, rows, train, key)
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
-        """Labels (rows, labels) of 0 and 1, float32."""
+        """Return labels (rows, labels) of 0 and 1, float32."""
         labels.index_labels([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
         return torch.from_numpy(self._to_matrix(rows, head.classes).astype(np.float32))
 
     def notes(self, rows: Ids) -> list[str]:
-        """Return how often each label occurs, and how the split is made."""
+        """Return a note on the frequency of each label."""
         counts = Counter(name for row in rows.tolist() for name in self.sets[row])
         unlabelled_count = sum(not self.sets[row] for row in rows.tolist())
         return [labels.describe_label_counts(counts, unlabelled_count)]
@@ -158,7 +158,7 @@ class LabelSets:
         return labels.sort_class_names(name for row in rows.tolist() for name in self.sets[row])
 
     def _to_matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Labels of some images as (rows, names) of 0 and 1."""
+        """Return the labels of some images as (rows, names) of 0 and 1."""
         index_of = {name: index for index, name in enumerate(names)}
         matrix = np.zeros((len(rows), len(names)))
         for index, row in enumerate(rows.tolist()):
@@ -184,11 +184,11 @@ class NumberTargets:
         )
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """Return the labels; or the numbers with their scale in the training images."""
+        """Build the output with the labels, or with the numbers and their scale in the training images."""
         return target_columns.build_head(self.goal, rows, train, key)
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
-        """Labels (rows, labels) of 0 and 1, or scaled numbers (rows, columns); float32."""
+        """Return labels (rows, labels) of 0 and 1, or scaled numbers (rows, columns); float32."""
         names = head.classes or head.columns
         if names != self.goal.names:
             raise DataError(
@@ -199,7 +199,7 @@ class NumberTargets:
         return target_columns.build_tensor(self.goal, rows, head, key)
 
     def notes(self, rows: Ids) -> list[str]:
-        """Return how often each label occurs; the range of each number."""
+        """Return a note on the frequency of labels, or notes on the range of each number."""
         values = self.goal.numbers[rows]
         if self.goal.several:
             counts = Counter({name: int(n) for name, n in zip(self.goal.names, values.sum(axis=0), strict=True)})
@@ -211,7 +211,7 @@ class NumberTargets:
 
 
 ImageTargets = ClassTargets | LabelSets | NumberTargets
-"""The targets of all images of a source, by image."""
+"""Targets of all images of a source, by image."""
 
 
 def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
@@ -221,18 +221,18 @@ def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
 
 @dataclass
 class ManifestRows:
-    """Paths and targets as written, and the rows that lack one of them."""
+    """Paths and targets as written, and the rows without a path or a target."""
 
     names: list[str] = field(default_factory=list)
     """Path of each usable image, as written."""
     targets: ImageTargets | None = None
     bad: list[BadSample] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
-    """Names of groups as written, if the form has a column of them; empty text where there is none."""
+    """Group names as written, if the form has a group column; empty text for no group."""
     separator: str = ""
     """Separator of the labels in a cell; empty if no cell has several."""
     cells: ImageCells | None = None
-    """The images, if they are in the table; `names` are then their titles."""
+    """Images in the table; `names` are then their titles. None for files."""
     notes: list[str] = field(default_factory=list)
     unsure: int = 0
-    """Rows that have -1 or nothing in a column of labels."""
+    """Number of rows that have -1 or nothing in a label column."""

@@ -21,17 +21,17 @@ from drivetrain.errors import DataError
 
 Rows = list[int]
 Reasons = dict[int, str]
-"""Why rows cannot be used, by row."""
+"""Reasons why rows cannot be used, by row."""
 
 
 def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
     """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
 
-    Without a form no targets are read, and a row needs only a path. Where labels are written into one cell, an empty cell
-    is an image without a label.
+    Without a form no targets are read, and a row needs only a path. If one cell has all labels, an empty cell is an
+    image without a label.
 
     Raises:
-        DataError: if the file is not a table with these columns, or it is not clear how labels are written; names `key`.
+        DataError: if the file is not a table with these columns, or the form of the labels is not clear; names `key`.
     """
     columns = form.columns if form else ()
     rows = ManifestRows()
@@ -52,7 +52,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         rows.notes += changes
         named_files = filter(None, paths)
     if form:
-        # Nothing is learned from a list without targets, which `predict` gets from its user.
+        # A list without targets comes from the user of `predict`; nothing is learned from it, so it is not checked.
         table_paths.check_named_files(file, named_files, key)
     target_reasons, take_targets = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
     reasons = _combine_reasons(paths, path_column, target_reasons)
@@ -81,7 +81,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
 def _read_columns(
     file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles, *, paths: bool
 ) -> pyarrow.Table:
-    """Read the columns that are needed; `paths` says whether the images are named by paths."""
+    """Read the required columns; `paths` says whether the images are named by paths."""
     columns = form.columns if form else ()
     options = {path_column: "data.path_column"} | dict.fromkeys(columns, "data.label_column")
     if form and form.groups:
@@ -95,7 +95,7 @@ def _read_columns(
 
 
 def _combine_reasons(paths: list[str], path_column: str, target_reasons: Reasons) -> list[str]:
-    """Explain why each row cannot be used; empty if it can."""
+    """Explain why each row cannot be used; empty text for usable rows."""
     reasons = [f"{path_column} is empty" if not path else "" for path in paths]
     for row, reason in target_reasons.items():
         both = reason.endswith(" is empty") and reasons[row]
@@ -109,11 +109,11 @@ def targets(
     """Read the targets of a table.
 
     Returns:
-        The rows without a usable target, and a function that returns the targets of the rows that it gets. `rows` gets
-        the separator of the labels.
+        The rows without a usable target, and a function that returns the targets of given rows. The separator of the
+        labels is stored in `rows`.
 
     Raises:
-        DataError: if it is not clear how labels are written; names `key`.
+        DataError: if the form of the labels is not clear; names `key`.
     """
     if form.kind == "class":
         cells = _read_names(table, form.columns[0], file, key)
@@ -147,14 +147,14 @@ def _read_label_sets(
 
 
 def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
+    """Spell the labels of each row as the classes of a table: 12.0 is 12, True is true. Each label occurs once."""
     flat = [name for names in sets for name in names]
     spelled = iter(column_values.texts(chunked_array([flat], string())).to_pylist())
     return [tuple(dict.fromkeys(filter(None, [next(spelled) for _ in names]))) for names in sets]
 
 
 def _read_names(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
-    """Classes or groups, spelled as those of a table are; empty where there is no value."""
+    """Read classes or groups, spelled as the classes of a table; empty text for no value."""
     values = table[column]
     # Whole numbers in a column with gaps are read as fractions.
     is_integer = types.is_floating(values.type) and compute.all(compute.equal(compute.floor(values), values)).as_py()
@@ -163,7 +163,7 @@ def _read_names(table: pyarrow.Table, column: str, file: Path, key: str) -> list
 
 
 def _read_text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
-    """Read a column as stripped text; empty where there is no value."""
+    """Read a column as stripped text; empty text for no value."""
     values = table[column]
     if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
         lists = types.is_list(values.type) or types.is_large_list(values.type)

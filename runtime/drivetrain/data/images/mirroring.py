@@ -1,4 +1,4 @@
-"""Recognizes classes that a mirrored image would show wrongly, by their names: left and right, digits, letters, arrows."""
+"""Recognizes, by name, classes that a mirrored image would show wrongly: left and right, digits, letters, arrows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIDES = {
     *("лево", "левыи", "левая", "левое", "налево", "влево", "слева", "направо", "вправо", "справа", "вліво", "ліворуч"),
     *("mirrored", "flipped", "clockwise", "counterclockwise", "anticlockwise", "ccw", "backslash"),
 }
-"""Words after which mirroring changes the label, in their plain letters."""
+"""Words, in plain letters, that show that mirroring changes the label."""
 _PAIRS = (
     *(("right", "left"), ("l", "r"), ("lt", "rt"), ("links", "rechts"), ("sx", "dx"), ("os", "od"), ("sol", "sag")),
     *(("lewo", "prawo"), ("lewy", "prawy"), ("lewa", "prawa"), ("levo", "desno"), ("vlevo", "vpravo"), ("bal", "jobb")),
@@ -31,9 +31,9 @@ _PAIRS = (
     ),
     *(("rising", "falling"), ("ascending", "descending"), ("increasing", "decreasing"), ("uphill", "downhill")),
 )
-"""Words that say so only if both occur among the names."""
+"""Pairs of words that show it only if both occur among the names."""
 _SIGNS = ("左", "右", "왼", "오른", "يسار", "يمين", "बाए", "बाएं", "दाए", "दाएं")
-"""Writing without blanks between words, and words with vowel signs."""
+"""Words in scripts without blanks between words, and words with vowel signs."""
 _ARROWS = ("arrow", "flecha", "pfeil", "fleche", "freccia", "chevron", "стрелк", "seta ")
 _LABELLED = re.compile(
     r"(?:digit|number|num|letter|char|character|cifra|numero|letra|chiffre|lettre|ziffer|zahl|buchstabe)s?[ _-]?(\w|\d+)"
@@ -63,12 +63,12 @@ def find_mirrored(names: Sequence[str]) -> str:
 
 
 def note_changes(augment: ImageAugment, names: Sequence[str], *, are_numbers: bool) -> Iterator[str]:
-    """Yield notes on augmentation that the job asks for and that may contradict the labels.
+    """Yield notes on requested augmentation that may contradict the labels.
 
     Args:
         augment: the augmentation of the job.
         names: classes, labels, or columns of numbers.
-        are_numbers: whether numbers are predicted; they stay as they are when an image is mirrored or moved.
+        are_numbers: whether numbers are predicted; they stay unchanged when an image is mirrored or moved.
     """
     if are_numbers:
         moving = ("flip", "crop_padding", "resized_crop", "randaugment")
@@ -85,14 +85,14 @@ def note_changes(augment: ImageAugment, names: Sequence[str], *, are_numbers: bo
 
 
 def _to_plain_letters(name: str) -> str:
-    """Return the name in small letters without accents, with blanks where a word begins with a capital."""
+    """Convert a name to small letters without accents, with a blank before a word that begins with a capital."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     decomposed = unicodedata.normalize("NFKD", spaced.casefold().replace("ø", "o").replace("ğ", "g"))
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter)).strip()
 
 
 def _has_left(word: str) -> bool:
-    """Return whether a word is made of `left` and another one, such as turnleft; leftovers and a cleft are not."""
+    """Return whether a word is `left` joined with another word, as in turnleft, but not leftovers or cleft."""
     return (word.startswith("left") or word.endswith("left")) and not word.startswith(("leftover", "cleft"))
 
 
@@ -101,5 +101,5 @@ def _is_arrow(name: str) -> bool:
 
 
 def _is_written(name: str) -> bool:
-    """Return whether a name is a digit, a number or a single letter, also in words or behind a word such as digit."""
+    """Return whether a name is a digit, a number or a single letter, also in words or after a word such as digit."""
     return len(name) == 1 or name.isdecimal() or name in _DIGITS or _LABELLED.fullmatch(name) is not None

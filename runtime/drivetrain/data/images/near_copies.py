@@ -1,8 +1,8 @@
 """Recognizes images of one source: copies that an exporter augmented, frames of a video, pictures of a patient.
 
-A network that has seen one of them in training knows the others, so that their validation score says nothing. Names of
-files and folders say which belong together: alone where only a program writes such names, else if the images of a source
-also look more alike than others of their class. Numbers alone are no sources: unrelated photos are numbered, too.
+A network that has seen one of them in training knows the others, so their validation score says nothing. Names of files
+and folders show which images belong together. If people also write such names, the images of a source must look more
+alike than others of their class. Numbers alone are no sources: unrelated photos are numbered, too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.job.data import FOLDERS, NAMES
 
 Distances = Callable[[Ids, Ids], npt.NDArray[np.float64]]
-"""How different the images of each pair of rows look."""
+"""Function that measures how different the images of each pair of rows look."""
 
 _EXPORTED = re.compile(
     r"(.+)\.rf\.[0-9A-Za-z]{16,}|.*_original_(.+)_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(aug(?:mented)?_\d+)_\d+"
 )
-"""Names of augmented copies by Roboflow, Augmentor and Keras; the group that matches is the source."""
+"""Names of augmented copies by Roboflow, Augmentor and Keras; the matching group is the source."""
 _SUFFIX = re.compile(r"[_.](?:jpe?g|png|bmp|webp|tiff?)$", re.IGNORECASE)
 _CHANGE = re.compile(
     r"(?<=[^\W_])[ _.-]+(?:aug(?:mented|mentation)?|flip(?:ped|lr|ud)?|[hv]flip|mirror(?:ed)?|rot(?:at(?:ed|ion))?|nois[ey]|blur(?:red)?"
@@ -35,15 +35,15 @@ _CHANGE = re.compile(
     r"|copy|copia|copie|kopie|tile|patch|left|right|front|back|side|top|[0-9a-f]{32}|\d+deg)[ _.-]*(?:-?\d+(?:deg)?|\(\d+\))?$",
     re.IGNORECASE,
 )
-"""The end of the name of a copy, a cut piece or a view: a word for the change, with or without a number."""
+"""End of the name of a copy, a piece or a view: a word for the change, with or without a number."""
 _NUMBER = re.compile(r"(?<=[^\W_])(?:[ _.-]*(?P<word>frame|frm|slice|view)s?[ _.-]*|[ _.-]+)\d+$", re.IGNORECASE)
-"""The end of the name of one of several images of a source, as in clip7_frame_0012."""
+"""End of the name of one of several images of a source, as in clip7_frame_0012."""
 _CAMERA = re.compile(
     r"img|dsc[nf]?|dcim|pxl|gopr|mvimg|p|images?|photo|foto|picture|pic|scan|screenshot|file|sample|frame|slice|view"
     r"|(?:img|vid|pxl|dsc)?[ _-]?(?:19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d.*",
     re.IGNORECASE,
 )
-"""Beginnings with which cameras and programs number everything, and dates: no sources."""
+"""Beginnings of names that cameras and programs give to everything, and dates: no sources."""
 _ENTITY = re.compile(
     r"(?:patient|subject|subj|sub|person|video|vid|clip|scene|session|seq|sequence|user|case|animal|take|track|burst|object|specimen"
     r"|paciente|sujeto|persona|caso|escena|sesion|proband|szene|sujet|personne)[ _.-]?\w*\d",
@@ -51,34 +51,34 @@ _ENTITY = re.compile(
 )
 """Names that number people, videos and the like."""
 _MOST_COPIES = 64
-"""Largest number of copies of an image; where there are more, names have a word in common by chance."""
+"""Largest number of copies of an image; if there are more, the names share a word by chance."""
 _LEAST_SOURCES = 3
 """Smallest number of sources with several images."""
 _MOST_PAIRS = 64
-"""Number of pairs of images that are compared."""
+"""Largest number of pairs of images that are compared."""
 _ALIKE, _SHARED = 0.7, 0.9
-"""Images of a source differ by less than this share of the difference between others of their class, in the median; in
-several folders, where the same person can have several looks, by less than the second share.
+"""Largest median difference of images of a source, as a share of the difference between other images of their class;
+the second share is for several folders, where the same person can look different.
 """
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The source of each image, and how it was recognized."""
+    """Source of each image, and the reason in words."""
 
     names: list[str]
     reason: str
 
     @property
     def count(self) -> int:
-        """The number of sources."""
+        """Number of sources."""
         return len(set(self.names))
 
 
 def find(
     paths: Sequence[str], strata: npt.NDArray[np.int64], distances: Distances, *, in_classes: bool, requested: str
 ) -> Sources | None:
-    """Find the sources of images by their paths; None if each image is a source of its own.
+    """Find the sources of images by their paths; None if each image has its own source.
 
     Args:
         paths: relative to the folder of the classes, or to the manifest.
@@ -89,7 +89,7 @@ def find(
     """
     rows = {path: row for row, path in reversed(list(enumerate(paths)))}
     if len(rows) < len(paths):
-        # Rows that repeat a path are copies, whatever its name.
+        # Rows with the same path are copies, whatever its name.
         paired_rows = np.array(list(rows.values()))
         sources = find(
             list(rows),
@@ -110,7 +110,7 @@ def find(
     if requested == NAMES:
         return Sources([_cut_number(name) for name in copies], "by the names of their files")
     numbered = [_cut_number(name) for name in copies]
-    # Of several rules, the coarsest that holds counts: the frames of an exported video belong together.
+    # The coarsest rule that holds counts: the frames of an exported video belong together.
     if _are_several(folders, strata) and (_are_entities(folders) or _look_alike(folders, strata, distances)):
         return describe(folders, reason="by the folders in those of the classes" if in_classes else "by folders")
     if (
@@ -125,7 +125,7 @@ def find(
 
 
 def count_shared(paths: Sequence[str], other_paths: Sequence[str]) -> int:
-    """Count the paths of augmented copies whose source has copies among others, too."""
+    """Count the paths of augmented copies whose source also has copies among `other_paths`."""
     exported = [
         [source for path in group if (source := _cut_export(name := os.path.splitext(path)[0])) != name]
         for group in (paths, other_paths)
@@ -156,22 +156,22 @@ def _cut_repeatedly(name: str, end: re.Pattern[str]) -> str:
 
 
 def _cut_number(name: str) -> str:
-    """The name of a source, without the folder, since its images may have several classes; other names stay whole."""
+    """Return the name of a source without folder, since its images may have several classes; other names stay whole."""
     match = _NUMBER.search(name)
     source = os.path.basename(name[: match.start()]) if match else ""
     return source if source and not _CAMERA.fullmatch(source) else name
 
 
 def _are_several(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
-    """Return whether most images are of sources with several images."""
+    """Return whether most images belong to sources with several images."""
     repeated = sum(count for count in Counter(names).values() if count > 1)
     return 2 * repeated >= len(names) and _are_spread(names, strata)
 
 
 def _are_spread(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
-    """Return whether there are some sources with several images, and most of their classes have more than one of them.
+    """Return whether some sources have several images, and most of their classes have several such sources.
 
-    Else the name of the source is the name of the class, or a word that all names of a class begin with.
+    Otherwise the name of the source is the name of the class, or a word that all names of a class begin with.
     """
     repeated = {name for name, count in Counter(names).items() if count > 1}
     sources_of_class = Counter(
@@ -182,7 +182,7 @@ def _are_spread(names: Sequence[str], strata: npt.NDArray[np.int64]) -> bool:
 
 
 def _are_entities(names: Sequence[str]) -> bool:
-    """Return whether nearly all sources are called as people or videos are."""
+    """Return whether nearly all sources have names of people, videos and the like."""
     sources = [name for name, count in Counter(names).items() if count > 1]
     return sum(_ENTITY.match(os.path.basename(name)) is not None for name in sources) >= 0.9 * len(sources)
 
@@ -194,7 +194,7 @@ def _have_frame_words(names: Sequence[str], sources: Sequence[str]) -> bool:
 
 
 def _look_alike(names: Sequence[str], strata: npt.NDArray[np.int64], distances: Distances) -> bool:
-    """Return whether images of a source are more alike than those of different sources of the same class."""
+    """Return whether images of a source are more alike than images of different sources of the same class."""
     ordered = sorted(range(len(names)), key=lambda row: (strata[row], names[row], row))
     neighbors = [(first, second) for first, second in pairwise(ordered) if strata[first] == strata[second]]
     within = [(first, second) for first, second in neighbors if names[first] == names[second]]
@@ -216,7 +216,7 @@ def _are_shared(names: Sequence[str], folders: Sequence[str], distances: Distanc
 def _compare(
     within: list[tuple[int, int]], between: list[tuple[int, int]], distances: Distances, default: float
 ) -> float:
-    """The median distance of pairs within sources, as a share of that between sources; `default` of too few pairs."""
+    """Divide the median distance of pairs within sources by the one between sources; `default` for too few pairs."""
     if min(len(within), len(between)) < _LEAST_SOURCES:
         return default
     medians = []

@@ -29,7 +29,7 @@ from drivetrain.errors import DataError
 POSSIBLE_SHAPES = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
 POSSIBLE = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
 _TORCH_INTERPOLATIONS = {"nearest": "nearest-exact", "lanczos": "bicubic", "box": "area", "hamming": "bilinear"}
-"""The interpolation of torch that is nearest to each of Pillow that torch lacks."""
+"""Nearest interpolation of torch for each interpolation of Pillow that torch lacks."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class ImageArrays:
     pixels: Tensor
     """Shape (N, C, H, W), uint8 or float32."""
     stored_type: str = "uint8"
-    """The type of the pixels in the file."""
+    """Type of the pixels in the file."""
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def gather(self, rows: Ids) -> Tensor:
-        """Images of these rows, shape (len(rows), C, H, W)."""
+        """Return the images of these rows, shape (len(rows), C, H, W)."""
         return self.pixels[torch.from_numpy(rows)]
 
     def map_array(self, change: Callable[[Any], Any]) -> ImageArrays:
-        """Return the same images with `change(pixels)` in place of their array."""
+        """Return the same images with `change(pixels)` as their array."""
         return replace(self, pixels=change(self.pixels))
 
     def title(self, row: int) -> str:
@@ -59,12 +59,12 @@ class ImageArrays:
 
     @property
     def contents(self) -> npt.NDArray[np.int64]:
-        """A digest of the pixels of each image."""
+        """Digest of the pixels of each image."""
         return copies.digest_rows(self.pixels.numpy())
 
     @property
     def short_sides(self) -> npt.NDArray[np.int64]:
-        """The shorter side of each image, in pixels."""
+        """Shorter side of each image, in pixels."""
         return np.full(len(self), min(self.pixels.shape[2:]), np.int64)
 
     @property
@@ -91,7 +91,7 @@ def read(
         The images, their targets, the images that cannot be used (by row), and a note on their conversion.
 
     Raises:
-        DataError: if the file is not such an .npz, or its labels have another form; names `key`.
+        DataError: if the file is not an .npz with images, or its labels have another form; names `key`.
     """
     names = ("images", "labels") if form else ("images",)
     content = npz_file.read_arrays(path, key, names, POSSIBLE, "numpy.savez(..., images=x, labels=y)")
@@ -115,7 +115,7 @@ def read(
 
 
 def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
-    """Images as (N, C, H, W). If both layouts are possible, channels are taken to be last."""
+    """Convert images to (N, C, H, W). If both layouts are possible, channels are taken to be last."""
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3):
@@ -130,7 +130,7 @@ def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> np
 
 
 def _convert_pixels(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt.NDArray[np.generic], str]:
-    """Whole numbers from 0 to 255 as uint8, booleans as 0 and 255, all else as float32; and a note on the conversion."""
+    """Convert whole numbers from 0 to 255 to uint8, booleans to 0 and 255, others to float32; also returns a note."""
     data_type = images.dtype
     if data_type == np.bool_:
         return np.ascontiguousarray(images, np.uint8) * np.uint8(255), f"{path.name}: bool images become 0 and 255"
@@ -145,7 +145,7 @@ def _convert_pixels(images: npt.NDArray[np.generic], path: Path, key: str) -> tu
 
 
 def _read_label_numbers(raw_labels: npt.NDArray[Any], form: LabelForm, path: Path, key: str) -> TargetColumn:
-    """Targets from an array (N, K) of labels of 0 and 1, or (N,) or (N, K) of numbers."""
+    """Read targets from an array (N, K) of labels of 0 and 1, or (N,) or (N, K) of numbers."""
     import pyarrow
 
     labels = form.kind == "labels"
@@ -203,7 +203,7 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RE
 
     Args:
         pixels: shape (N, C, H, W), uint8 or float32.
-        size: side of the square in pixels; with antialiasing when it is smaller.
+        size: side of the square in pixels; a smaller size uses antialiasing.
         channels: 1 or 3; gray is repeated three times, color is converted to luma.
 
     Returns:

@@ -28,7 +28,7 @@ class TokenSplitter:
 
         Args:
             batch: inputs (N, tokens, ...). The last input is the mask (N, tokens) of real tokens, which come first.
-            Batches with a single input (one row per sample) and empty batches are split in their given order.
+                Batches with a single input (one row per sample) and empty batches are split in their given order.
         """
         if len(batch.inputs) == 1 or not len(batch):
             return batch.split(most)

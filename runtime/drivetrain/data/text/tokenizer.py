@@ -1,4 +1,4 @@
-"""Tokenizes texts with a vocabulary learned from the job's texts, or with that of a pretrained encoder."""
+"""Tokenizes texts with a vocabulary learned from the job's texts, or with the vocabulary of a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     """Text columns of the same length."""
 
 TEXTS_PER_CALL = 10_000
-"""Texts that are tokenized in one call, which distributes them over threads."""
+"""Largest number of texts tokenized in one call, which distributes them over threads."""
 FIRST_TEXTS = 10
-"""Texts that are tokenized in the first call."""
+"""Number of texts tokenized in the first call."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Vocabulary files of older tokenizer formats."""
 LONGEST_WORD = 100
-"""Letters after which a long word, such as a DNA sequence, is split for a vocabulary of ours. WordPiece reads a longer word as
-one unknown token, and the time to read a word grows with the cube of its length.
+"""Number of letters after which our own vocabulary splits a long word, such as a DNA sequence. WordPiece reads a longer
+word as one unknown token, and the time to read a word grows with the cube of its length.
 """
 _PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer of the tokenizers library, and its padding token."""
+    """Tokenizer of the tokenizers library, and its padding token."""
 
     inner: tokenizers.Tokenizer
     pad: int
@@ -56,7 +56,7 @@ class Tokenizer:
 
     @cached_property
     def unknown_token(self) -> int | None:
-        """Id of the token for text outside of the vocabulary; None if the vocabulary covers every text."""
+        """Id of the token for text outside the vocabulary; None if the vocabulary covers every text."""
         model = self.inner.model
         if type(model).__name__ == "Unigram":
             # The library shows this number only in the stored form of the model.
@@ -66,13 +66,13 @@ class Tokenizer:
         return self.inner.token_to_id(name) if name else None
 
     def find_unknown_words(self, text: str) -> list[str]:
-        """Return the words of a text for which the tokenizer has no token."""
+        """Find the words of a text for which the tokenizer has no token."""
         encoding = self.inner.encode(text, add_special_tokens=False)
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
         return [text[start:end] for token, (start, end) in pairs if token == self.unknown_token]
 
     def encode(self, columns: Texts) -> Encoded:
-        """Yield the tokens of each text of each column.
+        """Tokenize each text of each column.
 
         Raises:
             DataError: if there are several columns, and no special token that can separate them.
@@ -95,9 +95,9 @@ class Tokenizer:
         return Encoded(tuple(Ragged.from_chunks(tokenize(texts)) for texts in columns), text_template)
 
     def to_json(self, longest: int, side: Truncation) -> dict[str, object]:
-        """Return plain JSON values from which `from_json` rebuilds the tokenizer.
+        """Return the tokenizer as plain JSON values for `from_json`.
 
-        They contain the truncation to `longest` tokens as well, for other programs that load the tokenizer. The library
+        They also contain the truncation to `longest` tokens, for other programs that load the tokenizer. The library
         cannot truncate in the middle, so with `middle` no truncation is stored.
         """
         if side != "middle":
@@ -127,13 +127,13 @@ def from_json(data: dict[str, Any]) -> Tokenizer:
 
 @contextlib.contextmanager
 def refuse_panics() -> Iterator[None]:
-    """Turn a panic of the tokenizers library in this block into an error without its text, such as for an expression of a
-    stranger's tokenizer that needs exponential time.
+    """Turn a panic of the tokenizers library in this block into an error without the library's text. An untrusted
+    tokenizer panics, for example, if its expressions need exponential time.
 
-    Raises:
-        DataError: if the library panics.
+            Raises:
+                DataError: if the library panics.
     """
-    # The library writes to the file descriptor, behind Python's back, before it raises.
+    # Before it raises, the library writes to the file descriptor directly, bypassing Python.
     with tempfile.TemporaryFile() as written:
         sys.stderr.flush()
         saved_stderr = os.dup(2)
@@ -176,7 +176,7 @@ def load_library() -> Any:
 
 
 def describe_rule(lower_case: bool) -> str:
-    """Say how texts are normalized before a vocabulary is learned from them."""
+    """Describe how texts are normalized before a vocabulary is learned from them."""
     return f"NFC, {'lower case, accents' if lower_case else 'capital letters and accents'} kept"
 
 
@@ -200,7 +200,7 @@ def learn(columns: Texts, size: int, lower_case: bool = True) -> Tokenizer:
     )
     inner.train_from_iterator(_iterate_all(columns), trainer)
     token_ids = inner.get_vocab(with_added_tokens=True)
-    # A new tokenizer, in which only the real special tokens are special.
+    # In the new tokenizer, only the real special tokens are special.
     learned = _build_wordpiece(load_library(), lower_case, dict(sorted(token_ids.items(), key=lambda item: item[1])))
     learned.add_special_tokens(list(SPECIAL))
     return Tokenizer(learned, token_ids[_PAD])
@@ -210,7 +210,7 @@ def load_pretrained(source: Pretrained) -> Tokenizer:
     """Load the tokenizer in the folder of a pretrained encoder.
 
     Raises:
-        SpecError: if the folder contains none, or it does not fit the encoder.
+        SpecError: if the folder has no tokenizer, or the tokenizer does not fit the encoder.
     """
     if not hasattr(source.config, "vocab_size"):
         source.refuse(
@@ -241,7 +241,7 @@ def load_pretrained(source: Pretrained) -> Tokenizer:
 def _convert(source: Pretrained) -> tokenizers.Tokenizer:
     """Load a tokenizer that is stored in one of the older formats."""
     if not any((source.folder / name).exists() for name in VOCABULARIES):
-        # The library would make a tokenizer without words.
+        # The library would create a tokenizer without words.
         raise FileNotFoundError(f"it has none of tokenizer.json, {', '.join(VOCABULARIES)}")
     with quiet_transformers() as transformers:
         loaded = transformers.AutoTokenizer.from_pretrained(
@@ -253,7 +253,7 @@ def _convert(source: Pretrained) -> tokenizers.Tokenizer:
 def _build_wordpiece(
     tokenizers: Any, lower_case: bool, token_ids: dict[str, int] | None = None
 ) -> tokenizers.Tokenizer:
-    """Build a WordPiece tokenizer that normalizes texts as `describe_rule` says.
+    """Build a WordPiece tokenizer that normalizes texts as described by `describe_rule`.
 
     Without token ids its vocabulary is empty, to be learned; with them, it puts [CLS] and [SEP] around each text.
     """
@@ -272,7 +272,7 @@ def _build_wordpiece(
 
 
 def _find_alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[str]:
-    """The most frequent letters of the normalized texts, sorted; at most `size` / 4, a quarter of the vocabulary."""
+    """Find the most frequent letters of the normalized texts, at most a quarter of the vocabulary (`size` / 4); sorted."""
     counts: Counter[str] = Counter()
     for part in _iterate_all(columns):
         counts.update(inner.normalizer.normalize_str("\n".join(part)))
@@ -283,7 +283,7 @@ def _find_alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> li
 def _iterate_column(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
     """Yield a pyarrow text column as lists of at most TEXTS_PER_CALL texts.
 
-    The first ones are short: a tokenizer that needs seconds for a text is refused before it has had all of them.
+    The first lists are short, so that a tokenizer that needs seconds for a text is refused early.
     """
     start, size = 0, FIRST_TEXTS
     while start < len(texts):

@@ -1,4 +1,4 @@
-"""Measures how much of some texts a tokenizer does not know: a network reads all unknown words as the same token."""
+"""Measures the unknown part of texts for a tokenizer: a network reads all unknown words as the same token."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from drivetrain.data.text.tokenizer import Texts
 
 MAX_SHARE = 0.5
-"""Largest share of unknown tokens of training texts; with more, a network would learn from the little that is left."""
+"""Largest share of unknown tokens in training texts; above it, too little is left for a network to learn from."""
 MAX_LISTED_WORDS = 3
 """Largest number of unknown words that a note lists."""
 MAX_LETTERS = 40
-"""Letters of an unknown word that a note shows."""
+"""Largest number of letters of an unknown word that a note shows."""
 
 
 @dataclass(frozen=True)
 class UnknownWords:
-    """How much of some texts is unknown, before truncation and without special tokens."""
+    """Counts of unknown tokens and texts, before truncation and without special tokens."""
 
     share: float
     """Share of the tokens that are unknown."""
@@ -33,7 +33,7 @@ class UnknownWords:
     """Number of texts without any known token."""
     texts: int
     example: int | None
-    """Index of a text with an unknown word, and without any known one if there is such a text; None if all is known."""
+    """Index of a text with an unknown word, preferably without any known word; None if all words are known."""
 
 
 def measure(text_tokenizer: Tokenizer, encoded: Encoded) -> UnknownWords:
@@ -44,7 +44,7 @@ def measure(text_tokenizer: Tokenizer, encoded: Encoded) -> UnknownWords:
         counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_unknown)])
         unknown += counts[column.offsets[1:]] - counts[column.offsets[:-1]]
         tokens += column.lengths
-    # Some tokenizers have no unknown token and drop letters that they do not know: such a text may have no tokens at all.
+    # Some tokenizers have no unknown token and drop unknown letters: such a text may have no tokens at all.
     unread = np.flatnonzero(tokens == unknown)
     candidates = unread if len(unread) else np.flatnonzero(unknown)
     example = int(candidates[0]) if len(candidates) else None
@@ -54,7 +54,7 @@ def measure(text_tokenizer: Tokenizer, encoded: Encoded) -> UnknownWords:
 def describe(
     counts: UnknownWords, text_tokenizer: Tokenizer, texts: Texts, name: str, title: Callable[[int], str]
 ) -> list[str]:
-    """Return a note on the unknown words of texts that are called `name`; `title` names a text. None if all is known."""
+    """Return a note on the unknown words of texts, if there are any; `name` names the texts, `title` one text."""
     if counts.example is None:
         return []
     cells = (column[counts.example].as_py() for column in texts)
