@@ -1,4 +1,4 @@
-"""Names codes such as -9999 among the numbers of arrays that a program passes in or a user's function returns."""
+"""Notes codes such as -9999 in the numbers of arrays that a program passes in or a user's function returns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from drivetrain.data.formats.column_values import Numbers
 from drivetrain.data.scales import fit_scale
 
 MAX_CHECKED_NUMBERS = 20_000_000
-"""Inputs of more numbers are not searched for codes."""
+"""Largest number of input numbers that are searched for codes."""
 
 
 def note_codes(train: Items, validation: Items, head: Head) -> list[str]:
-    """Notes on numbers in arrays that are codes such as -9999; such arrays are not scaled."""
+    """Return notes on numbers in arrays that are codes such as -9999; these arrays are not scaled."""
     if not isinstance(train, ArraySplit) or not isinstance(validation, ArraySplit):
         return []
     notes = []
@@ -31,7 +31,7 @@ def note_codes(train: Items, validation: Items, head: Head) -> list[str]:
 
 
 def _list_columns(split: ArraySplit, head: Head) -> Iterator[tuple[str, int, Numbers]]:
-    """Yield name, values per sample and values of each column of numbers; large arrays and pictures are not read for it."""
+    """Yield name, values per sample and values of each column of numbers; large arrays and pictures are skipped."""
     arrays = {"target": split.first_targets()} if head.kind == "numbers" else {}
     if sum(x.numel() for x in split.inputs) <= MAX_CHECKED_NUMBERS:
         arrays |= {f"input {number}": x for number, x in enumerate(split.gather(np.arange(len(split))))}

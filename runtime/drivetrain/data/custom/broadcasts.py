@@ -1,4 +1,4 @@
-"""Finds operations in which outputs of shape (N, 1) meet targets of shape (N,): torch pairs every sample with every other."""
+"""Finds operations that combine outputs (N, 1) with targets (N,): torch pairs every sample with every other."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from drivetrain.data.custom.user_errors import list_user_frames
 
 TRIAL_ROWS = 12
-"""Smallest number of rows in a trial: losses of pairs, triplets and groups of four run with it and its multiples."""
+"""Smallest number of rows in a trial: losses on pairs, triplets and groups of four work with its multiples."""
 _EXPANDING: frozenset[Any] = frozenset(
     [torch.broadcast_tensors, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss]
 )
-"""Functions that expand their arguments before an operation sees them."""
+"""Functions that expand their arguments before they call an operation."""
 SAME_SHAPE = (
     "outputs and targets of the same shape in every operation, such as (N, 1) and (N, 1)",
     "write targets.reshape(outputs.shape), or outputs.squeeze(-1), there; if all pairs are meant, write both dimensions, as in "
     "a[:, None] - b[None, :]",
 )
-"""The second and third part of the error for such an operation."""
+"""Second and third part of the error for such an operation."""
 Look = Callable[[Iterable[object]], None]
 
 
 class _WatchFunctions(TorchFunctionMode):
-    """Shows the arguments of the functions that expand them."""
+    """Mode that passes the arguments of functions that expand them to `look`."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class _WatchFunctions(TorchFunctionMode):
 
 
 class _WatchOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows the arguments of the operations that work element by element."""
+    """Mode that passes the arguments of elementwise operations to `look`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # A mode that torch.compile skips imports the compiler, which takes seconds.
+        # If torch.compile may skip a mode, it imports the compiler, which takes seconds.
         return False
 
     def __init__(self, look: Look) -> None:
@@ -67,7 +67,7 @@ class _WatchOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def watch_broadcasts(rows: int) -> Iterator[list[str]]:
     """List the broadcasts between samples inside the block; no other dimension should have the size `rows`."""
     broadcast_texts: list[str] = []
-    depth = len(traceback.extract_stack()) - 2  # without this function and the one that enters the block
+    depth = len(traceback.extract_stack()) - 2  # without this function and the function that enters the block
 
     def look(arguments: Iterable[object]) -> None:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
@@ -80,20 +80,20 @@ def watch_broadcasts(rows: int) -> Iterator[list[str]]:
                 )
                 return
 
-    # The function modes see what torch warns about, too.
+    # The modes also see the cases that torch warns about, so its warnings are silenced.
     with warnings.catch_warnings(), _WatchFunctions(look), _WatchOperations(look):
         warnings.simplefilter("ignore")
         yield broadcast_texts
 
 
 def _pairs_samples(longer: Sequence[int], shorter: Sequence[int], rows: int) -> bool:
-    """Whether the samples of a tensor meet a dimension of size 1 of another one, whose samples are in front of it."""
+    """Return whether the samples of a tensor meet a dimension of size 1 of another one, behind its samples."""
     added = len(longer) - len(shorter)
     return added > 0 and len(shorter) > 0 and longer[0] == shorter[0] == rows and longer[added] == 1
 
 
 def _are_same_values(longer: Tensor, shorter: Tensor) -> bool:
-    """Return whether a tensor meets itself, as in `a[:, None] - a`, which is meant."""
+    """Return whether a tensor meets itself, as in `a[:, None] - a`, which is intended."""
     return longer.numel() == shorter.numel() and longer.data_ptr() == shorter.data_ptr()
 
 
@@ -103,7 +103,7 @@ def _format_shape(shape: Sequence[int], rows: int) -> str:
 
 
 def tile_rows(outputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows of an example repeated, in two numbers of rows that no other dimension has."""
+    """Yield an example with its rows repeated, twice: with two numbers of rows that no other dimension has."""
     sizes = {*outputs.shape[1:], *targets.shape[1:]}
     counts = (count for count in itertools.count(TRIAL_ROWS, TRIAL_ROWS) if count not in sizes)
     for count in itertools.islice(counts, 2):
@@ -112,7 +112,7 @@ def tile_rows(outputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor
 
 
 def find_broadcast(call: Callable[[Tensor, Tensor], object], outputs: Tensor, targets: Tensor) -> str:
-    """Describe a broadcast between samples in a function of (outputs, targets), with the user's line; empty without one.
+    """Describe a broadcast between samples in a function of (outputs, targets), with the user's line; else empty.
 
     Raises:
         Exception: whatever the function raises for the first number of rows.

@@ -1,4 +1,4 @@
-"""Finds the files that a user's code needs: those it imports, names in arguments, and opens; they are copied with it."""
+"""Finds the files that a user's code imports, names in arguments or opens, so that they are copied with it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from urllib.parse import quote, unquote
 from drivetrain.errors import CheckpointError
 
 MAX_COPY_BYTES = 16 << 20
-"""Largest file or folder, in bytes, that is copied; larger ones are taken for data or weights."""
+"""Largest file or folder to copy, in bytes; larger ones are taken for data or weights."""
 MAX_FOLDER_FILES = 100
-"""Largest number of files in a folder that is copied."""
+"""Largest number of files in a folder to copy."""
 MAX_NAME_LETTERS = 240
 """Longest name of a copy, in letters."""
 OUTSIDE = "_outside/"
-"""Prefix of the names of copies of files that are outside the folder of the job."""
+"""Prefix of the names of copies of files from outside the folder of the job."""
 _open_lists: list[tuple[list[str], type | None, int]] = []
-"""The lists to which paths are added, each with the class of which a method must be running, and the thread."""
+"""Lists that collect paths, each with the class that must have a running method, or None, and the thread."""
 
 
 def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
-    """Read a Python file and, recursively, the files of its folder that it imports anywhere in its code, without running any.
+    """Read a Python file and, recursively, the files of its folder that its code imports, without running them.
 
     Args:
-        first: the file; its folder is where absolute imports are looked up.
-        read: returns the content of a file.
+        first: the file; absolute imports are looked up in its folder.
+        read: function that returns the content of a file.
 
     Raises:
         OSError: if the first file cannot be read.
@@ -72,26 +72,26 @@ def _list_imported(content: bytes, path: Path, top: Path) -> Iterator[Path]:
 
 
 def _find_module_files(base: Path, parts: list[str]) -> Iterator[Path]:
-    """Yield the files of a module and of the packages around it that are below a folder."""
+    """Yield the files, below a folder, of a module and of the packages that contain it."""
     for count in range(1, len(parts) + 1):
         folder = base.joinpath(*parts[:count])
         yield from (file for file in (folder / "__init__.py", folder.with_name(f"{folder.name}.py")) if file.is_file())
 
 
 def name_copy(text: str) -> str:
-    """Return the name of the copy of the file at a path; that of a file outside of the job's folder holds the whole path."""
+    """Return the name of the copy of a file; for a file outside of the job's folder, it holds the whole path."""
     path = Path(os.path.normpath(text))
     return f"{OUTSIDE}{quote(text, safe='')}" if path.is_absolute() or ".." in path.parts else path.as_posix()
 
 
 def find_original(folder: Path, name: str) -> Path:
-    """Return the file of which there is a copy of this name: in the folder of the job, or else in the working folder."""
+    """Return the original of the copy with this name, in the folder of the job or else in the working folder."""
     text = unquote(name.removeprefix(OUTSIDE)) if name.startswith(OUTSIDE) else name
     return folder / text if os.path.exists(folder / text) else Path.cwd() / text
 
 
 def list_copies(target: Path, name: str) -> list[str]:
-    """List the names of the copies of a file, or of the files in a folder; none if they are too many or too large."""
+    """List the names of the copies of a file, or of the files in a folder; empty if they are too many or too large."""
     if any(len(part) > MAX_NAME_LETTERS for part in name.split("/")):
         return []
     if os.path.isfile(target):
@@ -113,9 +113,9 @@ def list_copies(target: Path, name: str) -> list[str]:
 
 @contextlib.contextmanager
 def record_opened(within: type | None = None) -> Iterator[list[str]]:
-    """Yield a list to which each path is added that this thread opens for reading in the block.
+    """Yield a list that collects the paths that this thread opens for reading in the block.
 
-    With a class, only paths opened by its methods, or by functions that they call, are added.
+    With a class, the list has only paths opened by its methods, or by functions that they call.
     """
     _install_hook()
     paths: list[str] = []
@@ -134,7 +134,7 @@ def _install_hook() -> None:
 
 
 def _record_opened(event: str, arguments: tuple[object, ...]) -> None:
-    """Audit hook: add the path of a file that is opened for reading to the lists that ask for it."""
+    """Add the path of a file that is opened for reading to the lists that collect it, as an audit hook."""
     if not _open_lists or event != "open":
         return
     path, flags = arguments[0], arguments[2]

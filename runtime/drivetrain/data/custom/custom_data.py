@@ -1,6 +1,6 @@
-"""Builds datasets from user data: from a function of the user, or from what a Python program passes in.
+"""Builds datasets from user data: from a function of the user, or from data that a Python program passes in.
 
-What the targets are (classes, labels, numbers or other) is determined here too, and the head for them.
+It also determines the kind of the targets (classes, labels, numbers or other) and the head for them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ POSSIBLE_TARGETS = {
     "numbers": "one number for each sample, or (samples, numbers)",
 }
 SUSPICIOUS_CLASS_INDEX = 1000
-"""A class index of this or more, and of at least the number of samples, is taken for a mistake."""
+"""Smallest class index that is taken for a mistake, if it is not below the number of samples."""
 
 
 def load(job: CustomJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
-    """Call the user's function and check what it returns; `recorded` and `files` have no meaning for it.
+    """Call the user's function and check its result; `recorded` and `files` are not used.
 
     Raises:
-        DataError: if it raises, or its result cannot be used.
+        DataError: if the function raises, or its result cannot be used.
         SpecError: if a loss or metric of the job does not fit the targets.
     """
     data = job.data
@@ -91,7 +91,7 @@ def build_dataset(
     """Build the dataset of a job from the user's training and validation data.
 
     Args:
-        loss: that of the user; None for a built-in one.
+        loss: the user's loss; None for a built-in loss.
         reader: file, function and arguments that read new samples.
 
     Raises:
@@ -140,7 +140,7 @@ def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
 
 
 def _note_reading(train: Items, head: Head, names: tuple[str, ...] | None) -> list[str]:
-    """Notes on float64 numbers that float32 changes, in the first samples, and on a dataset that is read item by item."""
+    """Return notes on float64 numbers of the first samples that float32 changes, and on reading item by item."""
     is_array = isinstance(train, ArraySplit)
     rows = np.arange(min(len(train), 1000 if is_array else 1))
     values = (*train.gather(rows), *([train.all_targets()[: len(rows)]] if is_array else []))
@@ -157,11 +157,11 @@ def _note_reading(train: Items, head: Head, names: tuple[str, ...] | None) -> li
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
     """Read new samples with the user's reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
 
-    For a user's reader the paths are anything, and `preprocessing` has `code`, the folder of the model's code.
+    A user's reader takes paths of any kind, and `preprocessing` has `code`, the folder of the model's code.
 
     Raises:
         DataError: if no sample can be used.
-        CheckpointError: if the model's code may not be run.
+        CheckpointError: if running the model's code is not allowed.
     """
     paths, labelled = [source.path for source in sources], sources[0].labelled
     count, reader = len(preprocessing["inputs"]), preprocessing["reader"]
@@ -173,9 +173,9 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
 def _check_like_training(
     split: Items, name: str, preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
 ) -> NewSamples:
-    """Check that samples have the shapes and targets of the training, and set the form of their targets."""
+    """Check that samples have the shapes and targets of training, and set the form of their targets."""
     trained_shapes = [tuple(x["shape"]) for x in preprocessing["inputs"]]
-    # Of a dataset the first sample is read.
+    # For a dataset, the first sample is read.
     if labelled and (
         split.raw_targets is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
     ):
@@ -240,12 +240,12 @@ def _list_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 def determine_head(
     job: CustomTask, train: Items, validation: Items, requested: str, names: tuple[str, ...] | None
 ) -> Head:
-    """Determine the kind of the targets and their head, and set how the splits convert them.
+    """Determine the kind of the targets and their head, and set the conversion of targets in both splits.
 
     The requested kind is auto, classes, labels, numbers or other. Without names, outputs are numbered.
 
     Raises:
-        DataError: if the targets are of none of these kinds.
+        DataError: if the targets have none of these kinds.
         SpecError: if the job requests a loss or metric that does not fit the kind.
     """
     sample_targets = train.first_targets()
@@ -355,7 +355,7 @@ def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
     metrics += [
         metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "own_metrics", ())
     ]
-    # Whether there are two classes is known later.
+    # Only later is it known whether there are two classes.
     metrics_of_some = [f"validation/{name}" for name in (*RANKING_METRICS, KAPPA)] if kind == "classes" else []
     for path, metric in job.list_watched_metrics():
         if metric not in (*metrics, *metrics_of_some):
@@ -367,7 +367,7 @@ def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
 
 
 def _count_classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> int:
-    """Count the classes: as many as there are names, else one more than the highest index."""
+    """Count the classes: the number of names, else one more than the highest index."""
     if names is not None and isinstance(train, ItemSplit):
         return len(names)  # batches are checked later; reading every item now could take long
     distinct_indices = [torch.unique(split.all_targets()) for split in (train, validation)]

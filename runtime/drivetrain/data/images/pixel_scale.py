@@ -1,8 +1,8 @@
-"""One scale of pixel values per model: which raw values are black and white, whatever the type and file they come in.
+"""One scale of pixel values per model: the raw values of black and white, whatever the type and the file.
 
-Whole numbers from 0 to 255 are bytes, whether they are uint8, int64, float32 or a file of 16 bits. Fractions from 0 to 1, and
-whole numbers from 0 to 1, are shares of white. Values that use 16 bits have black at 0 and white at 65535. The range of all
-else is that of the training images. The scale is stored with the model, and new images on another scale are refused.
+Whole numbers from 0 to 255 are bytes, as uint8, int64, float32 or in a file of 16 bits. Fractions and whole numbers
+from 0 to 1 are shares of white. Values that use 16 bits have black at 0 and white at 65535. For other values, the
+training images set the range. The scale is stored with the model, and new images on another scale are refused.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.images import ImageJob
 
 FileRange = tuple[float, float, float, float]
-"""Of pixels: smallest value, 1st and 99th percentile, largest value."""
+"""Smallest value, 1st and 99th percentile, and largest value of pixels."""
 _FEW_BITS = 2**14 - 1
-"""Files of 16 bits with no larger value use at most 14 of them: on the scale of 16 bits they are nearly black."""
+"""Largest value of files that use at most 14 of their 16 bits: on the scale of 16 bits they are nearly black."""
 _OTHER_SCALE_RATIO = 16
-"""A range that is this many times narrower than another is on another scale, or the other range has outliers."""
+"""Ratio of two ranges above which the narrower one is on another scale, or the wider one has outliers."""
 _WIDER_SPREAD_RATIO = 4
-"""Values that are spread this many times wider than those of the training images are on another scale."""
+"""Ratio of spreads, of new to training images, above which the new images are on another scale."""
 _OVERSHOOT_SHARE = 0.1
-"""Share of the range by which resizing can leave it."""
+"""Largest overshoot of resizing, as a share of the range."""
 _SCALE_RATIO = 10
-"""From this ratio of two ranges on, they are different scales, for a model that does not say more."""
+"""Smallest ratio of two ranges on different scales, for a model that stores no more information."""
 _MEASURED_VALUES = 1_000_000
-"""Number of values of an array from which percentiles are computed."""
+"""Largest number of values of an array used to compute percentiles."""
 _CHECKED_IMAGES = 200
-"""Number of images that are checked of a split other than the training images."""
+"""Largest number of images checked in a split other than the training split."""
 _MIN_IMAGES_FOR_RANGE = 8
-"""Number of images from which on a range that is narrow for all of them is not by chance."""
+"""Smallest number of images for which a range that is narrow for all of them is no coincidence."""
 _INVISIBLE_SHARE = 0.05
 """Largest share of transparent images that may be invisible on the usual ground; above, another ground is chosen."""
 
@@ -59,14 +59,14 @@ _INVISIBLE_SHARE = 0.05
 def read_as_trained(
     images: Images, rows: Ids, model: ImagePreprocessing, key: str, *, starts_from: bool = False
 ) -> tuple[Images, Resize]:
-    """Bring images of new data, of the validation data or of a resumed run to the scale of a model.
+    """Convert images of new data, of validation data or of a resumed run to the scale of a model.
 
     Args:
         starts_from: whether they are the training images of a run that starts from the model. Another scale of the same
             colors is then right, and `keep_known` checks it.
 
     Returns:
-        The images, and how they are decoded.
+        The images, and the rule for decoding them.
 
     Raises:
         DataError: if they are on another scale: the network would see nearly black or far too bright images.
@@ -97,10 +97,10 @@ def read_as_trained(
 
 
 def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) -> tuple[Resize, list[str]]:
-    """Choose how files are decoded: the range of 16-bit values, and a ground for transparent ones; also returns notes.
+    """Choose how files are decoded: the range of 16-bit values, and a ground for transparency; also returns notes.
 
     Raises:
-        DataError: if only the lower bits of color files have a content, which Pillow drops.
+        DataError: if color files use only the lower bits, which Pillow drops.
     """
     if isinstance(images, ImageArrays):
         return resize, []
@@ -119,10 +119,10 @@ def takes_bytes(images: Images, rows: Ids, scale: Range) -> bool:
 
 
 def check_visible(raw: Tensor, key: str) -> list[str]:
-    """Return a note on images of one color, of some as the network sees them before normalization, shape (N, C, S, S).
+    """Return a note on images of one color among `raw`, (N, C, S, S): the network's view before normalization.
 
     Raises:
-        DataError: if more than half of the images are of one color, which is nearly the same for all of them.
+        DataError: if more than half of the images have one color, nearly the same for all of them.
     """
     flat = raw.flatten(2).float()
     low, high = flat.amin(2), flat.amax(2)
@@ -145,10 +145,10 @@ def check_visible(raw: Tensor, key: str) -> list[str]:
 
 
 def check_some(split: ImageSplit, model: ImagePreprocessing, key: str) -> list[str]:
-    """Like `check_visible`, for some of the images of a split that is not trained on.
+    """Check some images of a split that is not for training, as `check_visible` does.
 
     Raises:
-        DataError: if most of them are of the same color.
+        DataError: if most of them have the same single color.
     """
     if model.takes_bytes is None or not len(split):
         return []
@@ -179,9 +179,9 @@ def keep_known(
 def _convert_arrays(
     images: ImageArrays, rows: Ids, model: ImagePreprocessing, key: str, *, starts_from: bool
 ) -> ImageArrays:
-    """As `read_as_trained`, for arrays in memory."""
+    """Convert arrays in memory as `read_as_trained` does."""
     scale = model.low, model.high
-    if model.takes_bytes is None:  # a model of an older version, for which only uint8 was bytes
+    if model.takes_bytes is None:  # a model of an older version, where only uint8 counted as bytes
         kind = torch.uint8 if images.stored_type in ("uint8", "bool") else torch.float32
         if kind == torch.float32 and model.high == 255 and float(images.pixels.max()) <= 1 and not starts_from:
             _refuse(key, f"pixels of {images.path} are between 0 and 1", model)
@@ -209,24 +209,24 @@ def _convert_arrays(
 
 
 def _join_ranges(ranges: Sequence[FileRange]) -> FileRange:
-    """Smallest value, 1st and 99th percentile, and largest value of several files, by those of each."""
+    """Join the ranges of several files: smallest value, 1st and 99th percentile, and largest value."""
     lowest, low, high, highest = zip(*ranges, strict=True)
     return min(lowest), min(low), max(high), max(highest)
 
 
 def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Range) -> bool:
-    """Return whether values on their own scale, which are between two values, are colors on the scale of a model."""
+    """Return whether values from `lowest` to `highest`, on the scale `new_scale`, are colors on a model's scale."""
     if new_scale in (BYTES, scale) or highest == lowest == 0:
         return True
     if new_scale in COLORS or lowest < -_OVERSHOOT_SHARE * scale[1] or highest > (1 + _OVERSHOOT_SHARE) * scale[1]:
         return False
-    # Values around 0 with a small deviation are standardized ones.
+    # Values around 0 with a small deviation are standardized values.
     enough = {FULL: _FEW_BITS, BYTES: 1 if lowest >= 0 else _OVERSHOOT_SHARE * scale[1]}.get(scale, 0)
     return highest > enough
 
 
 def _is_elsewhere(values: FileRange, count: int, scale: Range) -> bool:
-    """Return whether `count` images with these values are on another scale than that of the training images."""
+    """Return whether `count` images with these values are on another scale than the training images."""
     lowest, low, high, highest = values
     span = scale[1] - scale[0]
     is_narrow = count >= _MIN_IMAGES_FOR_RANGE and (highest - lowest) * _OTHER_SCALE_RATIO < span
@@ -234,7 +234,7 @@ def _is_elsewhere(values: FileRange, count: int, scale: Range) -> bool:
 
 
 def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) -> None:
-    """Refuse color files of 16 bits a channel that use only the lower bits, which Pillow drops."""
+    """Refuse color files of 16 bits per channel that use only the lower bits, which Pillow drops."""
     highest = [header.color_16_bit for header in headers if header and header.color_16_bit is not None]
     if highest and max(highest) <= _FEW_BITS >> 8:
         raise DataError(
@@ -266,7 +266,7 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
 
 
 def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
-    """Choose what transparent training images lie on: white, unless too many can be seen only on another; also notes."""
+    """Choose the ground of transparent training images: white, unless too many need another one; also returns notes."""
     invisible = [header.invisible_over for header in headers if header and header.invisible_over is not None]
     invisible_count = sum(header is not None and header.colors_without_alpha for header in headers)
     notes = []
@@ -288,7 +288,7 @@ def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
 
 
 def _refuse(key: str, description: str, model: ImagePreprocessing) -> NoReturn:
-    """Raise the error for images on another scale than that of the model."""
+    """Raise the error for images on another scale than the model."""
     scale = f"between {model.low:g} and {model.high:g}"
     raise DataError(
         f"{key}: {description}, but the training images were {scale}",

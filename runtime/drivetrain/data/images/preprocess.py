@@ -20,13 +20,13 @@ from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.stateless_random import Ids
 
 Range = tuple[float, float]
-"""Values that are black and white."""
+"""Values of black and white."""
 BYTES, SHARES, FULL = (0.0, 255.0), (0.0, 1.0), (0.0, 65535.0)
 """Scales of 8-bit values, of shares of white, and of 16-bit values."""
 COLORS = (BYTES, SHARES, FULL)
 """Scales of the same colors."""
 _MIN_BYTE_HIGH = 16
-"""Fractions are taken for resized bytes if their largest value is at least this."""
+"""Smallest maximum of fractions that are taken for resized bytes."""
 
 
 def find_scale(low: float, high: float, *, whole_numbers: bool) -> Range:
@@ -41,7 +41,7 @@ def find_scale(low: float, high: float, *, whole_numbers: bool) -> Range:
 
 
 def measure_array(values: npt.NDArray[Any]) -> tuple[float, float, bool]:
-    """Smallest and largest of the finite values, and whether all values are whole numbers."""
+    """Return the smallest and largest finite value, and whether all values are whole numbers."""
     if values.dtype.kind in "iu":
         return float(values.min()), float(values.max()), True
     finite = np.isfinite(values)
@@ -49,38 +49,38 @@ def measure_array(values: npt.NDArray[Any]) -> tuple[float, float, bool]:
         values = values[finite]
         return (float(values.min()), float(values.max()), False) if len(values) else (0.0, 1.0, False)
     low, high = float(values.min()), float(values.max())
-    # Image by image, since most float images have fractions, so that the first one decides.
+    # Image by image: most float images have fractions, so the first image decides.
     whole_numbers = all(bool((part == np.rint(part)).all()) for part in values)
     return low, high, whole_numbers
 
 
 MAX_MEASURED_IMAGES = 2000
-"""Largest number of training images from which mean and standard deviation are computed."""
+"""Largest number of training images used to compute mean and standard deviation."""
 
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """Scales, augments (in training only) and normalizes. All but the augmentation is stored with the model."""
+    """Preprocessing that scales, augments (in training only) and normalizes; stored without the augmentation."""
 
     image_size: int
     channels: int
     classes: tuple[str, ...]
     low: float
     high: float
-    """Raw float values that are mapped to 0 and 1; 8-bit pixels are always divided by 255."""
+    """Raw float values that are mapped to 0 (`low`) and 1; 8-bit pixels are always divided by 255."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """By channel, of the training images, after scaling."""
+    """Statistics of the training images by channel, after scaling."""
     augment: Augment | None = None
     resize: Resize = DEFAULT_RESIZE
-    """How an image becomes square."""
+    """Rule for making an image square."""
     takes_bytes: bool | None = None
-    """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""
+    """Whether 8-bit images are on the scale of the training images; None for models of versions without this value."""
     reverses_channels: bool = False
     """Whether the network gets blue, green, red."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
-        """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
+        """Convert raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
         (raw,) = inputs
         pixels = self.scaled(raw)
         if self.augment is not None and epoch is not None:
@@ -90,7 +90,7 @@ class ImagePreprocessing:
         return (normalized.flip(1) if self.reverses_channels else normalized,)
 
     def scaled(self, raw: Tensor) -> Tensor:
-        """Pixels from 0 to 1, float32."""
+        """Scale pixels to 0 to 1, float32."""
         if raw.dtype == torch.uint8:
             return raw.to(torch.float32).div_(255)
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
@@ -130,14 +130,14 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
 
 
 def pixel_range(raw: Tensor) -> tuple[float, float]:
-    """Raw values that are mapped to 0 and 1: those of a usual scale or, beyond these, minimum and maximum."""
+    """Find the raw values that are mapped to 0 and 1: a usual scale or, for other values, minimum and maximum."""
     if raw.dtype == torch.uint8:
         return 0.0, 255.0
     return find_scale(float(raw.min()), float(raw.max()), whole_numbers=bool((raw == raw.round()).all()))
 
 
 def channel_statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, computed in float64; 0 where all values are the same."""
+    """Compute the mean and standard deviation of each channel in float64; 0 if all values are the same."""
     means, deviations = [], []
     for channel in range(raw.shape[1]):
         values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)

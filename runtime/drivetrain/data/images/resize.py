@@ -1,4 +1,4 @@
-"""How the pixels of a file become the square that the network sees; size and channels, if the job does not set them."""
+"""Rule for making a square of the pixels of a file for the network; its size, if the job does not set it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from drivetrain.job.data import Fit
 
 GROUNDS = {"white": 255, "black": 0, "gray": 128}
-"""Colors that transparent pixels can lie on, the usual one first."""
+"""Possible background colors of transparent pixels, the usual one first."""
 RULES = 1
-"""Version of the rules by which files are read.
+"""Version of the rules for reading files.
 
-0: a MinIsWhite file of 16 bits is not inverted, and a file without a visible pixel is white. 1: the first is inverted, and
-the second has its colors.
+0: a MinIsWhite file of 16 bits is not inverted, and a file without a visible pixel is white. 1: the first is
+inverted, and the second keeps its colors.
 """
 MIN_SIZE, MAX_SIZE, SIZE_STEP = 16, 224, 16
 """Limits and multiple of an automatic size for image files, in pixels."""
@@ -25,22 +25,22 @@ MIN_SIZE, MAX_SIZE, SIZE_STEP = 16, 224, 16
 
 @dataclass(frozen=True)
 class Resize:
-    """How the pixels of a file become a square: range of values, ground, fit, interpolation and crop."""
+    """Rule for making a square of the pixels of a file: range of values, ground, fit, interpolation and crop."""
 
     fit: Fit = "crop"
     interpolation: str = "bilinear"
-    """As in Pillow: bilinear or bicubic, with antialiasing; with some pretrained networks another one."""
+    """Interpolation as in Pillow: bilinear or bicubic, with antialiasing; some pretrained networks use another one."""
     share: float = 1.0
-    """Part of each side that is kept around the center; all of it where an image is padded."""
+    """Share of each side that is kept around the center; 1 if images are padded."""
     range_16_bit: tuple[float, float] | None = None
-    """Values of gray 16-bit files that become black and white, if such files were among the training images."""
+    """Values of gray 16-bit files that become black and white; None without such files among the training images."""
     ground: str = "white"
     """Background of transparent pixels: a key of `GROUNDS`."""
     rules: int = RULES
-    """Version of the rules by which files are read (RULES); models of older versions keep theirs."""
+    """Version of the rules for reading files (RULES); models of older versions keep their rules."""
 
     def kept(self, width: float, height: float) -> tuple[float, float]:
-        """Width and height of the part of an image that is kept."""
+        """Compute width and height of the part of an image that is kept."""
         if self.fit == "crop":
             width = height = min(width, height)
         return width * self.share, height * self.share
@@ -57,7 +57,7 @@ class Resize:
         return f"upright, transparency over {self.ground}, {square}, {smooth}"
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values from which `of` rebuilds it."""
+        """Return plain JSON values from which `of` rebuilds the object."""
         values: dict[str, object] = {
             "fit": self.fit,
             "interpolation": self.interpolation,
@@ -68,7 +68,7 @@ class Resize:
             values["range_16_bit"] = list(self.range_16_bit)
         if self.ground != next(iter(GROUNDS)):
             values["ground"] = self.ground
-        # A model of an older version must stay as it was written, to be compared with what it was.
+        # A model of an older version must keep its stored form, so that both can be compared.
         return values | ({"rules": self.rules} if self.rules else {})
 
 
@@ -77,7 +77,7 @@ DEFAULT_RESIZE = Resize()
 
 
 def of(preprocessing: Mapping[str, Any]) -> Resize:
-    """As stored with a model; models of older versions lack some of the keys."""
+    """Rebuild the rule stored with a model; models of older versions lack some of the keys."""
     return Resize(
         preprocessing.get("fit", "crop"),
         preprocessing.get("interpolation", "bilinear"),
@@ -100,7 +100,7 @@ def choose_size(requested: int | str, short_sides: npt.NDArray[np.int64], exact:
     Args:
         requested: `data.image_size` of the job.
         short_sides: shorter side of each image, in pixels.
-        exact: whether all images have one size, as in an array, so that it can be kept.
+        exact: whether all images have one size, as in an array, which can be kept.
     """
     if isinstance(requested, int):
         return requested, "set in the job file"

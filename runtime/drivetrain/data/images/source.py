@@ -1,5 +1,5 @@
-"""The images of one path, of any kind, with their labels and the rows that can be used; splits of them; and their geometry:
-size, channels, and how an image becomes square."""
+"""Images of one path, of any kind, with their labels and usable rows; their splits; and their geometry: size,
+channels, and the rule for making an image square."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ class ImageSource:
     """All images of one path, with their targets."""
 
     key: str
-    """The spec key that names the path."""
+    """Spec key that names the path."""
     targets: ImageTargets
-    """As the file has them, of all rows."""
+    """Targets of all rows, as in the file."""
     rows: Ids
-    """Rows that can be used, ascending."""
+    """Usable rows, ascending."""
     notes: list[str]
     separator: str = ""
     """Separator of the labels in a cell; empty if no cell has several."""
     images: Images
     groups: Sequence[str] = ()
-    """Names of groups, of all images, if the job has a column of them."""
+    """Group name of each image, if the job has a group column."""
 
     def check_targets(self) -> None:
-        """`targets.check` of the usable rows."""
+        """Check the targets of the usable rows, as `targets.check` does."""
         self.targets.check(self.rows, self.key)
 
     def compute_head(self, train_rows: Ids) -> Head:
-        """`targets.head` of the usable rows, of which `train_rows` are for training."""
+        """Build the head of the usable rows with `targets.head`; `train_rows` are the training rows among them."""
         return self.targets.head(self.rows, train_rows, self.key)
 
     def build_tensor(self, rows: Ids, head: Head) -> Tensor:
-        """`targets.tensor` of some rows."""
+        """Build the targets of some rows with `targets.tensor`."""
         return self.targets.tensor(rows, head, self.key)
 
     def keep_scored(self, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
-        """Keep the rows whose numbers to predict are no codes, and note the others."""
+        """Keep the rows without codes in the numbers to predict, and note the others."""
         if not isinstance(self.targets, NumberTargets):
             return rows, []
         return target_columns.keep_scored(self.targets.goal, rows, head)
 
     def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
-        """Notes on numbers to predict that are codes such as -9999; each is named by its image."""
+        """Return notes on numbers to predict that are codes such as -9999, each with its image."""
         if not isinstance(self.targets, NumberTargets):
             return []
         cure, target_name = "leave out these images" if isinstance(self.images, ImageArrays) else "", self.targets.goal
@@ -108,7 +108,7 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
     elif suffix in table_file.SUFFIXES:
         rows = read_manifest(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
-        # Links in class folders were checked when these were listed.
+        # Links in class folders are already checked when the folders are listed.
         image_paths.check_links((images.path(row) for row in broken), path.parent, key)
     else:
         table_paths.check_is_table(path, key)
@@ -127,7 +127,7 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
 
 
 def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
-    """`manifest.read`, whose module imports pyarrow, which only tables need."""
+    """Read a manifest with `manifest.read`, whose module is imported here: only tables need its pyarrow."""
     table_file.check_installed(file, key)
     from drivetrain.data.images import manifest
 
@@ -135,13 +135,13 @@ def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str
 
 
 def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:
-    """Notes on the images that cannot be used, if these are no more than allowed; `unsure` rows have a label of -1 or none."""
+    """Check the number of unusable images; returns notes on them. `unsure` counts rows with a label of -1 or none."""
     try:
         return check_bad_samples(bad, total, budget, key)
     except DataError as error:
         if not unsure:
             raise
-        # Data sets of medical images have both.
+        # Data sets of medical images have both forms.
         action = (
             f"{unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
             f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
@@ -150,7 +150,7 @@ def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: st
 
 
 def _check_folder(path: Path, form: LabelForm, key: str) -> None:
-    """Check that folders can say what is to be predicted: only a class; raises DataError if they cannot."""
+    """Check that the job predicts a class, the only target that folders can give; raises DataError if not."""
     if form.kind != "class":
         target_noun = "several labels" if form.kind == "labels" else "numbers"
         raise DataError(
@@ -164,7 +164,7 @@ class ImageRows(Protocol):
     """Images that are read by their row numbers: files, arrays, or a cache of decoded images."""
 
     def gather(self, rows: Ids) -> Tensor:
-        """Images of these rows, shape (len(rows), channels, size, size)."""
+        """Return the images of these rows, shape (len(rows), channels, size, size)."""
         ...
 
     def title(self, row: int) -> str:
@@ -175,7 +175,7 @@ class ImageRows(Protocol):
 class ImageSplit:
     """Some rows of a source of images, with their targets; images to predict have none.
 
-    `ids` count the samples of this split, `rows` those of `images`.
+    `ids` index the samples of this split, `rows` the rows of `images`.
     """
 
     def __init__(self, images: ImageRows, rows: Ids, targets: Tensor | None) -> None:
@@ -188,11 +188,11 @@ class ImageSplit:
         return len(self.rows)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
+        """Return the pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
         return (self.images.gather(self.rows[ids]),)
 
     def contents(self) -> Contents:
-        """Return a digest of each image; empty if the source cannot give them without reading the images again."""
+        """Return a digest of each image; empty if that would need reading the images again."""
         return self.images.contents[self.rows] if isinstance(self.images, Images) else np.zeros(0, np.int64)
 
     def title(self, index: int) -> str:
@@ -209,7 +209,7 @@ _HOW_SQUARE = {
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the network sees the images of a job."""
+    """Size, channels and decoding of a job's images for the network."""
 
     size: int
     """Side of the square in pixels."""
@@ -218,7 +218,7 @@ class Geometry:
     expected: ExpectedInput | None
     """Input that the pretrained network expects; None without one."""
     notes: list[str]
-    """The reasons."""
+    """Reasons for the choices."""
 
 
 def decide_geometry(
@@ -228,7 +228,7 @@ def decide_geometry(
     size, channels, notes = _choose_size_and_channels(job, source, expected)
     if recorded:
         stored_size, channels = recorded.preprocessing["image_size"], recorded.preprocessing["channels"]
-        # Of an earlier run, the job may change the size.
+        # A job that starts from an earlier run may change the size.
         size = stored_size if recorded.same_data or job.data.image_size == "auto" else job.data.image_size
         notes = notes if recorded.same_data else [f"image_size {size}, channels {channels}: as in the earlier run"]
     resize_rule, resize_notes = _decide_resize(job, recorded, expected)
@@ -241,7 +241,7 @@ def decide_geometry(
 def _choose_size_and_channels(
     job: ImageJob, train: ImageSource, expected: ExpectedInput | None
 ) -> tuple[int, int, list[str]]:
-    """Choose size and channels by the images, the job and the pretrained network; also notes with the reasons."""
+    """Choose size and channels by the images, the job and the pretrained network; also returns the reasons."""
     sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
     requested = job.data.image_size
     if expected is not None and requested == "auto":
@@ -265,7 +265,7 @@ def _choose_size_and_channels(
 def _decide_resize(
     job: ImageJob, recorded: InputRecord | None, expected: ExpectedInput | None
 ) -> tuple[Resize, list[str]]:
-    """Decide how images become square: as stored, as the pretrained network expects, or as the job says; and notes."""
+    """Decide how images become square: as stored, as the pretrained network expects, or by the job; also notes."""
     if recorded:
         return resize.of(recorded.preprocessing), []
     if expected is None:

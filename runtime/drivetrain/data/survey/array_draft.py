@@ -24,11 +24,11 @@ SAVE = "numpy.savez(..., images=x, labels=y)"
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and type of each array by name."""
 MAX_INTEGER_CLASSES = 50
-"""Most distinct integers that are taken for classes; more are numbers."""
+"""Largest number of distinct integers that are taken for classes; more are numbers."""
 
 
 def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
-    """The draft for arrays of images or windows; raises DataError if the arrays are neither images nor windows."""
+    """Draft a spec for arrays of images or windows; raises DataError for other arrays."""
     request.check_no_columns("an .npz has arrays, not columns")
     with npz_file.refuse_unreadable(path, KEY, f"an .npz file with {POSSIBLE_ARRAYS}", npz_file.WRITE):
         shapes = npz_file.shapes(path)
@@ -40,7 +40,7 @@ def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
 
 
 def _refuse_arrays(path: Path, shapes: Shapes) -> DataError:
-    """Return the error for arrays of which no job can be made."""
+    """Return the error for arrays that fit no task."""
     arrays = [f"{name} {shape} {kind}" for name, (shape, kind) in shapes.items()]
     return DataError(
         f"{KEY}: {path} has the arrays {list_names(arrays) or 'none'}",
@@ -76,7 +76,7 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
 def _describe_labels(
     request: SurveyRequest, path: Path, labels: npt.NDArray[Any], shapes: Shapes
 ) -> tuple[str, list[Entry], list[str]]:
-    """Return the task, by the labels of images, keys of the spec, and facts on the labels for the draft."""
+    """Return the task by the labels of images, keys of the spec, and facts on the labels for the draft."""
     has_several_columns = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "iufb"
     are_multi_label = has_several_columns and bool(np.isin(labels, (0, 1)).all())
     have_fractions = labels.dtype.kind == "f" and bool((np.floor(labels) != labels).any())
@@ -126,7 +126,7 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
 
 
 def network(window: int) -> str:
-    """The network for windows of `window` rows; shorter ones than 4 go without pooling, which halves them twice."""
+    """Return the network for windows of `window` rows; below 4 rows it has no pooling, which halves them twice."""
     pool = "" if window >= 4 else ", pool: 1"
     return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}}}"
 

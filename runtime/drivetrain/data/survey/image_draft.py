@@ -23,11 +23,11 @@ from drivetrain.job.draft import Draft, Entry, quote
 
 TASK, REGRESSION = "image-classification", "image-regression"
 MAX_OPENED_IMAGES = 64
-"""Number of images that are opened; the others are only counted."""
+"""Largest number of images that are opened; the others are only counted."""
 MAX_SIDE = 64
-"""Side of the square in the draft, with which a first training shows results in minutes, even on two cores."""
+"""Largest side of the square in the draft: with it a first training shows results in minutes, even on two cores."""
 MAX_FOLDER_LEVELS = 3
-"""Levels of folders above the class folders that are searched."""
+"""Largest number of folder levels above the class folders that are searched."""
 TASKS = (TASK, REGRESSION)
 LABEL_NAMES = ("labels", "tags", "label", "tag", "attributes", "classes", "etiquetas")
 """Names of a column with all labels of an image, in the order of preference."""
@@ -35,7 +35,7 @@ LABEL_NAMES = ("labels", "tags", "label", "tag", "attributes", "classes", "etiqu
 
 @dataclass
 class ImageSurvey:
-    """Images, and what is known from opening some of them."""
+    """Images, and facts from opening some of them."""
 
     names: list[str]
     """Paths of all images."""
@@ -71,7 +71,7 @@ class ImageSurvey:
 
 
 def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
-    """Return the draft for a folder of class folders, or of train/ and val/ with class folders each.
+    """Draft a spec for a folder of class folders, or of train/ and val/ with class folders each.
 
     Raises:
         DataError: if there are no images of two classes.
@@ -94,7 +94,7 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
 def _draft_splits(
     request: SurveyRequest, folders: Sequence[Path | None], counts: Counter[str]
 ) -> tuple[Entry, list[Entry], list[str]]:
-    """Return the keys for validation and for a test, by their folders, and why one of the folders cannot be used."""
+    """Draft the keys for validation and test by their folders; also returns the reasons why a folder is unusable."""
     refusals = {folder: _refuse_for_validation(folder, counts) for folder in folders if folder}
     validation_folder, test_folder = (None if folder and refusals[folder] else folder for folder in folders)
     if validation_folder is None:
@@ -108,7 +108,7 @@ def _draft_splits(
 
 
 def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
-    """The folders with class folders for training, validation and test, if there are any; and notes on the choice."""
+    """Find the folders with class folders for training, validation and test; also returns notes on the choice."""
     choices: list[str] = []
     inner = folder
     subfolders = image_paths.list_subfolders(folder)
@@ -129,7 +129,7 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
 
 
 def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
-    """Return the number of images of each class.
+    """Count the images of each class.
 
     Raises:
         DataError: if there are fewer than two classes, or only one image of each.
@@ -151,7 +151,7 @@ def count_classes(path: Path, labels: Sequence[str]) -> Counter[str]:
 
 
 def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str:
-    """Explain why a folder cannot be used for validation or test; empty if it can."""
+    """Explain why a folder cannot be used for validation or test; empty for a usable one."""
     try:
         unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
     except DataError as error:
@@ -167,7 +167,7 @@ def start_draft(
 
     Args:
         image_survey: the images.
-        label_facts: facts on what is predicted.
+        label_facts: facts on the targets.
         label_names: names of the classes or labels.
         reason: the reason for the task.
         task: the task.
@@ -189,7 +189,7 @@ def start_draft(
     draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{larger_hint}")]
     if image_survey.oblong:
         part = f"{image_survey.oblong / len(sides):.0%} are not square"
-        # If most images are oblong, cropping might cut off what shows the class.
+        # If most images are oblong, cropping might cut off the part that shows the class.
         fit = "pad" if 2 * image_survey.oblong > len(sides) else "crop"
         draft.data.append(Entry("fit", fit, f"{part}: crop takes the center; pad and squash keep all of it"))
     if not image_survey.grey and size >= 32 and task == TASK:
@@ -204,7 +204,7 @@ def start_draft(
 
 
 def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
-    """Return the draft for a table with a column of image paths; None if it has no such column, or nothing to predict.
+    """Draft a spec for a table with a column of image paths; None without such a column or without a target.
 
     Raises:
         DataError: if none of the paths leads to an image.
@@ -250,7 +250,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
 
 
 def _find_path_column(sample: TableSample) -> ColumnProfile | None:
-    """Return the column with paths of images; None if there is none."""
+    """Find the column with paths of images; None if there is none."""
     for column in sample.columns.values():
         if column.kind == "text" and column.words <= 2 and column.filled:
             paths = column_values.texts(sample.table[column.name]).to_pylist()
@@ -265,13 +265,13 @@ def _cell_texts(sample: TableSample, name: str) -> list[str]:
 
 
 def _several_labels_example(sample: TableSample, column: ColumnProfile) -> str:
-    """Return a cell of a column that looks like several labels; empty if there is none."""
+    """Find a cell of a column that looks like several labels; empty text if there is none."""
     cells = _cell_texts(sample, column.name) if column.kind == "text" else []
     return labels.find_several_labels(Counter(filter(None, cells)))
 
 
 def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
-    """Return the columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
+    """Guess the columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
     if request.task == REGRESSION:
         return table_sample.guess_number(columns)
     if cells := [column for column in columns if _several_labels_example(sample, column)]:
@@ -287,9 +287,9 @@ def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sam
 
 
 def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sample: TableSample) -> tuple[str, str]:
-    """Choose the task, and what the columns hold: class, labels, cell (all labels in one), or numbers."""
+    """Choose the task, and the kind of the columns: class, labels, cell (all labels in one), or numbers."""
     numbers = all(column.kind == "number" and not column.refused for column in targets)
-    # In the order of preference: the first that is of the requested task is chosen.
+    # In the order of preference: the first kind of the requested task is chosen.
     possible = []
     if len(targets) > 1:
         possible += [(TASK, "labels")] if all(column.binary for column in targets) else []
@@ -311,7 +311,7 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
 
 
 def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry]]:
-    """Facts on the targets for the draft, and their keys in the spec."""
+    """Return facts on the targets for the draft, and their keys in the spec."""
     name = guess.names[0]
     if kind == "class":
         cells = [cell for cell in _cell_texts(sample, name) if cell]
@@ -327,13 +327,13 @@ def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tup
 
 
 def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], list[Entry]]:
-    """As `_describe_targets`, for a column with all labels of an image in each cell."""
+    """Describe, as `_describe_targets` does, a column with all labels of an image in each cell."""
     cells = _cell_texts(sample, name)
     obstacle = ""
     try:
         label_separator = labels.find_separator(cells, name, sample.path, "auto")
     except DataError as error:
-        # The draft names the likeliest separator, and says what speaks against it.
+        # The draft names the likeliest separator, and the objection to it.
         obstacle = error.given.removeprefix("data.label_column: ")
         label_separator = max(labels.SEPARATORS, key=lambda mark: sum(mark in cell for cell in cells))
     counts = Counter(label for cell in cells for label in labels.split_labels(cell, label_separator))

@@ -1,4 +1,4 @@
-"""Finds for a draft which images belong together: copies of one source."""
+"""Finds images that belong together, as copies of one source, for a draft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.data.images import near_copies
 
 
 def describe_sources(paths: Sequence[str], labels: Sequence[str], *, in_classes: bool = True) -> list[str]:
-    """Describe images of one source for a draft, if their names alone say so; training compares images, too."""
+    """Describe images of one source for a draft, recognized by name only; training also compares the images."""
     if len(paths) != len(labels):
         return []
     strata = np.unique(labels, return_inverse=True)[1].astype(np.int64)

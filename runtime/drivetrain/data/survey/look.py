@@ -1,4 +1,4 @@
-"""Drafts a spec for data that it looks at: what kind of data it is, which task fits, and the pretrained network on request."""
+"""Drafts a spec by looking at the data: kind of data, task that fits, and the pretrained network on request."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from drivetrain.system.run_files import JOB_FILE
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
 KEYS_OF_WEIGHTS = ("image_size", "fit", "augment")
-"""Keys of image jobs that are not drafted: the folder of the weights sets size and fit, and augmentation
-would give every epoch other features.
+"""Keys that a draft with pretrained weights omits: the folder of the weights sets size and fit, and augmentation
+would change the features in every epoch.
 """
 FROZEN = "freeze: {body: true}"
 REASON = (
@@ -45,11 +45,11 @@ REASON = (
 )
 FILE_SUFFIXES = (*table_file.SUFFIXES, ".npz")
 SHORT_TEXT_WORDS = 15
-"""Number of words below which a text may be one column of many, such as a name."""
+"""Smallest number of words of a long text; a shorter text may be one column of many, such as a name."""
 MOST_FEATURES_BESIDE_SHORT_TEXT = 5
-"""Most feature columns beside a text of fewer than SHORT_TEXT_WORDS words; a table with more is no text job."""
+"""Largest number of feature columns of a text job with a text of fewer than SHORT_TEXT_WORDS words."""
 MOST_FEATURES_BESIDE_LONG_TEXT = 12
-"""The same for longer texts."""
+"""Largest number of feature columns of a text job with a longer text."""
 POSSIBLE_DATA = "a folder with one folder of images for each class, a .csv, .tsv, .jsonl or .parquet table, or an .npz"
 
 
@@ -76,21 +76,21 @@ def look(request: SurveyRequest) -> Draft:
 
 
 def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
-    """Return the draft for a folder: tables by split, one table, or images."""
+    """Draft a spec for a folder: tables by split, one table, or images."""
     if splits := _find_table_splits(folder):
         return _draft_splits(request, folder, splits)
     tables = sorted(
         p for p in folder.iterdir() if p.suffix.lower() in FILE_SUFFIXES and p.is_file() and p.name[0] != "."
     )
     has_images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
-    # A folder of images with a table beside them is described by the table.
+    # A folder of images with a table next to them is described by the table.
     if tables and (has_images or len(image_paths.list_subfolders(folder)) < 2):
         return _draft_file(request, _choose_table(folder, tables))
     return image_draft.draft_folder(request, folder)
 
 
 def _find_table_splits(folder: Path) -> dict[str, str] | None:
-    """The table of each split, for a folder with several splits or one that the datasets library wrote; else None."""
+    """Find the table of each split, for a folder with several splits or of the datasets library; else None."""
     try:
         by_split = table_paths.find_splits(folder, KEY)
     except DataError:
@@ -104,7 +104,7 @@ def _find_table_splits(folder: Path) -> dict[str, str] | None:
 
 
 def _draft_splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) -> Draft:
-    """The draft for the training table, but with the folder as `train`: a job finds the splits in it by itself."""
+    """Draft a spec for the training table, but with the folder as `train`: a job finds its splits by itself."""
     draft = _draft_file(request, folder / splits.get("train", splits.get("", "")))
     listed_splits = list_names([f"{name or 'the table'} is {path}" for name, path in splits.items()])
     other_entries = [entry for entry in draft.data if entry.key != "train" and entry.key not in splits]
@@ -113,7 +113,7 @@ def _draft_splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) 
 
 
 def _choose_table(folder: Path, tables: Sequence[Path]) -> Path:
-    """Choose the table of a folder to use: the only one, or the one named for training."""
+    """Choose the table of a folder: the only one, or the one named for training."""
     train = [path for path in tables if path.stem.casefold() in ("train", "training")]
     if len(tables) > 1 and len(train) != 1:
         raise DataError(
@@ -151,7 +151,7 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
 
 
 def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
-    """Return the draft for a table: image paths, readings over time, texts, or independent rows."""
+    """Draft a spec for a table: image paths, readings over time, texts, or independent rows."""
     if request.task in (None, *image_draft.TASKS) and (draft := image_draft.draft_manifest(request, sample)):
         return draft
     if not request.texts and (draft := series_draft.draft_series(request, sample)):
@@ -184,10 +184,10 @@ def _refuse_options(request: SurveyRequest, sample: TableSample) -> SpecError:
 
 
 def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
-    """Replace the network of a draft by the pretrained network of the request; returns the same draft, changed.
+    """Replace the network of a draft with the requested pretrained network; returns the same draft, changed.
 
     Raises:
-        SpecError: if the task has no pretrained networks, or the folder is not one.
+        SpecError: if the task has no pretrained networks, or the folder has none.
     """
     name = str(request.pretrained)
     if draft.task != table_draft.TEXTS and draft.task not in image_draft.TASKS:

@@ -1,4 +1,4 @@
-"""Drafts a spec for a long table of readings over time, which are cut into windows."""
+"""Drafts a spec for a long table of readings over time, to be cut into windows."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
 LEAST_ROWS = 40
-"""Smallest number of rows of a time series; fewer are not taken for readings over time, unless the user says so."""
+"""Smallest number of rows of a time series; fewer are taken for readings over time only on request."""
 WINDOWS = (64, 32, 16, 8, 4)
 """Possible window lengths in rows; the first that fits well into the series is used."""
 MIN_WINDOWS_PER_SPLIT = 4
-"""Number of windows that must fit into the longest contiguous stretch of each split."""
+"""Smallest number of windows that must fit into the longest contiguous stretch of each split."""
 MAX_WINDOWS = 20_000
-"""Largest number of windows in a first training."""
+"""Approximate largest number of windows in a first training."""
 REGULAR_SHARE = 0.5
 """Smallest share of equal time steps in a table of readings over time."""
 VALIDATION_SHARE = 0.2
 """Share of the rows, from the end of the time, for validation."""
 STEADY_SHARE = 0.5
-"""How far labels must persist from row to row: 0 is as often as by chance, 1 always."""
+"""Smallest persistence of labels from row to row: 0 is by chance, 1 always."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TimedRows:
         return persistence >= chance + STEADY_SHARE * (1 - chance)
 
     def longest_stretch(self, share: float) -> int:
-        """Rows of the longest stretch without a break, in training or in the last `share` of the rows, whichever is shorter."""
+        """Count the rows of the longest unbroken stretch of training and of the last `share`; return the smaller."""
         times = self.order.times
         is_validation = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
         breaks = self.order.find_breaks(None)
@@ -81,7 +81,7 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
     """Draft a spec for windows of a table; None if it contains no readings over time.
 
     Raises:
-        DataError: if --task asks for a series task, but the table contains no readings over time.
+        DataError: if --task names a series task, but the table contains no readings over time.
     """
     is_requested = request.task in (CLASSIFICATION, REGRESSION)
     if not is_requested and (request.task or len(sample.table) < LEAST_ROWS):
@@ -145,7 +145,7 @@ def _draft(
 
 
 def _draft_times(timed: TimedRows, series: int) -> list[Entry]:
-    """Return the keys for the times of rows, and for the column of the series."""
+    """Draft the keys for the times of rows, and for the column of the series."""
     entries = [Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps")]
     if timed.date_format:
         reason = "day, month and year as they are in the file"
@@ -176,9 +176,9 @@ def _read_order(sample: TableSample, time: str, group: str | None, form: str | N
 
 
 def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
-    """Date columns, and numeric columns named like a time, with the form of dates that are text; typical names first."""
+    """Yield date columns and numeric columns named like a time, typical names first, with the form of text dates."""
     candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
-    # Where day and month cannot be told apart, the user has to say which is which.
+    # If day and month are ambiguous, the user has to declare the form.
     forms = {c.name: c.form for c in candidates if " or " not in c.form}
     typical_names = [name for name in forms if name.strip().casefold() in times.NAMES]
     typical_names.sort(key=lambda name: times.NAMES.index(name.strip().casefold()))
@@ -188,7 +188,7 @@ def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
 
 
 def _find_groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:
-    """Columns that may identify the series: typical names, none, then any column with repeated values."""
+    """Yield columns that may identify the series: a typical name, None, then any column with repeated values."""
     columns = [c for c in sample.columns.values() if c.name != time and c.name not in request.targets]
     candidates = [c for c in columns if c.counts and c.different <= max(1, c.filled // 8) and c.filled == c.rows]
     typical_name = table_sample.find_by_name(candidates, table_sample.GROUP_NAMES)
@@ -206,7 +206,7 @@ def _has_classes(column: ColumnProfile) -> bool:
 def _guess_target(
     request: SurveyRequest, sample: TableSample, timed: TimedRows, is_requested: bool
 ) -> TargetGuess | None:
-    """Return the class or number at each time to predict; None if the table contains no readings over time."""
+    """Guess the class or number to predict at each time; None if the table contains no readings over time."""
     columns = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
     guess = table_sample.find_named(request, sample)
     if request.task != REGRESSION and guess is None:
@@ -229,7 +229,7 @@ def _guess_target(
 
 
 def _list_features(sample: TableSample, timed: TimedRows, guess: TargetGuess) -> list[str]:
-    """Columns of numbers that differ, other than time, group and target."""
+    """List the columns of numbers that vary, without time, group and target."""
     with_roles = {timed.time, timed.group, *guess.names}
     candidates = [c for c in sample.columns.values() if c.name not in with_roles and c.kind == "number"]
     return [c.name for c in candidates if c.different > 1 and not c.refused and not table_sample.is_identifier(c)]

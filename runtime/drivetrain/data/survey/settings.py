@@ -1,4 +1,4 @@
-"""The request for a draft (the data, and what the user specified), and sensible initial settings by the number of samples."""
+"""Request for a draft (the data and the user's options), and sensible first settings by the number of samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.draft import Entry, quote
 
 KEY = "init"
-"""Stands for the spec key in messages about the data, since there is no spec yet."""
+"""Stand-in for the spec key in messages about the data, since there is no spec yet."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class SurveyRequest:
 
     path: Path
     base: Path
-    """The folder of the spec."""
+    """Folder of the spec."""
     task: str | None = None
     targets: tuple[str, ...] = ()
     """Columns named with --target."""
     texts: tuple[str, ...] = ()
     """Columns named with --text."""
     csv: Mapping[str, str] = field(default_factory=dict)
-    """How CSV files are written, with the keys of `data.csv`."""
+    """Format of CSV files, with the keys of `data.csv`."""
     pretrained: str | None = None
-    """A folder or a name of pretrained weights."""
+    """Folder or name of pretrained weights."""
 
     def format_path(self, path: Path) -> str:
         """Format a path for the spec: relative to the spec if both are in the working folder."""
@@ -49,7 +49,7 @@ class SurveyRequest:
         return f"./{text}" if text.startswith("~") else text
 
     def path_entry(self, key: str, path: Path, reason: str) -> Entry:
-        """Return a key of the draft with a path."""
+        """Draft a key with a path."""
         return Entry(key, quote(self.format_path(path)), reason)
 
     def check_task(self, possible: tuple[str, ...], reason: str) -> None:
@@ -67,14 +67,14 @@ class SurveyRequest:
 
 
 MANY_ROWS = 20_000
-"""Number of samples from which on a tenth of them is enough for validation."""
+"""Smallest number of samples for which a tenth is enough for validation."""
 MAX_LISTED_CLASSES = 8
 ACCEPTED_BAD_SHARE = 0.045
-"""Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
+"""Largest share of unusable samples that the default of `bad_samples` accepts, with a margin."""
 
 
 def validation(samples: int, sample_noun: str) -> Entry:
-    """Return the fraction of the samples for validation."""
+    """Draft the fraction of the samples for validation."""
     fraction, word = (0.1, "a tenth") if samples >= MANY_ROWS else (0.2, "a fifth")
     return Entry("validation", str(fraction), f"{word} of the {sample_noun} is for validation")
 
@@ -82,7 +82,7 @@ def validation(samples: int, sample_noun: str) -> Entry:
 def training(
     samples: int, samples_in_all: int, epochs_between: tuple[int, int], largest_batch: int, sample_noun: str, rate: str
 ) -> list[Entry]:
-    """Return the keys of `train:`, with as many epochs as see about `samples_in_all` samples."""
+    """Draft the keys of `train:`; the epochs have about `samples_in_all` samples in total."""
     least, most = epochs_between
     count = min(most, max(least, round(samples_in_all / max(1, samples))))
     reason = f"passes over the training {sample_noun}; increase it if validation still improves"
@@ -90,7 +90,7 @@ def training(
 
 
 def batch_size(samples: int, most: int) -> Entry:
-    """Return a power of two from 16 to `most`, with about forty steps or more in an epoch."""
+    """Draft a batch size: a power of two from 16 to `most`, with about forty steps or more per epoch."""
     size = 16
     while size * 2 <= most and size * 80 <= samples:
         size *= 2
@@ -99,7 +99,7 @@ def batch_size(samples: int, most: int) -> Entry:
 
 
 def optimizer(rate: str, reason: str = "a good start for this network") -> list[Entry]:
-    """AdamW with a learning rate that suits the network, and a one-cycle schedule."""
+    """Draft AdamW with a learning rate that suits the network, and a one-cycle schedule."""
     return [
         Entry("optimizer", f"{{name: adamw, lr: {rate}}}", f"{reason}; `drivetrain find-lr` tests others"),
         Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
@@ -107,9 +107,9 @@ def optimizer(rate: str, reason: str = "a good start for this network") -> list[
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Return the number of samples of each class, such as `6 classes: dots 200, rings 180, ...`, the largest first.
+    """Format the number of samples of each class, largest first: `6 classes: dots 200, rings 180, ...`.
 
-    If all are equal, the number is written once.
+    If all numbers are equal, the number is written once.
     """
     empty = [name for name in sort_class_names(counts) if looks_empty(name)]
     doubt = f"; probably no value: {list_names(empty)} (data.missing)" if empty else ""
@@ -121,14 +121,14 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_classes(counts: Mapping[str, int]) -> list[str]:
-    """Return the lines on the number of samples of each class, and on classes with a single one."""
+    """Return lines on the number of samples of each class, and on classes with a single sample."""
     single_classes = sorted(name for name, count in counts.items() if count == 1)
     single = f"classes with one sample, which stays in training: {list_names(single_classes)}"
     return [format_counts(counts), *([single] if single_classes else [])]
 
 
 def bad_samples(unusable_share: float, reason: str) -> list[Entry]:
-    """Return the limit on unusable samples, if the default limit would end the training."""
+    """Draft the limit on unusable samples, if the default limit would end the training."""
     if unusable_share <= ACCEPTED_BAD_SHARE:
         return []
     limit = min(0.99, unusable_share * 1.1 + 0.01)

@@ -1,4 +1,4 @@
-"""Drafts a spec for a table: one column is predicted from the others, or labels from columns of texts."""
+"""Drafts a spec for a table: predict one column from the others, or labels from columns of texts."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from drivetrain.job.text import TextJob
 
 CLASSIFICATION, REGRESSION, TEXTS = "tabular-classification", "tabular-regression", "text-classification"
 TRAINING_STEPS = 1200
-"""Steps of a training. Beyond them small tables were learned by heart: on four sets 15 to 25 epochs gave what 50 gave, or more
-(accuracy 0.850 and 0.854 with 15, 0.800 and 0.838 with 50 epochs, 960 rows, two seeds).
+"""Number of steps of a training. With more, small tables were learned by heart: on four sets 15 to 25 epochs were as
+good as 50 or better (accuracy 0.850 and 0.854 with 15, 0.800 and 0.838 with 50 epochs, 960 rows, two seeds).
 """
 LARGEST_BATCH = 256
 MOST_ENSEMBLE_ROWS = 50_000
-"""Rows up to which classes are drafted with tabm, whose steps take five times as long as those of one perceptron: of more rows
-one perceptron learns enough.
+"""Largest number of rows for which classes are drafted with tabm. Its steps take five times as long as the steps of one
+perceptron, and with more rows one perceptron learns enough.
 """
 MAX_LISTED_COLUMNS = 4
-"""Number of ignored columns whose reason is listed."""
+"""Largest number of ignored columns whose reason is listed."""
 _PAIR_ENDINGS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
 """Endings of the names of two columns whose texts belong together."""
 MOST_HEADS = 4
-"""Most label columns of a text job; with more, the data is treated as a table with a text column."""
+"""Largest number of label columns of a text job; with more, the data is treated as a table with a text column."""
 MIN_LINEAR_WORDS = 5
-"""Words of the median text from which on the draft has the linear model. Its accuracy beside that of a small encoder, 1,000 to 16,000
-texts: 0.68 to 0.68 and 0.46 to 0.48 with 7 words; 0.48 to 0.48 and 0.33 to 0.24 with 17; 0.68 to 0.62 and 0.54 to 0.42 with 41. It trains
-in a half to a seventh of the time.
+"""Smallest number of words of the median text for which the draft has the linear model. Its accuracy next to a small
+encoder's, 1,000 to 16,000 texts: 0.68 to 0.68 and 0.46 to 0.48 with 7 words; 0.48 to 0.48 and 0.33 to 0.24 with 17;
+0.68 to 0.62 and 0.54 to 0.42 with 41. It trains in a half to a seventh of the time.
 """
 LINEAR_RATE, ENCODER_RATE = "1e-3", "4e-3"
-"""At the encoder's rate the linear model learns the training texts by heart in an epoch: 0.651 to 0.678 with 7 words."""
+"""Learning rates. At the encoder's rate the linear model overfits in an epoch: 0.651 to 0.678 with 7 words."""
 LINEAR_REASON = (
     "a bag of words and pairs, solved in seconds; encoder: a small network; pretrained: `init --pretrained FOLDER|NAME`"
 )
@@ -109,7 +109,7 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
 
 
 def _choose_network(task: str, rows: int) -> tuple[str, str]:
-    """An ensemble where it was better, one perceptron for numbers and many rows: docs/measurements/quality-2026-11-28.md."""
+    """Choose an ensemble if it was better, else one perceptron: docs/measurements/quality-2026-11-28.md."""
     if task == CLASSIFICATION and rows <= MOST_ENSEMBLE_ROWS:
         return "tabm", "an ensemble; mlp trains several times as fast"
     return "mlp", "tabm is an ensemble, and takes longer"
@@ -123,7 +123,7 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
     columns = list(sample.columns.values())
     classes = table_sample.guess_classes(columns) if request.task != REGRESSION else None
     numbers = table_sample.guess_number(columns) if request.task != CLASSIFICATION else None
-    # Numbers with the name of a target go before classes that are only the last column with few values.
+    # A number named like a target is preferred to classes that are only the last column with few values.
     is_typical_number = numbers is not None and bool(table_sample.find_named_number([sample.columns[numbers.names[0]]]))
     if classes and not (is_typical_number and classes.reason != "by its name"):
         if numbers:
@@ -166,7 +166,7 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
 
 
 def _reason_to_ignore(column: ColumnProfile) -> str:
-    """Explain why a column is no feature; empty if it is one."""
+    """Explain why a column is no feature; empty for a feature."""
     return column.refused or ("an identifier" if table_sample.is_identifier(column) else "")
 
 
@@ -185,12 +185,12 @@ def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
 def _note_unused(
     request: SurveyRequest, sample: TableSample, guess: TargetGuess, ignored: dict[str, str]
 ) -> Iterator[str]:
-    """Lines on long texts, dates and an order in time, which the draft does not use, and on what uses them."""
+    """Yield lines on long texts, dates and an order in time that the draft does not use, and on how to use them."""
     columns = sample.columns.values()
     if name := next((c.name for c in columns if c.long_text and c.name not in guess.names), ""):
         yield f"the texts in {name} are not used; to train on them: --task text-classification"
     if name := next((name for name, reason in ignored.items() if reason == DATE), ""):
-        # A part whose column is there already would be refused.
+        # A part whose column already exists would be refused.
         usual_parts = (
             ("hour", "minute") if times.has_clock_alone(sample.columns[name].form) else ("year", "month", "weekday")
         )
@@ -204,7 +204,7 @@ def _note_unused(
 
 
 def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:
-    """Find the text columns: those of --text, else the one with the longest texts, and its partner if they are a pair.
+    """Find the text columns: named by --text, else the column with the longest texts, and its partner in a pair.
 
     Raises:
         DataError: if a column that --text names contains no texts.
@@ -225,7 +225,7 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
     candidates = [c for c in text_columns if c.long_text or (request.task == TEXTS and not c.classes)]
     if not candidates:
         return []
-    # A column that repeats its texts is not the one to learn from.
+    # A column that repeats its texts is not the column to learn from.
     longest = max(candidates, key=lambda c: c.words * (c.different > c.filled / 2))
     by_folded_name = {c.name.casefold(): c for c in text_columns}
     pairs = ([by_folded_name[name] for name in pair] for pair in _PAIRS if all(name in by_folded_name for name in pair))
@@ -233,7 +233,7 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
 
 
 def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
-    """Return the draft for the texts of one or several columns; None if no column has labels."""
+    """Draft a spec for the texts of one or several columns; None if no column has labels."""
     used = [column.name for column in texts]
     guess = table_sample.find_named(request, sample) or _guess_labels(sample, used)
     # Without labels, or with a --target that is itself the text, this is no text job.
@@ -267,7 +267,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
         *settings.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
-    # With several label columns the generated texts of jobs/samples say the opposite: 0.78 beside 0.89.
+    # With several label columns the generated texts of jobs/samples show the opposite: 0.78 instead of 0.89.
     is_linear = texts[0].words >= MIN_LINEAR_WORDS and len(guess.names) == 1
     network = "linear" if is_linear else "{name: encoder, layers: 1, width: 64}"
     draft.model = Entry("model", network, LINEAR_REASON if is_linear else NETWORK_REASON)
@@ -290,7 +290,7 @@ def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
 
 
 def _guess_labels(sample: TableSample, texts: Sequence[str]) -> table_sample.TargetGuess | None:
-    """Guess the label columns: a single one with a typical name, else all with few values; None if there is none."""
+    """Guess the label columns: one with a typical name, else all columns with few values; None if there is none."""
     named, candidates = table_sample.find_classes(c for c in sample.columns.values() if c.name not in texts)
     if named or not candidates:
         return named

@@ -1,7 +1,7 @@
 """Reads a table for a draft, with a profile of each column, and chooses the column to predict.
 
-All of a small file is read, the first rows of a large one. The target is the named column, one with a typical name, or the
-last one with few values.
+A small file is read completely, a large one only in its first rows. The target is the named column, a column with a
+typical name, or the last column with few values.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 WHOLE_FILE_BYTES = 32 << 20
 """Largest file, in bytes, that is read completely."""
 SAMPLED_ROWS = 5_000
-"""Number of rows that are read of a larger file."""
+"""Number of rows that are read from a larger file."""
 MOST_TEXT_CLASSES = 50
-"""Most distinct texts of a column that is taken for classes."""
+"""Largest number of distinct texts of a column that is taken for classes."""
 DATE = "a date"
-"""Why a column of times is no feature."""
+"""Reason why a column of times is no feature."""
 MOST_UNUSABLE_SHARE = 0.04
-"""Largest share of rows with text or infinity in a numeric column; training leaves these rows out."""
+"""Largest share of rows with text or infinity in a numeric column; training skips these rows."""
 MIN_TEXT_WORDS = 4
-"""Median number of words from which on a text is more than a name."""
+"""Smallest median number of words for which a text is more than a name."""
 
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """The content of a column in the rows that were read."""
+    """Content of a column in the rows that were read."""
 
     name: str
     kind: str
-    """The result of `column_values.kind`: number, text, nothing, time, or another type."""
+    """Result of `column_values.kind`: number, text, nothing, time, or another type."""
     rows: int
     """Number of rows that were read."""
     filled: int
-    """Rows with a usable value."""
+    """Number of rows with a usable value."""
     complete: bool
     """Whether all rows of the file were read."""
     different: int = 0
@@ -59,33 +59,33 @@ class ColumnProfile:
     words: float = 0.0
     """Median number of words per text; 0 for other kinds."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Rows of each value, if there are few enough for classes."""
+    """Number of rows of each value, if there are few enough for classes."""
     refused: str = ""
-    """Why a table job does not accept the column as it is; empty if it does."""
+    """Reason why a table job does not accept the column unchanged; empty if it does."""
     numeric: bool = False
-    """Whether it is text to be read as numbers."""
+    """Whether the column is text to be read as numbers."""
     digits: tuple[str, ...] = ()
-    """A line on a text column whose cells mostly hold digits."""
+    """Line on a text column whose cells mostly hold digits; else empty."""
     form: str = ""
-    """The form of a column of times, as from `times.find_form`."""
+    """Form of a column of times, as from `times.find_form`."""
 
     @property
     def classes(self) -> bool:
-        """Whether its values are few and repeat often enough to be guessed as classes."""
+        """Whether the values are few and repeat often enough to be guessed as classes."""
         most = MOST_TEXT_CLASSES if self.kind == "text" else text_column.MOST_INTEGER_CLASSES
         is_repeated = 2 <= self.different < self.filled and self.different <= max(2, self.filled // 4)
         return bool(self.counts) and is_repeated and self.different <= most
 
     @property
     def trainable(self) -> bool:
-        """Whether training would accept it as classes, if the user says so."""
+        """Whether training would accept the column as classes on request."""
         if not self.counts or self.different > max(10, self.filled / 2):
             return False
         return not self.complete or (self.different > 1 and self.different < self.filled)
 
     @property
     def binary(self) -> bool:
-        """Whether it has no other values than 0 and 1."""
+        """Whether the column has no other values than 0 and 1."""
         return bool(self.counts) and set(self.counts) <= {"0", "1", "true", "false"}
 
     @property
@@ -95,18 +95,18 @@ class ColumnProfile:
 
     @property
     def long_text(self) -> bool:
-        """Whether it contains texts of several words that rarely repeat."""
+        """Whether the column contains texts of several words that rarely repeat."""
         return self.kind == "text" and self.words >= MIN_TEXT_WORDS and self.different > self.filled / 2
 
 
 @dataclass(frozen=True)
 class TableSample:
-    """The rows that were read, and profiles of the columns."""
+    """Rows that were read, and profiles of the columns."""
 
     path: Path
     table: pyarrow.Table
     rows: int
-    """Rows of the file; approximate if it was not read completely."""
+    """Number of rows of the file; approximate if it was not read completely."""
     columns: dict[str, ColumnProfile]
 
     @property
@@ -116,14 +116,14 @@ class TableSample:
 
     @property
     def size(self) -> str:
-        """The number of rows and columns, for a comment."""
+        """Number of rows and columns, for a comment."""
         rows = f"{self.rows:,} rows"
         if not self.complete:
             rows = f"about {rows}, of which {len(self.table):,} were read"
         return f"{rows}, {len(self.columns):,} columns"
 
     def lost(self, names: Sequence[str]) -> float:
-        """Return the share of rows in which one of these columns has no usable value."""
+        """Return the share of rows without a usable value in one of these columns."""
         is_usable = np.ones(len(self.table), np.bool_)
         for name in names:
             is_usable &= _usable_cells(self.table[name])
@@ -150,7 +150,7 @@ def read(path: Path, files: CsvFiles) -> TableSample:
 
 
 def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
-    """Return the profile of a column of the rows that were read; `complete` if these are all rows of the file."""
+    """Profile a column of the rows that were read; `complete` if these are all rows of the file."""
     column = table[name]
     kind = column_values.kind(column)
     form = times.recognize(column, name) or ""
@@ -176,7 +176,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
 
 
 def _usable_cells(column: pyarrow.ChunkedArray) -> column_values.Mask:
-    """Return a mask of cells with text or a finite number; for other types of all cells with a value."""
+    """Return a mask of cells with text or a finite number; for other types, of all cells with a value."""
     if column_values.kind(column) == "number":
         return np.asarray(np.isfinite(column_values.numbers(column)[0]))
     texts = column_values.texts(column) if column_values.kind(column) == "text" else column
@@ -184,7 +184,7 @@ def _usable_cells(column: pyarrow.ChunkedArray) -> column_values.Mask:
 
 
 def _count_median_words(texts: pyarrow.ChunkedArray) -> float:
-    """Median number of words of the texts; 0 if there are none."""
+    """Compute the median number of words of the texts; 0 if there are none."""
     from pyarrow import compute
 
     counts = compute.count_substring_regex(texts, r"\S+").to_numpy(zero_copy_only=False).astype(np.float64)
@@ -203,7 +203,7 @@ def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) 
     if name in column_roles.find_index_columns(table):
         return "the index of a pandas data frame", False
     try:
-        # Any other name does for the target.
+        # The target only needs another name.
         column_roles.assign_roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
     except DataError:
         pass
@@ -237,28 +237,28 @@ _GROUPS = {
     *("source", "group", "video", "clip", "scene", "session", "sequence", "case", "object", "slide", "study", "track"),
     *("original", "grupo", "caso", "escena"),
 }
-"""Names of columns whose rows belong together, without `_id` and the like; one of the second set can also be a feature."""
+"""Names of group columns, without `_id` and the like; a column with a name of the second set can also be a feature."""
 _ID_NAME = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class TargetGuess:
-    """The columns to predict."""
+    """Columns to predict."""
 
     names: tuple[str, ...]
     reason: str
-    """Why these columns, for the draft."""
+    """Reason for these columns, for the draft."""
     others: tuple[str, ...] = ()
     """Other candidates."""
 
     @property
     def value(self) -> str:
-        """The columns in YAML notation: a name, or a list of several."""
+        """Columns in YAML notation: a name, or a list of names."""
         return quote(self.names[0]) if len(self.names) == 1 else quote_all(self.names)
 
     @property
     def choice(self) -> list[str]:
-        """A line about the other candidates."""
+        """Line about the other candidates; empty without any."""
         if not self.others:
             return []
         candidates = list_names(self.others, 8)
@@ -277,7 +277,7 @@ def is_identifier(column: ColumnProfile) -> bool:
 def draft_groups(sample: TableSample, used: Sequence[str], noun: str, *, any_name: bool = False) -> list[Entry]:
     """Draft the key for a column of patients, videos or other groups of rows; empty without one.
 
-    A name such as `group` or `track` without `id` is that of a feature, unless `any_name` says that there are no features.
+    A name such as `group` or `track` without `id` counts as a feature, unless `any_name` says that features do not exist.
     """
     for column in sample.columns.values():
         name = column.name.casefold()
@@ -290,7 +290,7 @@ def draft_groups(sample: TableSample, used: Sequence[str], noun: str, *, any_nam
 
 
 def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
-    """Find the target that the user named; raises DataError if the table does not have it, or its value is constant."""
+    """Find the target that the user named; raises DataError if the column is missing or constant."""
     if not request.targets:
         return None
     table_file.check_wanted(list(sample.columns), dict.fromkeys(request.targets, "--target"), sample.path)
@@ -308,7 +308,7 @@ def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | Non
 
 
 def guess_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """Guess which of the columns has the classes to predict; None if no column can be classes."""
+    """Guess the column of the classes to predict; None if no column can be classes."""
     named, candidates = find_classes(columns)
     if named or not candidates:
         return named
@@ -318,7 +318,7 @@ def guess_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
 
 
 def find_classes(columns: Iterable[ColumnProfile]) -> tuple[TargetGuess | None, list[ColumnProfile]]:
-    """The column with a typical name of classes, if there is one, and all columns with values that are few and repeat."""
+    """Find the column with a typical name of classes, if any, and all columns with few values that repeat."""
     columns = list(columns)
     candidates = [column for column in columns if column.classes and not is_identifier(column)]
     name = find_by_name([column for column in columns if column.trainable], CLASS_NAMES)
@@ -327,7 +327,7 @@ def find_classes(columns: Iterable[ColumnProfile]) -> tuple[TargetGuess | None, 
 
 
 def guess_number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """Guess which of the columns has the numbers to predict; None if no column can."""
+    """Guess the column of the numbers to predict; None if there is none."""
     candidates = [
         c for c in columns if c.kind == "number" and c.different > 1 and not is_identifier(c) and not c.refused
     ]
@@ -351,5 +351,5 @@ def find_by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
 
 
 def describe_values(columns: Iterable[ColumnProfile]) -> str:
-    """Return how many different values the columns have, for messages."""
+    """Describe the number of different values of the columns, for messages."""
     return list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in columns])

@@ -272,7 +272,7 @@ def _build_wordpiece(
 
 
 def _find_alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[str]:
-    """Find the most frequent letters of the normalized texts, at most a quarter of the vocabulary (`size` / 4); sorted."""
+    """Find the most frequent letters of the normalized texts, at most a quarter of the vocabulary size; sorted."""
     counts: Counter[str] = Counter()
     for part in _iterate_all(columns):
         counts.update(inner.normalizer.normalize_str("\n".join(part)))
