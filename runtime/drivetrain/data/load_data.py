@@ -31,7 +31,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import TAKE_FILE, describe_special_file
 
 _TASKS = {"images": ImageJob, "texts": TextJob, "series": SeriesJob, "table": TableJob, "own": CustomJob}
-"""The jobs of each kind of data."""
+"""Job class of each kind of data."""
 _TAKEN_FROM_EARLIER_RUN = {
     "images": "channels, mean and deviation",
     "texts": "vocabulary and tokenizer",
@@ -46,8 +46,8 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
 
     Args:
         job: the job.
-        recorded: preprocessing and heads that this run stored when it first read the data, if it is resumed: tokens,
-            categories, scales and classes are then reused instead of computed.
+        recorded: for a resumed run, preprocessing and heads stored when it first read the data: tokens, categories,
+            scales and classes are then reused instead of computed.
 
     Raises:
         DataError: if the data cannot be used.
@@ -57,7 +57,7 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     earlier = earlier_run.find(job) if recorded is None else None
     record = recorded
     if earlier:
-        # Temperature and thresholds are for the weights of the earlier run, not for those that this run will end with.
+        # Temperature and thresholds fit the weights of the earlier run, not the final weights of this run.
         heads = {row["name"]: replace(head_from_json(row), temperature=1.0, thresholds=()) for row in earlier.heads}
         record = InputRecord(earlier.preprocessing, heads, same_data=False)
     table_data = job.data if isinstance(job.data, TableFileData) else None
@@ -84,23 +84,23 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
         ]
     dataset.notes += class_balance.note_unvalidated(dataset)
     metric = class_balance.choose_best_metric(job, dataset)
-    if metric != job.best() and recorded is None:  # a resumed run keeps the metric that it began with
+    if metric != job.best() and recorded is None:  # a resumed run keeps the metric that it started with
         ratio = class_balance.measure_imbalance(dataset)
         dataset.notes.append(
             f"the largest class has {ratio:.3g} times the samples of the smallest: the best checkpoint is chosen by {metric}, "
             f"not by {job.best()} (checkpoint.best); train.class_weights: balanced gives all classes the same weight"
         )
     if "pyarrow" in sys.modules:
-        # pyarrow's allocator keeps the memory of parsing, several times the size of the data.
+        # pyarrow's allocator keeps the memory used in parsing, several times the size of the data.
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return dataset
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:
-    """Check that the job's loss, metrics and class weights fit the classes found in the data, and add a note on the weights.
+    """Check that the job's loss, metrics and class weights fit the classes in the data; add a note on the weights.
 
     Raises:
-        SpecError: if the loss or the weights do not fit.
+        SpecError: if loss, metrics or weights do not fit.
     """
     loss, class_count = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
     if isinstance(loss, Focal) and loss.alpha is not None and class_count > 2:
@@ -115,10 +115,10 @@ def check_loss(job: Job, dataset: Dataset) -> None:
 
 
 def _import_reader(kind: object) -> Any:
-    """The module with `load` and `read` for a kind of data, imported only if needed, with the libraries it imports.
+    """Import the module with `load` and `read` for a kind of data; its libraries are loaded only if needed.
 
     Raises:
-        CheckpointError: for an unknown kind.
+        CheckpointError: if the kind is unknown.
     """
     match kind:
         case "images":
@@ -149,15 +149,15 @@ def _import_reader(kind: object) -> Any:
 
 
 def add_test(job: Job, dataset: Dataset) -> None:
-    """Read `data.test`, if the job has it, into `dataset.test`, preprocessed like new samples of the trained model.
+    """Read `data.test`, if the job has it, into `dataset.test`, preprocessed as new samples for the trained model.
 
     Raises:
-        DataError: if it cannot be used, or has a label that the training data does not have.
+        DataError: if it cannot be used, or has a label that is not in the training data.
     """
     if not isinstance(job.data, Data) or job.data.test is None:
         return
     path = job.resolve(job.data.test)
-    # Through JSON, as a stored model has it, so that the scores are those of `drivetrain evaluate`.
+    # Through JSON, as in a stored model, so that `drivetrain evaluate` gives the same scores.
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
     csv = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
     try:
@@ -191,20 +191,20 @@ def load_new(
     csv: Mapping[str, str] | CsvFiles | None = None,
     bad_samples: float = 1.0,
 ) -> NewSamples:
-    """Read new samples, preprocessed exactly as the validation samples were.
+    """Read new samples, preprocessed exactly as validation samples.
 
     Args:
         paths: files or folders, of the kinds that the task trains on.
-        preprocessing: as stored with the model.
+        preprocessing: preprocessing stored with the model.
         heads: the outputs of the model, by name.
         labelled: whether to read targets.
-        csv: how CSV files are written, as in the spec; what it does not set is detected from the files. A `CsvFiles`
-            carries what was detected from one call to the next.
-        bad_samples: largest share of unusable samples that is accepted.
+        csv: format of CSV files, as in the spec; missing settings are detected from the files. A `CsvFiles` carries
+            detected settings from one call to the next.
+        bad_samples: largest accepted share of unusable samples.
 
     Raises:
         DataError: if no sample can be used, or a label is not among the classes.
-        CheckpointError: if this version does not know such a model.
+        CheckpointError: if this version does not know this kind of model.
     """
     files = csv if isinstance(csv, CsvFiles) else csv_dialect.of_model(preprocessing, csv or {})
     _check_paths_exist(paths)

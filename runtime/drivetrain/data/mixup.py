@@ -1,4 +1,4 @@
-"""Augments a whole batch by mixup and cutmix, before it is split into micro-batches.
+"""Augments a whole batch with mixup or cutmix, before it is split into micro-batches.
 
 All random numbers depend on (seed, step) only. If a job has both methods, each step picks one of them with equal
 probability; the probability that the job gives for that method then decides whether the step is mixed.
@@ -20,7 +20,7 @@ from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, Mixup
 
 Box = tuple[int, int, int, int]
-"""Top, bottom, left, right, in pixels; bottom and right are exclusive."""
+"""Top, bottom, left and right edge, in pixels; bottom and right are exclusive."""
 
 
 def uses_mixing(job: Job) -> bool:
@@ -30,10 +30,10 @@ def uses_mixing(job: Job) -> bool:
 
 
 def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
-    """Blend each sample with another one of the batch, as the job's `data.augment` says.
+    """Blend each sample with another sample of the batch, according to the job's `data.augment`.
 
-    Mixup makes share * x + (1 - share) * partner of the inputs, with share from Beta(alpha, alpha) (Zhang et al. 2018). Cutmix
-    replaces a rectangle by the partner's (Yun et al. 2019); share is then the part of the image (N, C, H, W) that is kept.
+    Mixup returns share * x + (1 - share) * partner, with share from Beta(alpha, alpha) (Zhang et al. 2018). Cutmix
+    replaces a rectangle with the partner's (Yun et al. 2019); share is then the kept part of the image (N, C, H, W).
 
     Returns:
         Inputs of the same shapes; targets share * y + (1 - share) * partner, with class indices turned into
@@ -55,7 +55,7 @@ def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
     else:
         box = draw_rectangle(rng, inputs[0].shape[-2], inputs[0].shape[-1], share)
         inputs = tuple(_paste_rectangle(x, x[partner], box) for x in inputs)
-        # The share that is left of the image, since the rectangle was rounded and clipped.
+        # The kept share of the image after rounding and clipping the rectangle.
         share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (inputs[0].shape[-2] * inputs[0].shape[-1])
     # Class indices become probabilities.
     soft_targets = {
@@ -68,12 +68,12 @@ def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
 
 
 def blend(values: Tensor, partners: Tensor, share: float) -> Tensor:
-    """share * values + (1 - share) * partners."""
+    """Compute share * values + (1 - share) * partners."""
     return torch.lerp(partners, values, share)
 
 
 def draw_rectangle(rng: np.random.Generator, height: int, width: int, share: float) -> Box:
-    """A rectangle with the image's aspect ratio and 1 - share of its area, centered at random and clipped to the image."""
+    """Draw a rectangle with the image's aspect ratio and 1 - share of its area, centered at random and clipped."""
     half_scale = 0.5 * float(np.sqrt(1 - share))
     center_y, center_x = int(rng.integers(height)), int(rng.integers(width))
     half_height, half_width = half_scale * height, half_scale * width

@@ -1,4 +1,4 @@
-"""Notes about the data or the model as lines of the log, and the names in them."""
+"""Formats notes on the data or the model as lines of the log, and the names in them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from drivetrain.system.printable import printable
 
 
 def format_note(note: str, part: str = "data") -> str:
-    """The note after `data:` (or another part of the job), unless it starts with that word or one of its keys."""
+    """Put `data:` (or another part of the job) before a note, unless it starts with that word or one of its keys."""
     text = note if note.startswith((f"{part}.", f"{part}: ")) else f"{part}: {note}"
     return Detail(text) if isinstance(note, Detail) else text
 
 
 def list_names(names: Sequence[str], max_listed: int = 10, separator: str = ", ") -> str:
-    """List the first names, and how many there are more: `a, b, c and 7 more`."""
+    """List the first names and the number of the others: `a, b, c and 7 more`."""
     remainder = f" and {len(names) - max_listed:,} more" if len(names) > max_listed else ""
     return separator.join(map(printable, names[:max_listed])) + remainder

@@ -1,5 +1,5 @@
-"""Divides samples into training and validation: stratified by class, with all copies of a sample on one side, and so that those
-of one group, such as a patient or a machine, are on one side too.
+"""Divides samples into training and validation, stratified by class. All copies of a sample are on one side, and so are
+all samples of a group, such as a patient or a machine.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from drivetrain.job.values import parse_fold
 
 Source = TypeVar("Source")
 COPIES_KEY = "copies"
-"""Key in the stored preprocessing of a run whose split keeps copies together."""
+"""Key in the stored preprocessing; it marks runs whose split keeps copies together."""
 Groups = npt.NDArray[np.int64]
-"""The number of each sample's group, from 0; shape (N,)."""
+"""Number of each sample's group, from 0; shape (N,)."""
 
 
 def number_groups(names: Sequence[str | None]) -> Groups:
-    """Return the number of each sample's group, shape (N,); a sample without a name is a group of its own."""
+    """Number the group of each sample, shape (N,); a sample without a name is its own group."""
     number_of: dict[object, int] = {}
     return np.array([number_of.setdefault(name or index, len(number_of)) for index, name in enumerate(names)], np.int64)
 
 
 def find_root(parents: list[int], member: int) -> int:
-    """Find the member that represents the set of another one, and shorten the path of parents to it."""
+    """Find the member that represents the set of a member, and shorten the path of parents to it."""
     while parents[member] != member:
         parents[member] = parents[parents[member]]
         member = parents[member]
@@ -43,9 +43,9 @@ def find_root(parents: list[int], member: int) -> int:
 
 
 def divide_by_group(labels: Ids, groups: Groups, data: Data, seed: int) -> tuple[Ids, Ids]:
-    """Indices for training and for validation, both ascending: a fold if the job names one, else the fraction of `data`.
+    """Divide whole groups by a fold or else the fraction of `data`; return ascending training and validation indices.
 
-    `labels` are the class index of each sample, shape (N,).
+    `labels` holds the class index of each sample, shape (N,).
 
     Raises:
         DataError: if there are fewer groups than parts.
@@ -71,8 +71,8 @@ def assign_parts(
     """Assign whole groups to parts, so that each part gets about its share of every class, and at least one group.
 
     Groups are placed one by one, the largest first: each goes to the part where it brings the shares of the classes
-    closest to what they should be. Equally large groups come in a random order. Returns the part of each sample, from 0;
-    shape (N,).
+    closest to their targets. Equally large groups come in random order. Returns the part of each sample, from 0; shape
+    (N,).
     """
     counts = np.zeros((int(groups.max()) + 1, int(labels.max()) + 1))  # of samples, by group and class
     np.add.at(counts, (groups, labels), 1)
@@ -83,7 +83,7 @@ def assign_parts(
     largest_first = shuffled[np.argsort(-counts.sum(axis=1)[shuffled], kind="stable")]
     part_of_group = np.zeros(len(counts), np.int64)
     for placed, group in enumerate(largest_first.tolist()):
-        # The cost of a part is by how much the group would raise the squared error of its shares.
+        # The cost of a part is the increase of the squared error of its shares if it gets the group.
         error = placed_counts / class_totals - target_shares
         cost = ((error + counts[group] / class_totals) ** 2 - error**2).sum(axis=1)
         is_empty = placed_counts.sum(axis=1) == 0
@@ -97,7 +97,7 @@ def assign_parts(
 def describe_division(
     column: str, groups: Groups, train_rows: Ids, validation_rows: Ids, lost_classes: Sequence[str]
 ) -> str:
-    """Return a note on how many groups are on each side of the split, and on classes that are in validation only."""
+    """Return a note on the number of groups on each side of the split, and on classes that are in validation only."""
     group_counts = [len(np.unique(groups[rows])) for rows in (train_rows, validation_rows)]
     lost_text = (
         f"; without a training sample, since all their groups are for validation: {', '.join(lost_classes)}"
@@ -108,8 +108,8 @@ def describe_division(
 
 
 def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-    """Indices for training and for validation of samples with these class indices (N,): a fold if the job names one, else
-    the fraction of `data.validation`.
+    """Divide samples with these class indices (N,) by the fold of the job or else the fraction `data.validation`;
+    return the indices for training and for validation.
     """
     if data.fold:
         return split_fold(labels, *parse_fold(data.fold), seed)
@@ -118,12 +118,12 @@ def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, I
 
 
 def split_fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> tuple[Ids, Ids]:
-    """Indices for training and for validation, both ascending: all folds but one, and that one, counted from 1.
+    """Return ascending indices for training, all folds but one, and for validation: fold `number`, from 1.
 
-    Each class is spread evenly over the folds. Every sample is in one fold, except that of a class with one sample,
-    which is always for training.
+    Each class is spread evenly over the folds. Every sample is in one fold, except the only sample of a class, which is
+    always for training.
     """
-    # Samples are sorted by class, in random order within it, and dealt to the folds in turn.
+    # Samples are sorted by class, in random order within a class, and dealt to the folds in turn.
     shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     is_only_sample = np.bincount(labels)[labels[by_class]] == 1
@@ -132,12 +132,12 @@ def split_fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int
 
 
 def split_fraction(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:
-    """Indices for training and for validation, both ascending.
+    """Hold out a fraction; return the indices for training and for validation, both ascending.
 
     The fraction is taken from every class. A class of two or more samples has at least one on each side, a class of one
     sample stays in training. The result depends on the labels, the fraction and the seed only.
     """
-    # Samples are sorted by class, in random order within it; the first ones of each class are for validation.
+    # Samples are sorted by class, in random order within a class; the first samples of each class are for validation.
     shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     sizes = np.bincount(labels)
@@ -150,10 +150,10 @@ def split_fraction(labels: npt.NDArray[np.int64], fraction: float, seed: int) ->
 
 
 def find_rarest_labels(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Find the rarest of the labels (N, labels) of each sample, 0 or 1, by which a split is stratified; shape (N,).
+    """Find the rarest label of each sample from labels (N, labels) of 0 and 1, to stratify a split; shape (N,).
 
-    A frequent label is balanced through the rarer ones that occur with it. Samples without a label form a class of their
-    own, numbered as one more than the last label.
+    A frequent label is balanced through the rarer labels that occur with it. Samples without a label form a separate
+    class, numbered as one more than the last label.
     """
     counts = labels.sum(axis=0)
     count_of_label = np.where(labels > 0, counts, np.inf)
@@ -161,14 +161,14 @@ def find_rarest_labels(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]
 
 
 class Division:
-    """Divides samples into training and validation, with all copies of a sample on one side."""
+    """Division of samples into training and validation, with all copies of a sample on one side."""
 
     def __init__(
         self, contents: Contents, sample_noun: str, recorded: InputRecord | None, *, independent: bool = False
     ) -> None:
-        """Prepare to divide samples with these digests, called such as `images` in messages.
+        """Prepare to divide samples with these digests; `sample_noun` names them in messages, such as `images`.
 
-        A resumed run without COPIES_KEY in `recorded` keeps the split it began with. Samples that are equal by chance are
+        A resumed run without COPIES_KEY in `recorded` keeps its original split. Samples that are equal by chance are
         `independent`, and need not be kept together.
         """
         self.content_numbers, self.sample_noun = number_contents(contents), sample_noun
@@ -177,7 +177,7 @@ class Division:
         self.keeps_together = self.copy_count > 0 and not ignored_copies and not independent
 
     def divide(self, labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-        """Indices for training and for validation, as `divide` gives them, without a content on both sides."""
+        """Return the indices for training and for validation, as `divide` does, with no content on both sides."""
         if self.keeps_together:
             # The first sample of each content is divided; its copies follow it.
             first_rows = np.unique(self.content_numbers, return_index=True)[1]
@@ -189,11 +189,11 @@ class Division:
         return divide(labels, data, seed)
 
     def join_groups(self, members: Groups) -> Groups:
-        """Join groups of the user that have copies of the same sample; the group of each sample, shape (N,)."""
+        """Join the user's groups that have copies of the same sample; return the group of each sample, shape (N,)."""
         if not self.keeps_together:
             return members
         parents = list(range(int(members.max()) + 1))
-        # Each sample joins its group with that of the first sample of the same content.
+        # Each sample joins its group with the group of the first sample of the same content.
         first_rows = np.unique(self.content_numbers, return_index=True)[1]
         for group, group_of_first_copy in zip(
             members.tolist(), members[first_rows[self.content_numbers]].tolist(), strict=True
@@ -203,11 +203,11 @@ class Division:
         return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
     def to_json(self) -> dict[str, int]:
-        """Return the entries of the stored preprocessing that give a resumed run the same split; empty without copies."""
+        """Return entries of the stored preprocessing that let a resumed run repeat the split; empty without copies."""
         return {COPIES_KEY: self.copy_count} if self.keeps_together else {}
 
     def describe(self, training: Ids, validation: Ids) -> list[str]:
-        """Return a note on how many copies there are, and whether they are on both sides."""
+        """Return a note on the number of copies, and whether they are on both sides."""
         if not self.copy_count:
             return []
         content_count = np.unique(self.content_numbers).size
@@ -229,7 +229,7 @@ class Division:
 
 @dataclass
 class Parts(Generic[Source]):
-    """Rows for training and for validation, with the paths or addresses that they are from."""
+    """Rows for training and for validation, with the sources that they come from."""
 
     train: Source
     train_rows: Ids
@@ -239,18 +239,18 @@ class Parts(Generic[Source]):
 
     @property
     def sources(self) -> list[Source]:
-        """Return the samples to read, each once."""
+        """The distinct sources of samples."""
         return [self.train] if self.validation is self.train else [self.train, self.validation]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Which samples are for training and which for validation; both ascending."""
+    """Indices of the samples for training and for validation, both ascending."""
 
     training: Ids
     validation: Ids
     notes: list[str]
-    """On groups and copies."""
+    """Notes on groups and copies."""
     lost_classes: Sequence[str] = ()
     """Classes without a training sample, since all their groups are for validation."""
 
@@ -259,7 +259,7 @@ def hold_out(job: Job, strata: Strata, division: Division) -> Partition:
     """Hold out a share of each class, or a fold.
 
     Raises:
-        DataError: if none is left for validation.
+        DataError: if no sample is left for validation.
     """
     training, validation = division.divide(strata.numbers, job.data, job.train.seed)
     if not len(validation):
@@ -272,13 +272,13 @@ def hold_out(job: Job, strata: Strata, division: Division) -> Partition:
 
 
 def hold_out_groups(job: Job, strata: Strata, column: str, members: Groups, division: Division | None) -> Partition:
-    """Hold out whole groups, named by `column`; those that share copies are joined already in `members`.
+    """Hold out whole groups, named by `column`; groups that share copies are already joined in `members`.
 
     Raises:
         DataError: if there are fewer groups than parts.
     """
     training, validation = divide_by_group(strata.numbers, members, job.data, job.train.seed)
-    # Groups can be so few that all of a class are in the validation split.
+    # There can be so few groups that all samples of a class are in the validation split.
     without_training = np.setdiff1d(strata.numbers[validation], strata.numbers[training])
     lost_classes = [strata.classes[number] for number in without_training.tolist()] if strata.classes else []
     notes = [describe_division(column, members, training, validation, lost_classes)]

@@ -1,4 +1,4 @@
-"""Scales numbers: columns of tables, channels of series, targets. Recognizes codes such as -9999 and numbers far from training."""
+"""Scales numbers: table columns, series channels, targets. Recognizes codes such as -9999 and distant numbers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import numpy.typing as npt
 from drivetrain.data.formats.column_values import LARGEST, Mask, Numbers
 
 MIN_ROWS = 20
-"""Number of values from which on some of them can be called codes."""
+"""Smallest number of values among which some can be called codes."""
 _SAMPLE = 10_000
-"""Number of values among which the center of a column is found."""
+"""Largest number of values used to find the center of a column."""
 _MAX_CODES, _MAX_CODE_SHARE = 3, 20
-"""At each end of the sample, 3 different values or a twentieth of them may be codes."""
+"""Codes allowed at each end of the sample: 3 distinct values, or a twentieth of them."""
 CODE_WIDTHS, SMALL_CODE_WIDTHS, SPIKE_WIDTHS = 2.0, 5.0, 100.0
-"""A value is a code if it is farther from all others than so many times their range: one that is written like a code; one of
-two or three digits above numbers that are not negative, as a large count can be; any other.
+"""Smallest distance of a code from all other values, as a multiple of their range: for values written like a code; for
+values of two or three digits above numbers that are not negative, which may be large counts; for any other value.
 
 Of 300 columns of 1,000 Cauchy numbers one has such a value; of log-normal numbers (deviation 1 or 2), counts and money none.
 """
 MIN_DIFFERENT = 10
-"""With fewer different values, only values that are written like codes are codes."""
+"""Smallest number of distinct values for which values not written like codes can be codes, too."""
 MIN_LIMIT = 10.0
-"""A code counts as so many deviations, or as the farthest other number."""
+"""Smallest number of deviations that a code counts as; more if another number is farther."""
 MAX_DEVIATIONS = 1e6
-"""Larger scaled numbers would overflow in the network."""
+"""Largest scaled number; larger ones would overflow in the network."""
 FAR_MEDIAN, NARROW_SPREAD, MIN_UNIT_ROWS = 0.25, 50, 100
-"""Signs of another unit in new rows: their median is outside of the range of training by this share of it, or, in so many
-rows or more, they vary so many times less.
+"""Signs of another unit in new rows: the median is outside of the training range by this share of the range; or the
+values vary so many times less, in so many rows or more.
 """
 _LISTED_ROWS = 3
 _REPEATED = [digit * (10**count - 1) // 9 for digit in (7, 8, 9) for count in range(2, 13)]
@@ -55,7 +55,7 @@ def _are_written_like_codes(values: Numbers) -> Mask:
 
 
 def _find_needed_widths(values: Numbers, low: float | Numbers) -> Numbers:
-    """Find the distance at which each value above a range that begins at `low` is a code, if it is written like one."""
+    """Find the distance at which each value above a range from `low` is a code, if it is written like a code."""
     return np.where((low >= 0) & (np.abs(values) < 1000), SMALL_CODE_WIDTHS, CODE_WIDTHS)
 
 
@@ -70,20 +70,20 @@ class Scale:
 
     @property
     def width(self) -> float:
-        """The width of the range, or of a deviation if all values are equal."""
+        """Width of the range, or of a deviation if all values are equal."""
         return self.high - self.low or self.std
 
     @property
     def limit(self) -> float:
-        """The number of deviations as which a code counts."""
+        """Number of deviations that a code counts as."""
         return max(MIN_LIMIT, (self.high - self.mean) / self.std, (self.mean - self.low) / self.std)
 
     def distances(self, values: Numbers) -> Numbers:
-        """Distance from the range in its widths; 0 for missing values."""
+        """Compute the distance from the range, in widths of the range; 0 for missing values."""
         return np.nan_to_num(np.maximum(np.maximum(self.low - values, values - self.high), 0) / self.width)
 
     def find_codes(self, values: Numbers) -> Mask:
-        """Mark the values that are codes: far outside of the range. Zero is too common to be one."""
+        """Mark the values that are codes: far outside of the range. Zero is too common to be a code."""
         distances = self.distances(values)
         is_code = distances > SPIKE_WIDTHS
         candidates = np.flatnonzero(distances > CODE_WIDTHS)
@@ -96,13 +96,13 @@ class Scale:
         return is_code
 
     def find_clipped(self, values: Numbers) -> Mask:
-        """Mark the codes that are written like one, which count as `limit` deviations."""
+        """Mark the codes that are written like codes and so count as `limit` deviations."""
         return self.find_codes(values) & _are_written_like_codes(values)
 
     def scale(self, values: Numbers) -> npt.NDArray[np.float32]:
-        """Return (value - mean) / std; what is far away and written like a code counts as `limit` deviations."""
+        """Compute (value - mean) / std; distant values written like codes count as `limit` deviations."""
         scaled = np.clip((values - self.mean) / self.std, -MAX_DEVIATIONS, MAX_DEVIATIONS)
-        # Few columns have values so far away that they can be codes.
+        # Few columns have values far enough away to be codes.
         far = np.flatnonzero(np.abs(scaled) > self.limit)
         codes = far[self.find_clipped(values[far])]
         scaled[codes] = np.clip(scaled[codes], -self.limit, self.limit)
@@ -123,12 +123,12 @@ class Scale:
 
         Args:
             name: column or channel.
-            values: numbers in file order; missing ones are NaN.
-            name_row: names the row of a value.
-            cure: says how the values become missing; empty if `data.missing` does it.
+            values: numbers in file order; missing values are NaN.
+            name_row: function that names the row of a value.
+            cure: advice on making the values missing; empty if `data.missing` does it.
             is_new: whether the values are not from the file that was trained on.
-            effect: says what becomes of them; empty if they are scaled.
-            bad_samples: the share of samples without a value that has to be allowed then, if it is not.
+            effect: consequence for the values; empty if they are scaled.
+            bad_samples: share of samples without a value that must then be allowed; 0 if it already is.
         """
         codes = np.flatnonzero(self.find_codes(values))
         if not len(codes):
@@ -154,7 +154,7 @@ class Scale:
         ]
 
     def note_distant(self, name: str, values: Numbers, name_row: NameRow) -> list[str]:
-        """Return a note on new values that are far from those of training, or seem to be in another unit."""
+        """Return a note on new values that are far from the training values, or seem to be in another unit."""
         present = values[~np.isnan(values)]
         if not len(present):
             return []
@@ -176,11 +176,11 @@ class Scale:
         ]
 
     def _find_other_unit(self, present: Numbers, is_far: bool) -> str | None:
-        """Return a reason, which can be empty, if the values as a whole seem to be in another unit; else None."""
+        """Find a reason, which can be empty, why all values seem to be in another unit; None if they do not."""
         median, width = float(np.median(present)), self.width
         if is_far or max(self.low - median, median - self.high) > FAR_MEDIAN * width:
             return ""
-        # Of numbers above 0, 1 to 5 is far from 1,000 to 5,000 too.
+        # For numbers above 0, 1 to 5 is also far from 1,000 to 5,000.
         if self.low > 0 and median > 0 and max(self.low / median, median / self.high) > self.high / self.low:
             return ""
         spread = float(present.std())
@@ -190,14 +190,14 @@ class Scale:
 
 
 def fit_scale(values: Numbers) -> Scale:
-    """Compute the scale of training values; those that are NaN do not count.
+    """Compute the scale of training values, without NaN.
 
-    Ordinary numbers get their mean and deviation. Codes are left out of both, unless all other numbers are equal.
+    Codes count for neither mean nor deviation. If all other numbers are equal, the deviation is 1.
     """
     present = values[~np.isnan(values)] if np.isnan(values).any() else values
     low, high = _find_range(present)
     usual = present if low == present.min() and high == present.max() else present[(present >= low) & (present <= high)]
-    # The mean of a million times 0.1 is not exactly 0.1, which would give a tiny deviation.
+    # The mean of a million values of 0.1 is not exactly 0.1, which would give a tiny deviation.
     if low == high:
         return Scale(low, 1.0, low, high)
     return Scale(float(usual.mean()), float(usual.std()) or 1.0, low, high)
@@ -206,7 +206,7 @@ def fit_scale(values: Numbers) -> Scale:
 def _find_range(present: Numbers) -> tuple[float, float]:
     """Find the range of the values without codes.
 
-    The range grows from the center of the values to both ends until the next value is too far away.
+    The range grows from the center of the values in both directions until the next value is too far away.
     """
     lowest, highest = float(present.min()), float(present.max())
     sample = np.unique([*present[:: -(-len(present) // _SAMPLE)], lowest, highest])
@@ -217,7 +217,7 @@ def _find_range(present: Numbers) -> tuple[float, float]:
     spike_widths = SPIKE_WIDTHS if len(sample) >= MIN_DIFFERENT else np.inf
     below, above = -np.unique(present[present < low])[::-1], np.unique(present[present > high])
     if low == high:
-        # A center of one value grows to its nearest neighbor first.
+        # A center of one value first grows to its nearest neighbor.
         neighbors = [*(-below[:1]), *above[:1]]
         nearest = float(min(neighbors, key=lambda value: abs(value - low))) if neighbors else low
         low, high = min(low, nearest), max(high, nearest)
@@ -230,7 +230,7 @@ def _find_range(present: Numbers) -> tuple[float, float]:
 
 
 def _extend(high: float, low: float, values: Numbers, spike_widths: float) -> float:
-    """Extend the upper end of a range over sorted values up to the first that is too far away; codes are passed over."""
+    """Extend the upper end of a range over sorted values up to the first one that is too far away, skipping codes."""
     values = values[values > high]
     while len(values):
         ends = np.append(high, values[:-1])
@@ -249,7 +249,7 @@ def _extend(high: float, low: float, values: Numbers, spike_widths: float) -> fl
 
 
 def format_number(value: float) -> str:
-    """Write a number so that `data.missing` finds it: with the fewest digits that float32 or float64 reads as it."""
+    """Format a number for `data.missing`, with the fewest digits that float32 or float64 reads as this number."""
     if value == int(value) and abs(value) < 1e15:
         return str(int(value))
     short = f"{value:.7g}"

@@ -1,4 +1,4 @@
-"""A file of samples, how it is read (for training, for validation, or as new data of a trained model), and its bad samples."""
+"""A file of samples and its use (training, validation, or new data for a trained model), and its bad samples."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_LISTED_SAMPLES = 20
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that cannot be used, and the reason."""
+    """Sample that cannot be used, and the reason."""
 
     title: str
-    """Its path or row."""
+    """Path or row of the sample."""
     reason: str
 
     def __str__(self) -> str:
@@ -30,11 +30,11 @@ class BadSample:
 
 
 MAX_SKIPPED_SHARE = 0.5
-"""Largest share of bad samples that an error advises to skip."""
+"""Largest share of bad samples for which an error suggests skipping them."""
 
 
 def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list[str]:
-    """Notes that list the bad samples of `total` samples, bad ones included; `key` is the spec key that names the data.
+    """Check and list the bad samples of `total` samples, bad ones included; `key` is the spec key of the data.
 
     Raises:
         DataError: if their share exceeds the budget, `data.bad_samples` of the job.
@@ -49,7 +49,7 @@ def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: 
         raise DataError(
             "\n    ".join([head, *lines]),
             f"at most a share of {budget:g} (data.bad_samples)",
-            # Skipping most of the samples is no way out.
+            # Skipping most of the samples is no solution.
             "repair or remove them, or raise data.bad_samples to skip them"
             if len(bad) <= MAX_SKIPPED_SHARE * total
             else "repair them: without them, most samples would be gone",
@@ -59,13 +59,13 @@ def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: 
 
 @dataclass(frozen=True)
 class Source:
-    """A file with samples of a table or series job."""
+    """File with samples of a job or for a model."""
 
     path: Path
     key: str
-    """The spec key that names the file, for messages."""
+    """Spec key that names the file, for messages."""
     files: CsvFiles = field(default_factory=CsvFiles)
-    """How CSV files are written; what is detected in this file is added to it."""
+    """Format of CSV files; the format detected in this file is added to it."""
     budget: float = 1.0
     """Largest share of samples that may be unusable."""
     labelled: bool = True
@@ -79,7 +79,7 @@ class Source:
         return cls(job.resolve(path), f"data.{part}", files, data.bad_samples)
 
     def name_row(self, row: int) -> str:
-        """Name a row, counted from 0, and in a CSV file its line."""
+        """Return the title of a row, counted from 0, with its line in a CSV file."""
         return csv_dialect.name_row(self.path, row + 1)
 
     def name_option(self, name: str) -> str:
@@ -87,9 +87,9 @@ class Source:
         return f"data.{name}" if self.key == "data.train" else self.key
 
     def describe_bad_row(self, row: int, reason: str) -> BadSample:
-        """Return a row, counted from 0, that cannot be used as it is."""
+        """Describe a row, counted from 0, that cannot be used unchanged."""
         return BadSample(f"{self.path.name} {self.name_row(row)}", reason)
 
     def check_bad(self, unusable: Sequence[BadSample], total: int) -> list[str]:
-        """Notes on samples of the file that cannot be used; raises DataError if their share exceeds the budget."""
+        """Return notes on unusable samples of the file; raises DataError if their share exceeds the budget."""
         return check_bad_samples(unusable, total, self.budget, self.key)

@@ -46,7 +46,7 @@ def shuffle_samples(seed: int, epoch: int, size: int) -> Ids:
 
 
 def count_earlier_draws(ids: Ids) -> Ids:
-    """Return how often each id came before in this order, shape (N,): 0 where a sample is drawn first, then 1, 2..."""
+    """Count the earlier draws of each id in this order, shape (N,): 0 for the first draw of a sample, then 1, 2..."""
     by_id = np.argsort(ids, kind="stable")  # equal ids form runs, in the order in which they were drawn
     run_starts = np.flatnonzero(np.diff(ids[by_id], prepend=-1))
     run_lengths = np.diff(run_starts, append=len(ids))
@@ -58,7 +58,7 @@ def count_earlier_draws(ids: Ids) -> Ids:
 def draw_uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) -> npt.NDArray[np.float64]:
     """Draw `count` numbers in [0, 1) for each sample, from (seed, purpose, epoch, sample id) only; shape (N, count)."""
     start = np.uint64(derive_key(seed, purpose, epoch))
-    # Each of the numbers of a sample has an offset of its own.
+    # Each number of a sample has its own offset.
     lanes = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
     with np.errstate(over="ignore"):
         state = start + _mix(ids.astype(np.uint64)[:, None] + np.uint64(1)) + lanes[None, :]
@@ -68,7 +68,7 @@ def draw_uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) 
 
 
 def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """One step of SplitMix64, with its constants."""
+    """Compute one step of SplitMix64, with its constants."""
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -79,7 +79,7 @@ def seed_for_device(device: torch.device, seed: int) -> None:
     """Seed all random generators that a network may use."""
     import torch
 
-    # torch.manual_seed would also seed those of devices that are absent, and keep a stack trace for each.
+    # torch.manual_seed would also seed the generators of absent devices, and keep a stack trace for each.
     seed_globally(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):

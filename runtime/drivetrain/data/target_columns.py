@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_CLASSES_OF_FEW_ROWS = 10
-"""Up to this many distinct values are accepted as classes, whatever the number of rows."""
+"""Largest number of distinct values that are always accepted as classes, however few rows there are."""
 
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """The targets of all rows of a table, as written in the file."""
+    """Targets of all rows of a table, as written in the file."""
 
     names: tuple[str, ...]
     texts: Any
@@ -38,17 +38,17 @@ class TargetColumn:
     several: bool
     """Whether the numbers are labels of a multi-label classification: 0 or 1."""
     bad: dict[int, str]
-    """The reason why a row has no usable target, by row."""
+    """Reason why a row has no usable target, by row."""
 
 
 @dataclass(frozen=True)
 class Strata:
-    """Return the class of each sample, by which a split is stratified."""
+    """Class of each sample, used to stratify a split."""
 
     numbers: Ids
-    """From 0, in the order in which the classes first occur, shape (N,); all 0 without classes."""
+    """Class numbers from 0, in the order in which the classes first occur, shape (N,); all 0 without classes."""
     classes: Sequence[str]
-    """The classes in that order; empty without classes."""
+    """Classes in the order of their numbers; empty without classes."""
 
 
 def read_targets(
@@ -79,7 +79,7 @@ def read_targets(
 
 
 def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
-    """Build the head for the targets: with the classes of the usable `rows`, or the scale of numbers in the training rows.
+    """Build the head for the targets, with the classes of the usable `rows` or the scale of numbers of training rows.
 
     Raises:
         DataError: if there is nothing to learn: a single class, or a label or number that never changes.
@@ -122,14 +122,14 @@ def note_codes(
     is_new: bool = False,
     budget: float = 1.0,
 ) -> list[str]:
-    """Notes on the numbers of some rows that are codes such as 999999999.
+    """Return notes on numbers of some rows that are codes such as 999999999.
 
     Args:
         target: the targets of all rows.
         rows: the usable rows.
         head: the output with the scale of the numbers.
-        name_row: names a row of `target`.
-        cure: says how a number becomes missing; empty if `data.missing` does it.
+        name_row: function that names a row of `target`.
+        cure: advice on making a number missing; empty if `data.missing` does it.
         is_new: whether these are not the rows that were trained on.
         budget: largest share of rows that may have no target.
     """
@@ -143,7 +143,7 @@ def note_codes(
 
 
 def keep_scored(target: TargetColumn, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
-    """Keep the validation rows whose numbers are no codes, and note the others: a code would outweigh all other rows."""
+    """Keep the validation rows without codes, and note the others: a code would outweigh all other rows."""
     is_code = np.zeros(len(rows), np.bool_)
     for scale, column in zip(list_scales(head), target.numbers[rows].T, strict=False) if head.columns else ():
         is_code |= scale.find_clipped(column)
@@ -159,10 +159,10 @@ def list_scales(head: Head) -> list[Scale]:
 
 
 def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded: InputRecord | None) -> Head:
-    """The recorded head of a run that reads its data again, else one as `build_head` makes it; also the scale of an earlier run.
+    """Return the recorded head if a run reads its data again, else a new head, with the scale of an earlier run.
 
     Raises:
-        DataError: as `build_head`.
+        DataError: as from `build_head`.
     """
     build = partial(build_head, target, rows, train, key)
     return recorded.head("", build) if recorded else build()
@@ -178,18 +178,18 @@ def find_strata(target: TargetColumn, rows: Ids) -> Strata:
 
 
 def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
-    """Convert the targets of some rows to the tensor that a head is trained with.
+    """Convert the targets of some rows to the tensor for training a head.
 
     Returns:
         Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
 
     Raises:
-        DataError: for a label that is no class of the head; names `key`.
+        DataError: if a label is no class of the head; names `key`.
     """
     if target.texts is not None:
         texts = target.texts.take(rows)
         indices = column_values.positions(texts, target_head.classes).astype(np.int64)
-        # Of a text that is no class, the error says more.
+        # For a text that is no class, `index_labels` raises a detailed error.
         is_complete = not (indices < 0).any()
         return torch.from_numpy(indices if is_complete else index_labels(texts.to_pylist(), target_head.classes, key))
     values = target.numbers[rows]
@@ -220,7 +220,7 @@ def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     """List the classes of some rows, in the order of the outputs.
 
     Raises:
-        DataError: if there is only one, or more than one per two rows; names `key`.
+        DataError: if there is only one class, or more than one per two rows; names `key`.
     """
     assert target.texts is not None
     names = sort_class_names(column_values.different(target.texts.take(rows)))
@@ -246,7 +246,7 @@ def find_bad_numbers(
     is_wrong: column_values.Mask,
     possible: str = "a number",
 ) -> dict[int, str]:
-    """Find the reason why a cell that is not empty has no number that can be used, by row."""
+    """Find the reasons why cells that are not empty have no usable number, by row."""
     with np.errstate(invalid="ignore"):
         is_infinite = np.abs(values) > column_values.LARGEST
     reasons = dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")

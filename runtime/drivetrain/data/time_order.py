@@ -1,4 +1,4 @@
-"""Finds tables whose rows are in the order of time: a random split of them says little about later rows."""
+"""Finds tables with rows in the order of time: their random split says little about later rows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 COMPARED_ROWS = 5_000
-"""Number of rows at the start of a file by which its order is recognized."""
+"""Number of rows at the start of a file used to recognize its order."""
 MIN_STEPS = 10
-"""Fewest changes of the time between successive rows that show an order."""
+"""Smallest number of changes of the time between successive rows that show an order."""
 ORDER_SHARE = 0.95
-"""Share of these changes in one direction; the others are where the next of several series begins."""
+"""Smallest share of these changes in one direction; the others occur where the next of several series begins."""
 
 
 def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] = ()) -> str:
-    """Find the first column of times by which nearly all rows rise, or fall; empty if there is none."""
+    """Find the first column of times that rises, or falls, in nearly all rows; empty if there is none."""
     for name in table.column_names:
         form = None if name in skipped else times.recognize(table[name], name)
         if form is None or times.has_clock_alone(form):
@@ -46,7 +46,7 @@ def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] =
 
 
 def find_random_split(job: Job, files: CsvFiles) -> str:
-    """Find the column of times in whose order the rows are that a job divides at random; empty if there is none."""
+    """Find the column of times that orders the rows of a job with a random split; empty if there is none."""
     data = job.data
     if not isinstance(data, TableFileData) or isinstance(job, SeriesJob):
         return ""
@@ -59,7 +59,7 @@ def find_random_split(job: Job, files: CsvFiles) -> str:
 
 
 def describe(column: str) -> str:
-    """Describe the order, and the split that tells more."""
+    """Describe the order, and suggest a better split."""
     return (
         f"the rows are in the order of {column}, and the split is RANDOM: the score says nothing about later rows; for that put the "
         "latest rows into a file for data.validation"

@@ -1,7 +1,7 @@
-"""Brings what a Python program passes as data (arrays, datasets, iterables, torch's DataLoaders) into one form, and what the
-function of a job returns.
+"""Converts data that a Python program passes (arrays, datasets, iterables, torch's DataLoaders), or that the function
+of a job returns, to one form.
 
-An iterable is read in its order, in this process. If several train together, each reads its own samples.
+An iterable is read in its order, in this process. If several processes train together, each reads its own samples.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ PLAN_DECIDES_NOTE = "workers and pinned memory are decided by the plan"
 
 @dataclass(frozen=True)
 class DataSource:
-    """One of the arguments `train_data` and `validation_data`, before it is opened."""
+    """Argument `train_data` or `validation_data`, before it is opened."""
 
     name: str
     """Name of the argument."""
     data: Any
-    """The data itself; that of its dataset for a DataLoader."""
+    """The data itself; for a DataLoader, its dataset."""
     collate: Collate = default_collate
     batch_size: int | None = None
-    """Samples of a batch of the DataLoader; None without one."""
+    """Number of samples in a batch of the DataLoader; None without one."""
     drop_last: bool = False
-    """Whether the DataLoader leaves out a smaller last batch."""
+    """Whether the DataLoader drops a smaller last batch."""
     sampler: Any = None
-    """The DataLoader's sampler; None to shuffle all samples."""
+    """Sampler of the DataLoader; None to shuffle all samples."""
     loader: Any = None
     """The DataLoader; None without one."""
 
     @property
     def streams(self) -> bool:
-        """Whether the data is an iterable without access by number."""
+        """Whether the data is an iterable without access by index."""
         return isinstance(self.data, IterableDataset) or (
             hasattr(self.data, "__iter__") and not hasattr(self.data, "__getitem__")
         )
 
     @property
     def order(self) -> str:
-        """The kind of order of the training samples, as the spec of a run stores it."""
+        """Kind of order of the training samples, as the spec of a run stores it."""
         if self.streams:
             return "stream"
         return "shuffled" if self.sampler is None else type(self.sampler).__name__
 
 
 def open_source(value: object, name: str) -> DataSource:
-    """Take what the function of a job returned for data.
+    """Open data that the function of a job returned.
 
     Raises:
         DataError: if it can be read only once, or is a DataLoader.
@@ -80,10 +80,10 @@ def open_source(value: object, name: str) -> DataSource:
 
 
 def unwrap_source(value: object, name: str) -> DataSource:
-    """Take a data argument apart: data, and the settings of a DataLoader.
+    """Separate a data argument into the data and the settings of a DataLoader.
 
     Raises:
-        DataError: if it can be read only once, or is a DataLoader whose batches are not made of samples.
+        DataError: if it can be read only once, or is a DataLoader that does not make its batches from single samples.
     """
     if not isinstance(value, DataLoader):
         if isinstance(value, Iterable) and not hasattr(value, "__getitem__") and iter(value) is value:
@@ -118,7 +118,7 @@ def unwrap_source(value: object, name: str) -> DataSource:
 
 
 def build_order(data_source: DataSource, seed: int) -> Order | None:
-    """Build the order of the training samples; None to shuffle them by (seed, epoch).
+    """Build the order of the training samples; None for a shuffle by (seed, epoch).
 
     Raises:
         DataError: if the sampler does not yield indices.
@@ -146,7 +146,7 @@ def count_processes() -> int:
 
 
 def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_steps: int | None) -> Any:
-    """Bring the training data into a form that `map_dataset.open_split` takes.
+    """Convert the training data to a form that `map_dataset.open_split` accepts.
 
     An epoch of an iterable has `epoch_steps` batches, or is as long as the iterable.
 
@@ -180,7 +180,7 @@ def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_ste
 
 
 def open_validation(data_source: DataSource, seed: int) -> Any:
-    """Bring the validation data into a form that `map_dataset.open_split` takes; an iterable is read into memory."""
+    """Convert the validation data for `map_dataset.open_split`; an iterable is read into memory."""
     if data_source.streams:
         with blame_user_code(DataError, f"{data_source.name}: raised"):
             return list(data_source.data)
@@ -192,7 +192,7 @@ def open_validation(data_source: DataSource, seed: int) -> Any:
 
 
 def describe_use(train: DataSource, validation_source: DataSource, sample_order: Order | None) -> list[str]:
-    """Notes on how DataLoaders and iterables are used."""
+    """Return notes on how DataLoaders and iterables are used."""
     lines = []
     if train.loader is not None:
         lines.append(

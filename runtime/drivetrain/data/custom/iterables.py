@@ -1,4 +1,4 @@
-"""Iterables as training data: read in their order by this process, and continued from their state or read again."""
+"""Iterables as training data, read in their order by this process; on resume continued from a state or read again."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from drivetrain.errors import DataError
 
 
 class StreamSplit(ItemSplit):
-    """Samples of an iterable. Each epoch iterates it anew. A resumed epoch continues from the state of the iterable, or reads
-    again the batches it had trained.
+    """Samples of an iterable, which each epoch iterates again. A resumed epoch continues from the state of the iterable,
+    or reads again the batches that were already trained.
 
     Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
     (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.
-    `__iter__` of the dataset starts from the beginning; an epoch has `samples` of them.
+    `__iter__` of the dataset starts from the beginning; an epoch has `samples` samples.
     """
 
     def __init__(self, name: str, dataset: Any, seed: int, samples: int, collate: Collate = default_collate) -> None:
         super().__init__(name, dataset, seed, None, collate)
         self.count = samples
         self.first_items: list[Any] = []
-        """The first samples of the first epoch, which checks and measurements have read."""
+        """First samples of the first epoch, already read by checks and measurements."""
         self.place: tuple[int, int] | None = None
-        """Epoch and number of whole batches that were read; None within a batch."""
+        """Epoch, and number of whole batches read so far; None within a batch."""
 
     def __len__(self) -> int:
         return self.count
@@ -67,9 +67,9 @@ class StreamSplit(ItemSplit):
         """Yield the batches of an epoch, counted from 0, from batch `start` on.
 
         Args:
-            groups: positions of the samples of every batch, in order; of a batch that processes share, those of this one.
-            report: gets a note on samples left over.
-            state: what `read_state` has returned before batch `start`; None to read the batches before, and drop them.
+            groups: positions of the samples of every batch, in order; of a shared batch, only this process's samples.
+            report: function that gets a note on unused samples.
+            state: the result of `read_state` before batch `start`; None to read and drop the earlier batches.
 
         Raises:
             DataError: if the iterable raises, or ends early.
@@ -89,8 +89,8 @@ class StreamSplit(ItemSplit):
             )
 
     def read_state(self, epoch: int, batch: int) -> Any:
-        """The state of the iterable before a batch, by its `state_dict()`; None without one, or if JSON would change it."""
-        # A signal within a batch leaves the iterable between two samples.
+        """Read the state of the iterable before a batch, by `state_dict()`; None without it, or if JSON changes it."""
+        # A signal within a batch leaves the iterable between two samples of it.
         has_state = all(
             inspect.ismethod(getattr(self.dataset, name, None)) for name in ("state_dict", "load_state_dict")
         )
@@ -144,13 +144,13 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 
 
 class StreamBatches(Batches):
-    """Batches of an iterable; the order is that of the iterable."""
+    """Batches of an iterable, in its order."""
 
     def __init__(self, split: StreamSplit, batch_size: int, seed: int, *, drop_last: bool) -> None:
         super().__init__(split, batch_size, seed, SequentialOrder(len(split)), drop_last=drop_last)
         self.stream = split
         self.state: tuple[int, int, Any] | None = None
-        """Epoch and batch of a checkpoint, and the state that the iterable had there."""
+        """Epoch and batch of a checkpoint, and the state of the iterable at that point."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Return the batches of one epoch, starting at batch `start`."""

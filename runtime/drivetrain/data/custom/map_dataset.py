@@ -1,4 +1,4 @@
-"""Provides the samples of a user: of arrays, in memory or memory-mapped, or of a dataset, which is read item by item."""
+"""Provides a user's samples from arrays, in memory or memory-mapped, or from a dataset, read item by item."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
-"""Makes a batch of a list of items."""
+"""Function that makes a batch from a list of items."""
 HASHED_BYTES = 1 << 24
 """Number of bytes that are hashed at a time."""
 
@@ -46,7 +46,7 @@ class ArraySplit:
         return len(self.inputs[0] if self.rows is None else self.rows)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Raw inputs of these samples."""
+        """Return the raw inputs of these samples."""
         index = torch.from_numpy(ids)
         rows = index if self.rows is None else self.rows[index]
         return tuple(x.index_select(0, rows) for x in self.inputs)
@@ -56,14 +56,14 @@ class ArraySplit:
         return f"sample {index}"
 
     def first_targets(self) -> Tensor:
-        """Targets as the user gave them; here all of them."""
+        """Return the targets as the user gave them; for arrays, all targets."""
         assert self.raw_targets is not None
         return self.raw_targets if self.rows is None else self.raw_targets[self.rows]
 
     all_targets = first_targets
 
     def digest(self) -> str:
-        """SHA-256 of the samples, inputs and targets, in order."""
+        """Compute the SHA-256 of the samples, inputs and targets, in order."""
         sha256 = hashlib.sha256()
         for tensor in (*self.inputs, *([] if self.raw_targets is None else [self.raw_targets])):
             sha256.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
@@ -74,15 +74,15 @@ class ArraySplit:
         return sha256.hexdigest()
 
     def set_target_form(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
-        """Set how targets are converted, and the highest valid class index."""
+        """Set the conversion of targets, and the highest valid class index."""
         self.targets = {} if self.raw_targets is None else {"": convert(self.first_targets())}
 
 
 def build_array_split(values: tuple[object, ...], name: str, inputs: int | None, rows: Tensor | None) -> ArraySplit:
-    """Build a split of arrays, of which the last has the targets; without targets there are `inputs` of them.
+    """Build a split from arrays. The last array has the targets, unless there are only the `inputs` input arrays.
 
     Raises:
-        DataError: if they are no arrays of numbers with the same number of samples, or there is no sample.
+        DataError: if they are not arrays of numbers with the same number of samples, or there is no sample.
     """
     tensors = [_to_tensor(value, f"{name}: array {i}") for i, value in enumerate(values)]
     if len(tensors) < 2 and inputs is None:
@@ -120,7 +120,7 @@ def _to_tensor(value: object, name: str) -> Tensor:
 
 
 def _convert_array(value: object, name: str) -> Tensor:
-    """Convert anything that NumPy takes for an array of numbers."""
+    """Convert anything that NumPy accepts as an array of numbers."""
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _convert_array(value: object, name: str) -> Tensor:
     with warnings.catch_warnings():
         # torch warns about read-only memory maps; nothing here writes.
         warnings.simplefilter("ignore")
-        # torch has no negative strides, as those of `array[::-1]`.
+        # torch has no negative strides, as `array[::-1]` has.
         reverses = any(stride < 0 for stride in array.strides)
         native = array.astype(array.dtype.newbyteorder("="), order="C" if reverses else "K", copy=reverses)
         return torch.from_numpy(native)
@@ -159,7 +159,7 @@ class ItemSplit:
     def __init__(
         self, name: str, dataset: Any, seed: int, inputs: int | None = None, collate: Collate = default_collate
     ) -> None:
-        """Wrap a dataset of the user; `inputs` is their number if items may have no target, else None."""
+        """Wrap a dataset of the user; `inputs` is the number of inputs if items may have no target, else None."""
         self.name, self.dataset, self.seed, self.inputs, self.collate = name, dataset, seed, inputs, collate
         self.epoch = -1
         """Epoch of the random numbers, from 0; -1 if the samples are not for training."""
@@ -177,7 +177,7 @@ class ItemSplit:
         return split
 
     def gather(self, ids: Ids) -> Inputs:
-        """Inputs of these samples."""
+        """Return the inputs of these samples."""
         return self._collate(ids)[0]
 
     def title(self, index: int) -> str:
@@ -185,7 +185,7 @@ class ItemSplit:
         return f"sample {index}"
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
-        """Inputs and targets of these samples; each item is read once.
+        """Return inputs and targets of these samples; each item is read once.
 
         Raises:
             DataError: if the dataset raises, or its items cannot be collated.
@@ -217,13 +217,13 @@ class ItemSplit:
         self._targets = value
 
     def first_targets(self) -> Tensor:
-        """Targets of the first samples as the user gave them."""
+        """Return the targets of the first samples as the user gave them."""
         targets = self._collate(np.arange(min(8, len(self))))[1]
         assert targets is not None
         return targets
 
     def all_targets(self) -> Tensor:
-        """All targets as the user gave them: the dataset's `targets` attribute if it has one, else item by item."""
+        """Read all targets as the user gave them, from the dataset's `targets` attribute or else item by item."""
         listed = self._read_targets_attribute()
         if listed is not None:
             return listed
@@ -233,14 +233,14 @@ class ItemSplit:
             assert targets is not None
             if not start or (targets.dtype, targets.shape[1:]) != (values.dtype, values.shape[1:]):
                 joined = torch.cat([values[:start], targets]) if start else targets
-                # One block for all: small ones among the freed items would keep these pages from the system.
+                # One block for all: small blocks among the freed items would keep their pages from the system.
                 values = joined.new_empty((len(self), *joined.shape[1:]))
                 values[: len(joined)] = joined
             values[start : start + len(targets)] = targets
         return values
 
     def set_target_form(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
-        """Set how targets are converted, and the highest valid class index."""
+        """Set the conversion of targets, and the highest valid class index."""
         self.convert, self.highest = convert, highest
 
     def _read_targets_attribute(self) -> Tensor | None:
@@ -260,7 +260,7 @@ class ItemSplit:
         return all_targets
 
     def _collate(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        """Inputs and raw targets of these samples; ids of repetitions are beyond the size."""
+        """Return inputs and raw targets of these samples; ids of repetitions are beyond the size."""
         return self.collate_items(self.items(ids), ids % len(self))
 
     def items(self, ids: Ids) -> list[Any]:
@@ -268,14 +268,14 @@ class ItemSplit:
         return [self._read_item(*divmod(number, len(self))) for number in ids.tolist()]
 
     def _read_item(self, repetition: int, index: int) -> Any:
-        # Other samples have the same random numbers in every run, so that `evaluate` sees what the run saw.
+        # Other samples have the same random numbers in every run, so that `evaluate` sees the same samples as the run.
         key = (self.seed, "item", self.epoch) if self.epoch >= 0 else (0, "item")
         stateless_random.seed_globally(stateless_random.derive_key(*key, index, repetition))
         with blame_user_code(DataError, f"{self.name}: sample {index} raised"):
             return self.dataset[index]
 
     def collate_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
-        """Inputs and raw targets of some items; raises DataError if they cannot be put into a batch."""
+        """Collate items to inputs and raw targets; raises DataError if they cannot be put into a batch."""
         batch = self._call_collate(items, ids)
         if self._lacks_target(items[0]):
             batch = (batch, None)
@@ -298,7 +298,7 @@ class ItemSplit:
         return inputs, targets
 
     def _call_collate(self, items: list[Any], ids: Ids) -> Any:
-        """Make a batch of the items, by the user's collate function or that of torch."""
+        """Make a batch from the items, with the user's collate function or torch's."""
         if self.collate is not default_collate:
             with blame_user_code(DataError, f"{self.name}: collate_fn raised"):
                 return self.collate(items)
@@ -313,11 +313,11 @@ class ItemSplit:
             return False
         if not isinstance(item, tuple | list) or len(item) < 2:
             return True
-        # As many values as the network takes are its inputs, unless the first value holds all of them.
+        # An item with as many values as the network has inputs has no target, unless its first value holds all inputs.
         return len(item) == self.inputs and not isinstance(item[0], tuple | list)
 
     def _collate_error(self, items: list[Any], ids: Ids, reason: str) -> DataError:
-        """Return the error for items that cannot be collated; it names the first one that is wrong or differs."""
+        """Return the error for items that cannot be collated; it names the first item that is wrong or differs."""
         parts = []
         for index, item in zip(ids.tolist(), items, strict=True):
             pair = (item, 0) if self._lacks_target(item) else item
@@ -355,9 +355,9 @@ Items = ArraySplit | ItemSplit
 def open_split(
     value: object, name: str, seed: int, inputs: int | None = None, collate: Collate = default_collate
 ) -> Items:
-    """Wrap what the user's function returned, one of `FORMS`, as a split; `inputs` as of `ItemSplit`.
+    """Wrap data of the user, in one of `FORMS`, as a split; `inputs` is as in `ItemSplit`.
 
-    With any `collate` but torch's, a TensorDataset is read item by item.
+    With a `collate` other than torch's, a TensorDataset is read item by item.
 
     Raises:
         DataError: if it has none of the forms, or is empty.
@@ -385,7 +385,7 @@ def open_split(
 
 
 def _unwrap(value: object) -> tuple[Any, Tensor | None]:
-    """Return the dataset inside of torch's Subsets, as `random_split` makes them, and the indices of its samples."""
+    """Return the dataset inside torch's Subsets, as `random_split` makes them, and the indices of its samples."""
     rows = None
     while isinstance(value, Subset):
         subset_rows = torch.as_tensor(value.indices, dtype=torch.int64)

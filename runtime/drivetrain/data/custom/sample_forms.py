@@ -1,4 +1,4 @@
-"""The forms of samples that a user may give, for messages, and how one is taken apart."""
+"""Possible forms of a user's samples, for messages, and their separation into inputs and target."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-# The forms of data, for messages.
+# Possible forms of data, for messages.
 FORMS = "a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last holds the targets"
-# The form of an item, for messages.
+# Form of an item, for messages.
 ITEM = "(inputs, target) or (input, input, target): tensors, arrays or numbers; inputs may be a tuple of them"
 OWN_LOOP = "a loop of your own with drivetrain.prepare takes batches of any form"
 
@@ -29,7 +29,7 @@ def describe(value: Any) -> str:
 
 
 def split_item(values: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
-    """The inputs and the target, which is last, of a sample or a batch; a pair may hold all inputs in its first value."""
+    """Split a sample or a batch into inputs and target, which is last; a pair may have all inputs in its first value."""
     *inputs, target = values
     if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
         inputs = [*inputs[0]]

@@ -1,7 +1,7 @@
 """Loads Python files of the user from one folder and from nowhere else.
 
-Files are read as source, never as bytecode, so the code that is hashed and verified is the code that runs. Each is read
-once: all processes of a run read the copy in its folder. Files can import others of their folder at any time.
+Files are read as source, never as bytecode, so the code that is hashed and verified is the code that runs. Each file is
+read once: all processes of a run read the copy in its folder. Files can import others of their folder at any time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from drivetrain.system.files import blame_storage, hash_file
 from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_error
 
 _opened_codes: dict[Path, Code] = {}
-"""The Code of each folder that this process has opened."""
+"""Code of each folder that this process has opened."""
 _imported_from: dict[str, Path] = {}
-"""The folder of the importing file for each module that was imported from the user's folder, by module name."""
+"""Folder of the importing file of each module that was imported from the user's folder, by module name."""
 
 
 class Code(MetaPathFinder):
-    """The Python files of one folder; also an import hook for them.
+    """Python files of one folder; also an import hook for them.
 
     Args:
-        folder: no file outside of it is loaded.
+        folder: the folder of the files; no file outside of it is loaded.
         expected: SHA-256 by name relative to the folder; None to accept any file.
-        copy: a folder with copies of the files, which are read instead; a missing copy is made at the first read.
+        copy: a folder with copies of the files, which are read instead; a missing copy is written at the first read.
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> None:
@@ -69,7 +69,7 @@ class Code(MetaPathFinder):
             return function(*positional, **all_arguments), all_arguments
 
     def function(self, file: str, name: str, offered: Mapping[str, object]) -> Callable[..., object]:
-        """Return a function of a file, with those of the offered keyword arguments that its signature names."""
+        """Return a function of a file, with the offered keyword arguments that its signature names."""
         with self._importable((self.folder / file).parent):
             function = getattr(self._load_module(file), name)
         return partial(function, **_select_arguments(function, {}, offered))
@@ -82,19 +82,19 @@ class Code(MetaPathFinder):
         return self
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every loaded file, by name relative to the folder."""
+        """Compute the SHA-256 of every loaded file, by name relative to the folder."""
         return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.sources.items())}
 
     def digests_of_copy(self) -> dict[str, str]:
-        """SHA-256 of every file in the folder with copies, by name; empty without one."""
+        """Compute the SHA-256 of every file in the folder with copies, by name; empty without such a folder."""
         paths = [path for path in self.copy.rglob("*") if path.is_file()] if self.copy else []
         return {path.relative_to(self.copy or path).as_posix(): hash_file(path) for path in sorted(paths)}
 
     def read_with_imports(self, file: str) -> None:
-        """Read a file, and those of its folder that it imports, without running any.
+        """Read a file, and the files of its folder that it imports, without running them.
 
         Raises:
-            CheckpointError: if a digest is not the expected one.
+            CheckpointError: if a digest differs from the expected digest.
             OSError: if the file cannot be read.
         """
         if self.expected is None:
@@ -103,10 +103,10 @@ class Code(MetaPathFinder):
             self.read(self.folder / file)
 
     def with_copies(self, value: Any) -> Any:
-        """Replace paths of small files or folders in arguments of a function by the paths of their copies.
+        """Replace paths of small files or folders in arguments of a function with the paths of their copies.
 
         Raises:
-            CheckpointError: if its digest is not the expected one.
+            CheckpointError: if a digest differs from the expected digest.
         """
         if isinstance(value, Mapping):
             return {key: self.with_copies(inner) for key, inner in value.items()}
@@ -115,10 +115,10 @@ class Code(MetaPathFinder):
         return self._find_copy(value) if isinstance(value, str) else value
 
     def keep_opened(self, paths: Sequence[str]) -> None:
-        """Keep small files of the folder that the code has opened, such as a configuration beside it.
+        """Keep small files of the folder that the code has opened, such as a configuration next to it.
 
         Raises:
-            CheckpointError: if one of them is no longer what the run was started with.
+            CheckpointError: if one of them has changed since the run was started.
         """
         for path in dict.fromkeys(Path(path).absolute() for path in paths):
             is_inside = path.resolve().is_relative_to(self.folder) and not path.is_relative_to(sys.prefix)
@@ -139,10 +139,10 @@ class Code(MetaPathFinder):
                 )
 
     def check_opened(self, paths: Sequence[str]) -> None:
-        """Check that files which the code of a model has opened elsewhere are those of the training.
+        """Check that files that the code of a model has opened elsewhere are the files used in training.
 
         Raises:
-            CheckpointError: if one has the name of a file of the training and another content.
+            CheckpointError: if one has the name of a training file and different content.
         """
         files = {name: digest for name, digest in (self.expected or {}).items() if not name.endswith(".py")}
         for path in dict.fromkeys(Path(path).absolute() for path in paths):
@@ -159,7 +159,7 @@ class Code(MetaPathFinder):
                 )
 
     def _find_copy(self, text: str) -> str:
-        """The path of the copy of a file or folder, which is made if needed; the text itself if it is no such path."""
+        """Return the path of the copy of a file or folder, written if needed; the text itself if it is no such path."""
         name = code_files.name_copy(text)
         candidates = [self.copy / name, self.folder / name] if self.copy else [self.folder / name]
         original = next(filter(os.path.exists, candidates), code_files.find_original(self.folder, name))
@@ -174,17 +174,17 @@ class Code(MetaPathFinder):
         """Read and record a file; verify it if digests are expected.
 
         Raises:
-            CheckpointError: if its digest is not the expected one.
+            CheckpointError: if its digest differs from the expected digest, or it is outside of the folder.
         """
         if not path.resolve().is_relative_to(self.folder):
             raise CheckpointError(f"{path} is outside {self.folder}", "code inside this folder", "copy it there")
         return self.read_as(path.relative_to(self.folder).as_posix(), path)
 
     def read_as(self, name: str, path: Path) -> bytes:
-        """The content of a file as it was when it was first read, in this process or in the one that made the copy.
+        """Return the content of a file at its first read, in this process or in the process that wrote the copy.
 
         Raises:
-            CheckpointError: if its digest is not the expected one.
+            CheckpointError: if its digest differs from the expected digest.
         """
         if name in self.sources:
             return self.sources[name]
@@ -233,12 +233,12 @@ class Code(MetaPathFinder):
         return None
 
     def _holds_code(self, folder: Path) -> bool:
-        """Return whether Python files are in a folder, or were there when the copies were made."""
+        """Return whether a folder has Python files, or had some when the copies were written."""
         copy = self.copy / folder.relative_to(self.folder) if self.copy else folder
         return any(candidate.is_dir() and any(candidate.glob("*.py")) for candidate in (folder, copy))
 
     def _has(self, file: Path) -> bool:
-        """Return whether a file is there, or was there when the copies were made."""
+        """Return whether a file exists, or existed when the copies were written."""
         name = file.relative_to(self.folder).as_posix()
         return name in self.sources or bool(self.copy and (self.copy / name).is_file()) or file.is_file()
 
@@ -267,14 +267,14 @@ class Code(MetaPathFinder):
 
     @contextlib.contextmanager
     def _importable(self, folder: Path) -> Iterator[None]:
-        """Import from this folder first, as in a script; modules of the same names from other folders are dropped."""
+        """Import from this folder first, as in a script; modules of the same name from other folders are dropped."""
         for name, imported_from in list(_imported_from.items()):
             path = folder / name.partition(".")[0]
             if imported_from != folder and (path.is_dir() or path.with_name(f"{path.name}.py").exists()):
                 sys.modules.pop(name, None)
                 del _imported_from[name]
         self._importing_folder = folder
-        # The hook stays, for imports inside of functions that are called later, such as forward().
+        # The hook stays, for imports inside functions that are called later, such as forward().
         sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
         try:
             yield
@@ -283,21 +283,21 @@ class Code(MetaPathFinder):
 
 
 class _UserFileLoader(SourceFileLoader):
-    """Loads a source file through its Code, never bytecode, which could come from another source."""
+    """Loader of a source file through its Code; it never loads bytecode, which could come from another source."""
 
     def __init__(self, name: str, path: str, code: Code) -> None:
         super().__init__(name, path)
         self.code, self.folder = code, code._importing_folder
 
     def path_stats(self, path: object) -> Any:
-        raise OSError  # tells Python's loader that there is no bytecode
+        raise OSError  # signals to Python's loader that there is no bytecode
 
     def get_data(self, path: Any) -> bytes:
         return self.code.read(Path(path))
 
 
 def _find_folder_of_importer(code: Code) -> Path | None:
-    """Find the folder in which the file that is importing now looks for modules; None if it is not of this code."""
+    """Find the folder where the currently importing file looks for modules; None if it is not from this code."""
     frame = inspect.currentframe()
     while frame and frame.f_globals.get("__name__", "").startswith((__name__, "importlib", "_frozen_importlib")):
         frame = frame.f_back
@@ -306,7 +306,7 @@ def _find_folder_of_importer(code: Code) -> Path | None:
 
 
 def open_code(folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> Code:
-    """Open the code of a folder; each process has one object for it, unless other digests or copies are requested."""
+    """Open the code of a folder, with one object per process unless other digests or copies are requested."""
     key = folder.resolve()
     code = _opened_codes.get(key)
     if code is None or (expected is not None and code.expected != expected) or (copy is not None and code.copy != copy):
@@ -326,7 +326,7 @@ def write_copy(folder: Path, name: str, content: bytes) -> None:
 
 
 def find_opened(folder: Path) -> Code:
-    """Find the code of a folder that `open_code` or `code_consent.load_code` has opened before.
+    """Find the code of a folder that `open_code` or `code_consent.load_code` has already opened.
 
     Raises:
         CheckpointError: if it has not been opened.

@@ -1,4 +1,4 @@
-"""Turns exceptions of user code into errors that show the user's lines instead of those of this package."""
+"""Turns exceptions of user code into errors that show the user's lines instead of lines of this package."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _INSTALLED = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"])
 def blame_user_code(
     refuse: Callable[[str, str, str], DrivetrainError], call: str, possible: str = "", action: str | None = None
 ) -> Iterator[None]:
-    """Turn an exception of user code into `refuse("CALL ERROR", possible, action)`, such as with `build() raised` as call.
+    """Turn an exception of user code into `refuse("CALL ERROR", possible, action)`; CALL is such as `build() raised`.
 
-    The error is followed by the user's lines and the layer; without an action, it says which of them to change.
+    The error is followed by the user's lines and the layer; without an action, it suggests one of them to change.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def blame_user_code(
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: width must be even`, followed by the user's lines that led to it."""
+    """Describe an error as `ValueError: width must be even`, followed by the user's lines that led to it."""
     lines = list_user_lines(error)
     if isinstance(error, SyntaxError) and error.filename:
         syntax_error = describe_syntax_error(find_short_name(error.filename) or error.filename, error)
@@ -55,7 +55,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def suggest_action(error: BaseException) -> str:
-    """Suggest what to do about an exception of user code, which may have no line of the user's."""
+    """Suggest an action for an exception of user code, which may have no line of the user's."""
     if (
         isinstance(error, ModuleNotFoundError)
         and error.name
@@ -70,7 +70,7 @@ def suggest_action(error: BaseException) -> str:
 
 
 def _suggest_install(package: str) -> str:
-    """Suggest how to get a package that is not installed; empty if it is."""
+    """Suggest how to install a missing package; empty for an installed one."""
     if find_spec(package):
         return ""
     if os.environ.get("DRIVETRAIN_IMAGE"):
@@ -82,15 +82,15 @@ def _suggest_install(package: str) -> str:
 
 
 def list_user_lines(error: BaseException) -> list[str]:
-    """`my_model.py:12: in build: return Net(width)` for each traceback frame in a user file, innermost last.
+    """List the traceback frames in user files, innermost last: `my_model.py:12: in build: return Net(width)`.
 
-    If there is none, those of the program that called the runtime: neither of this package nor of an installed one.
+    If there is none, list the frames of the program that called the runtime: outside this and installed packages.
     """
     return list_user_frames(traceback.extract_tb(error.__traceback__))
 
 
 def list_user_frames(frames: Sequence[traceback.FrameSummary]) -> list[str]:
-    """List the lines of these frames that are the user's, as `list_user_lines` writes them."""
+    """List the user's lines of these frames, in the form of `list_user_lines`."""
     user_frames = [(short, frame) for frame in frames if (short := find_short_name(frame.filename))]
     user_frames = user_frames or [
         (Path(frame.filename).name, frame)
@@ -105,7 +105,7 @@ def list_user_frames(frames: Sequence[traceback.FrameSummary]) -> list[str]:
 
 
 def _find_layer(error: BaseException) -> str:
-    """`layer body.2: Linear(in_features=5, out_features=8, bias=True)`, if it raised the error behind the user's lines.
+    """Find the layer that raised the error after the user's lines: `layer body.2: Linear(in_features=5, ...)`.
 
     Empty if the last frame with a layer belongs to the user.
     """

@@ -1,4 +1,4 @@
-"""The user's own loss, and how the loss of a batch follows from those of its parts."""
+"""The user's own loss, and the computation of the loss of a batch from the losses of its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job.custom import CustomJob, CustomLossSpec
 
 TOLERANCE = 2e-5
-"""Relative difference that the order of float32 sums explains; a loss that is combined wrongly differs by more."""
+"""Largest relative difference due to the order of float32 sums; a loss that is combined wrongly differs by more."""
 MIN_TRIAL_SAMPLES = 8
 """Smallest number of samples in a trial, so that its parts have several sizes."""
 MAX_TRIAL_NUMBERS = 2**22
@@ -35,26 +35,26 @@ WEIGHTED_MEANS: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
 )
 """Losses of torch whose mean divides by the weights of the labels that count; all others divide by the samples."""
 KEYWORDS = ("weight", "ignore_index", "label_smoothing", "reduction")
-"""Keywords of these losses; a loss with one of torch's older keywords is tried out instead."""
+"""Supported keywords of these losses; a loss with one of torch's older keywords is tried out instead."""
 SPLITTABLE = "to split batches, return one value for each sample, or give weight_of(targets): what the loss divides by"
 Refuse = Callable[[str, str, str], SpecError]
-"""Makes the error from what is wrong, what is possible, and what to do."""
+"""Function that makes the error from the problem, the possible values, and the action."""
 Count = Callable[[Any], Tensor]
-"""Computes the weight of N samples from their targets: one number for all, or one for each sample, shape (N,)."""
+"""Function that computes the weight of N samples from their targets: one number, or one per sample, shape (N,)."""
 ComputeLoss = Callable[[slice], Sequence[Tensor]]
-"""Computes the loss of some samples, its gradient, or other tensors that combine as the loss does."""
+"""Function that computes the loss of some samples, its gradient, or other tensors that combine as the loss does."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the loss of a batch is combined from those of its parts."""
+    """Rule that combines the loss of a batch from the losses of its parts."""
 
     count: Count | None = None
-    """Computes the weight of a part; None if it is the number of its samples."""
+    """Function that computes the weight of a part; None if the weight is the number of its samples."""
     summed: bool = False
     """Whether the loss is the sum of the losses of the parts, not their mean."""
     obstacle: str = ""
-    """Why the loss cannot be combined from parts; empty if it can."""
+    """Reason why the loss cannot be combined from parts; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class TorchMean:
 
     loss: Callable[..., Tensor]
     settings: dict[str, Any]
-    """Its keywords: `weight`, `ignore_index`, `label_smoothing`."""
+    """Keywords of the loss: `weight`, `ignore_index`, `label_smoothing`."""
 
     @classmethod
     def of(cls, function: Any) -> TorchMean | None:
-        """Recognize such a loss in a module or a function; None if it is none, or no mean."""
+        """Recognize such a loss in a module or a function; None for another loss, or without a mean."""
         implementation, settings = function, dict[str, Any]()
         if isinstance(function, partial) and not function.args:
             implementation, settings = function.func, dict(function.keywords)
@@ -80,14 +80,14 @@ class TorchMean:
         return cls(loss, settings)
 
     def terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the weighted terms, summed for each sample; shape (N,)."""
+        """Compute the weighted terms, summed for each sample; shape (N,)."""
         settings = dict(self.settings)
         if settings.get("weight") is not None:
             settings["weight"] = onto(outputs.device, settings["weight"])
         return self.loss(outputs, targets, **settings, reduction="none").reshape(len(targets), -1).sum(dim=1)
 
     def weights(self, targets: Tensor) -> Tensor:
-        """Return the weight of each sample, shape (N,). As in torch, class probabilities as targets have no weights."""
+        """Compute the weight of each sample, shape (N,). As in torch, targets of class probabilities have no weights."""
         labels = targets.reshape(len(targets), -1)
         if targets.is_floating_point():
             return torch.full((len(targets),), targets[:1, 0].numel(), dtype=torch.float64, device=targets.device)
@@ -100,7 +100,7 @@ class TorchMean:
 
 
 def sum_counts(count: Count, targets: Any) -> Tensor:
-    """Return the weight of some samples together, in float64."""
+    """Compute the total weight of some samples, in float64."""
     return torch.as_tensor(count(targets)).double().sum()
 
 
@@ -113,17 +113,17 @@ def try_division(
     targets_of: Callable[[slice], Any],
     tolerance: float = TOLERANCE,
 ) -> Division | None:
-    """Try how a loss is combined, on a batch of two samples or more and its parts; None if the batch has no loss.
+    """Find the rule that combines a loss by a trial on two or more samples; None if the batch has no loss.
 
-    `weight_of` gets what `targets_of` gives for some samples; without it, the number of samples is tried as weights, and
-    the sum. `tolerance` is the relative difference that rounding explains.
+    `weight_of` gets the result of `targets_of` for some samples; without it, the number of samples as weights and the
+    sum are tried. `tolerance` is the largest relative difference due to rounding.
 
     Raises:
-        SpecError: if `weight_of` raises, or is not what the loss divides by.
+        SpecError: if `weight_of` raises, or the loss does not divide by its result.
     """
-    # The whole batch, then parts that together are the batch.
+    # The whole batch, then the parts that make up the batch.
     slices = [slice(0, samples), *(slice(*ends) for ends in pairwise(sorted({0, 1, 1 + samples // 3, samples})))]
-    # Each possible division, with the weights that it gives to the slices.
+    # Each possible division, with its weights of the slices.
     candidates = [
         (Division(), [float(part.stop - part.start) for part in slices]),
         (Division(summed=True), [1.0] * len(slices)),
@@ -156,9 +156,9 @@ def try_division(
 def _fits(
     weights: Sequence[float], batch_values: list[Tensor], part_values: list[list[Tensor]], tolerance: float
 ) -> bool:
-    """Whether the losses of the parts, each times its weight, sum up to those of the batch, times the first weight."""
+    """Return whether the weighted losses of the parts add up to the weighted loss of the batch (first weight)."""
     batch_weight, *part_weights = weights
-    # A part of weight 0 is left out: it may have no loss (0 / 0).
+    # A part of weight 0 is skipped: it may have no loss (0 / 0).
     weighted_parts = [
         [weight * value for value in values] for weight, values in zip(part_weights, part_values, strict=True) if weight
     ]
@@ -169,7 +169,7 @@ def _fits(
 
 
 def _are_equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
-    """Return whether a value is the sum of the terms, up to rounding relative to the sizes of the terms."""
+    """Return whether a value is the sum of the terms, except for rounding relative to the sizes of the terms."""
     parts = torch.stack(list(terms))
     return bool((value - parts.sum(dim=0)).abs().max() <= tolerance * parts.abs().sum(dim=0).max())
 
@@ -181,7 +181,7 @@ def cannot_split_error(description: str, obstacle: str) -> OutOfMemory:
 
 
 def invent_outputs(outputs: Tensor, samples: int) -> Iterator[Tensor]:
-    """Yield two sets of outputs of `samples` samples, all different, in the range of the outputs of a network.
+    """Yield two sets of outputs for `samples` samples, all different, in the range of the outputs of a network.
 
     The first set has noise added; the second has none, for losses that take probabilities.
     """
@@ -193,14 +193,14 @@ def invent_outputs(outputs: Tensor, samples: int) -> Iterator[Tensor]:
     yield between * (0.5 + 0.5 * factor)
 
 
-# The possible results of a loss, for messages.
+# Possible results of a loss, for messages.
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
 
 
 class CustomTerms:
-    """Wraps a callable (outputs, targets) to return terms whose sum over a batch, divided by that of `weights`, is its loss.
+    """Wrapper of a callable (outputs, targets) that returns terms: their sum / the sum of `weights` is a batch's loss.
 
-    `weight_of` computes the weight of samples from their targets; without it, a trial finds out.
+    `weight_of` computes the weight of samples from their targets; without it, a trial finds the rule.
 
     Raises:
         SpecError: if the result cannot be a loss.
@@ -218,12 +218,12 @@ class CustomTerms:
             )
         self.torch_mean = None if weight_of else TorchMean.of(function)
         self.division = Division(self.torch_mean.weights if self.torch_mean else None)
-        """How the loss of a batch is combined from those of its parts; before the trial, the mean is assumed."""
+        """Rule that combines the loss of a batch from its parts; before the trial, the mean is assumed."""
         self.is_tried = self.torch_mean is not None
         self.target_shapes: Sequence[tuple[int, ...]] = ((),)
-        """Shapes in which the function may get the targets, first the one of the data, () if it is fixed; one after a trial."""
+        """Possible shapes of targets for the function, first the shape of the data; () if fixed; one after a trial."""
         self.target_shape: tuple[int, ...] = ()
-        """The shape in which the function gets the targets, such as (-1,); () for the shape that they have."""
+        """Shape of targets for the function, such as (-1,); () to keep their shape."""
         self.shape_note = ""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -235,18 +235,18 @@ class CustomTerms:
         value, count = self._compute(self.function, outputs, targets), self.division.count
         if count is not None:
             weight = sum_counts(count, targets)
-            # A part of weight 0 may have no loss (0 / 0): a zero with a gradient takes its place.
+            # A part of weight 0 may have no loss (0 / 0): a zero with a gradient replaces it.
             return value.mean() * weight.to(value) if weight > 0 else (outputs * 0).sum()
         return value if value.ndim or self.division.summed else value.expand(len(targets))
 
     def weights(self, targets: Tensor) -> Tensor:
-        """Return the weights of samples in the loss of their batch: one for each, shape (N,), or one for all."""
+        """Compute the weights of samples in the loss of their batch: one for each, shape (N,), or one for all."""
         if self.division.count is None:
             return torch.ones(len(targets), device=targets.device)
         return sum_counts(self.division.count, self._shape_targets(targets)).to(targets.device)
 
     def set_data_shape(self, raw_targets: Tensor) -> None:
-        """Let the function get single numbers in the shape that they have in the data, (N,) or (N, 1), if it takes it."""
+        """Prefer the shape that single numbers have in the data, (N,) or (N, 1), for the targets of the function."""
         shapes = ((-1,), (-1, 1))
         self.target_shapes = shapes if raw_targets.ndim == 1 else shapes[::-1]
         self.target_shape = self.target_shapes[0]
@@ -255,7 +255,7 @@ class CustomTerms:
         return targets.reshape(self.target_shape) if self.target_shape else targets
 
     def notes(self) -> list[str]:
-        """Notes on how batches are split and on the shape of the targets, if there is anything unusual."""
+        """Return notes on the splitting of batches and the shape of the targets, if anything is unusual."""
         notes = [self.shape_note] if self.shape_note else []
         if self.division.obstacle:
             notes.append(f"{self.division.obstacle}, so one process computes every batch as a whole; {SPLITTABLE}")
@@ -283,10 +283,10 @@ class CustomTerms:
         return value
 
     def check_call(self, outputs: Tensor, targets: Tensor) -> None:
-        """Call the loss as a check, and find the shape of the targets with which it keeps the samples apart.
+        """Check a call of the loss, and find the shape of the targets that keeps the samples separate.
 
         Raises:
-            SpecError: if it raises, its result cannot be a loss, or it combines every sample with every other.
+            SpecError: if the loss raises, its result cannot be a loss, or it combines every sample with every other.
         """
         rows, row_targets = next(tile_rows(outputs, self._shape_targets(targets)))
         call = f"{self.name}, called with outputs {_shape(rows)} and targets {_shape(row_targets)}, raised"
@@ -322,12 +322,12 @@ class CustomTerms:
         raise self.refuse(f"{self.name} {broadcasts[0]}", *SAME_SHAPE)
 
     def divide(self, outputs: Tensor, targets: Tensor) -> None:
-        """Find out, unless it is known, how the loss of a batch is combined from those of its parts.
+        """Find the rule that combines the loss of a batch from the losses of its parts, unless it is known.
 
-        `outputs` are an example, of one or more samples; the labels in `targets` should differ.
+        `outputs` are an example of one or more samples; the labels in `targets` should differ.
 
         Raises:
-            SpecError: if `weight_of` is not what the loss divides by.
+            SpecError: if the loss does not divide by the result of `weight_of`.
         """
         if len(self.target_shapes) > 1:
             self.check_call(outputs[:2].detach(), targets[:2])

@@ -1,6 +1,6 @@
 """Orders the samples of an epoch, groups them into batches, and fetches the batches.
 
-The order is a function of (seed, epoch), so it is never saved: a resumed run continues at its step with the same batches.
+The order is a function of (seed, epoch), so it is never saved: a resumed run continues with the same batches.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class WeightedOrder:
     """Samples drawn by weight, from (seed, epoch).
 
     Args:
-        weights: one for each sample, not negative.
-        count: samples of an epoch.
-        replacement: whether a sample can come more than once in an epoch.
+        weights: one weight per sample, not negative.
+        count: number of samples in an epoch.
+        replacement: whether a sample can occur more than once in an epoch.
     """
 
     def __init__(self, weights: Iterable[float], count: int, replacement: bool, seed: int) -> None:
@@ -62,19 +62,19 @@ class WeightedOrder:
 
 
 class SamplerOrder:
-    """The order of a sampler of the user, which is iterated anew for each epoch.
+    """Order of a user's sampler, which is iterated again for each epoch.
 
     Before each epoch the global generators and the generator of the sampler are seeded by (seed, epoch), and its
-    `set_epoch` is called. So a resumed run has the same order, unless the sampler keeps a state of its own.
+    `set_epoch` is called. So a resumed run has the same order, unless the sampler keeps its own state.
 
     Raises:
-        DataError: if the sampler has no length, or yields something else than ids.
+        DataError: if the sampler yields anything but ids.
     """
 
     def __init__(self, sampler: Any, size: int, seed: int, name: str) -> None:
         self.sampler, self.size, self.seed, self.name = sampler, size, seed, name
         self.latest: tuple[int, Ids] | None = None
-        """The epoch that was drawn last, and its ids."""
+        """Epoch that was drawn last, and its ids."""
         self.count = len(self._draw(0))
         self.is_repeatable = np.array_equal(self._draw(0), self._draw(0))
         """Whether drawing an epoch again gives the same order."""
@@ -117,12 +117,12 @@ READY_BATCHES = 2
 
 
 class Batches:
-    """The training batches of every epoch.
+    """Training batches of every epoch.
 
     Args:
-        batch_size: samples per batch; the last batch of an epoch may be smaller.
-        sample_order: the order of the samples; None to shuffle all of them, by (seed, epoch).
-        drop_last: whether to leave out a smaller last batch.
+        batch_size: number of samples per batch; the last batch of an epoch may be smaller.
+        sample_order: the order of the samples; None to shuffle all samples by (seed, epoch).
+        drop_last: whether to drop a smaller last batch.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class Batches:
         self.split, self.batch_size, self.seed, self.sample_order = split, batch_size, seed, sample_order
         self.drop_last = drop_last
         self.joins_single_sample = False
-        """Whether a last batch of one sample is joined to the one before, since the network needs two samples."""
+        """Whether a last batch of one sample is joined to the previous batch, since the network needs two samples."""
         self.workers = 0
         self.pin = False
         self.report: Callable[[str], None] = say
         self.select_local: Callable[[Ids], Ids] = lambda ids: ids
-        """Selects the ids of a batch that this rank fetches."""
+        """Function that selects the ids of a batch that this rank fetches."""
         self.shared_memory = SharedMemory()
 
     @property
@@ -148,7 +148,7 @@ class Batches:
 
     @property
     def ends_with_single_sample(self) -> bool:
-        """Whether the last batch of an epoch has one sample, unless it is joined to the one before."""
+        """Whether the last batch of an epoch has one sample before it is joined to the previous batch."""
         return self.samples > self.batch_size and self.samples % self.batch_size == 1
 
     @property
@@ -158,7 +158,7 @@ class Batches:
         return count - count % self.batch_size if self.drop_last else count
 
     def join_single_sample(self) -> None:
-        """Join a last batch of one sample to the one before: the network needs two samples."""
+        """Join a last batch of one sample to the previous batch: the network needs two samples."""
         self.joins_single_sample = True
         if self.ends_with_single_sample:
             self.report(
@@ -171,25 +171,25 @@ class Batches:
         return self._split_into_batches(self._order_samples(epoch), start)
 
     def _order_samples(self, epoch: int) -> Ids:
-        """Return the ids of the samples of an epoch, in order; without those of a dropped last batch."""
+        """Return the ids of the samples of an epoch, in order, without the samples of a dropped last batch."""
         if self.sample_order:
             return self.sample_order(epoch)[: self.samples]
         return stateless_random.shuffle_samples(self.seed, epoch, len(self.split))[: self.samples]
 
     def _split_into_batches(self, ids: Ids, start: int) -> list[Ids]:
-        """The ids of each batch from number `start` on; the last one has all remaining ids, also a joined single sample."""
+        """Split ids into batches from number `start` on; the last one has all remaining ids, also a joined single one."""
         starts = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
         return [ids[begin:end] for begin, end in pairwise([*starts, len(ids)])]
 
     def size(self, batch: int) -> int:
-        """Size of batch number `batch` of an epoch, over all ranks."""
+        """Return the size of batch number `batch` of an epoch, over all ranks."""
         return self.batch_size if batch < self.per_epoch - 1 else self.samples - batch * self.batch_size
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Return the batches of one epoch, starting at batch `start`."""
         ids = self._order_samples(epoch)
         if self.sample_order and isinstance(self.split, JointTargets) and isinstance(self.split, ChangesByEpoch):
-            # A repeated sample gets another id each time, and thus other random numbers for its augmentation.
+            # A repeated sample gets another id each time, so its augmentation gets other random numbers.
             ids = ids + len(self.split) * stateless_random.count_earlier_draws(ids)
         groups = [self.select_local(group) for group in self._split_into_batches(ids, start)]
         split = self.split.at_epoch(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
@@ -197,7 +197,7 @@ class Batches:
         return fetch(split, groups, workers=workers, pin=self.pin, report=self.report)
 
     def workers_for(self, split: Split, count: int) -> int:
-        """Number of workers that can prepare batches of up to `count` samples; limited by shared memory."""
+        """Return the number of workers that can prepare batches of up to `count` samples, limited by shared memory."""
         workers, reason = self.shared_memory.workers(split, count, self.workers)
         if reason:
             self.report(reason)
@@ -213,7 +213,7 @@ def fetch_in_order(
     report: Callable[[str], None] = say,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Yield all samples once, in order, or with `shard` (i, n) the i-th of n equal parts of them; for evaluation."""
+    """Yield all samples once, in order, for evaluation; `shard` (i, n) selects part i, from 0, of n equal parts."""
     index, count = shard
     ids = torch.arange(len(split) * index // count, len(split) * (index + 1) // count).numpy()
     groups = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
@@ -223,20 +223,20 @@ def fetch_in_order(
 def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, report: Callable[[str], None] = say
 ) -> Iterator[Batch]:
-    """Yield one batch for each group of ids; worker processes, a thread (for pinned memory) or this thread prepare it."""
+    """Yield one batch per group of ids, prepared by worker processes, a thread (for pinned memory) or this thread."""
     source = _BatchSource(split)
     if workers == 0 and not pin:
         return map(source.__getitem__, groups)
     if workers == 0 and source.joint_split is None:
         return prefetch(lambda ids: source[ids].pin_memory(), groups)
     if workers == 0:
-        # The dataset of a user may draw from the global generators, as a training step does: not in a parallel thread.
+        # A user's dataset may draw from the global generators, as a training step does, so it gets no parallel thread.
         return (source[ids].pin_memory() for ids in groups)
     return _receive(WorkerSettings(workers, pin, report).prepare(_WorkerDataset(source), groups))
 
 
 class _BatchSource(torch.utils.data.Dataset[Batch]):
-    """Maps a group of ids to a batch, so that torch's DataLoader can distribute the groups."""
+    """Mapping from groups of ids to batches, so that torch's DataLoader can distribute the groups."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -247,13 +247,13 @@ class _BatchSource(torch.utils.data.Dataset[Batch]):
             return Batch(ids % len(self.split), *self.joint_split.samples(ids))
         index = torch.from_numpy(ids)
         inputs, targets = self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()}
-        # Tokens are counted here, where the mask is still on the host.
+        # Tokens are counted here, while the mask is still on the host.
         masked = isinstance(self.split, Masked) and self.split.masked
         return Batch(ids, inputs, targets, count_tokens(inputs[-1]) if masked else None)
 
 
 class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
-    """Maps ids to batches in a worker process; returns a DrivetrainError, since torch turns a raised one into text."""
+    """Mapping in a worker process; it returns a DrivetrainError, since torch turns a raised one into text."""
 
     def __init__(self, source: _BatchSource) -> None:
         self.source = source
@@ -275,9 +275,9 @@ def _receive(items: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
 
 
 def prefetch(make: Callable[[Ids], Batch], groups: Sequence[Ids]) -> Iterator[Batch]:
-    """Yield `make(ids)` for each group of ids, made in a thread while the caller uses the batches before it.
+    """Yield `make(ids)` for each group of ids, made in a thread while the caller uses earlier batches.
 
-    An exception in the thread is raised when its batch is next.
+    An exception in the thread is raised when its batch is due.
     """
     waiting = deque[Future[Batch]]()
     pool = ThreadPoolExecutor(1, "batches ahead")

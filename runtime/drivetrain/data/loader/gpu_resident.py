@@ -1,4 +1,4 @@
-"""Keeps the raw samples of a split in GPU memory, where batches are gathered."""
+"""Keeps the raw samples of a split in GPU memory, and gathers batches there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from drivetrain.data.stateless_random import Ids
 
 
 class GpuResidentSplit:
-    """A split whose samples are all in device memory.
+    """Split with all samples in device memory.
 
     Args:
         split: the samples, all of the same shape.
-        chunk_bytes: approximate number of bytes that are gathered and copied at a time.
+        chunk_bytes: approximate number of bytes to gather and copy at a time.
     """
 
     def __init__(self, split: Split, device: torch.device, chunk_bytes: int, workers: int = 0) -> None:
@@ -29,11 +29,11 @@ class GpuResidentSplit:
         return len(self.split)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Raw inputs of these samples, on the device."""
+        """Return the raw inputs of these samples, on the device."""
         return self.samples(ids)[0]
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
-        """Raw inputs and targets of these samples, on the device."""
+        """Return the raw inputs and targets of these samples, on the device."""
         rows = onto(self.device, ids)
         inputs = tuple(x.index_select(0, rows) for x in self.inputs)
         return inputs, {name: y.index_select(0, rows) for name, y in self.device_targets.items()}
@@ -70,5 +70,5 @@ def _copy_to_device(split: Split, device: torch.device, chunk_bytes: int, worker
 
 
 def _allocate(like: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
-    """Return an empty tensor for `count` samples with the shape and dtype of those in `like`."""
+    """Allocate an empty tensor for `count` samples with the shape and dtype of the samples in `like`."""
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device)

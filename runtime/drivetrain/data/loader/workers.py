@@ -1,7 +1,7 @@
 """Runs worker processes that prepare batches ahead. A worker that dies or hangs costs time, but changes no batch.
 
 The samples of a batch and their random numbers depend on the batch alone, so replacement workers continue with the
-next batch that the training needs.
+next batch that training needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from drivetrain.system.units import format_bytes
 
 Item = TypeVar("Item")
 POLL_SECONDS = 5
-"""Seconds between checks whether the workers are alive."""
+"""Seconds between checks that the workers are alive."""
 HANG_SECONDS = 300.0
 """Seconds without a batch after which the workers count as hung."""
 MAX_STARTS = 3
@@ -43,19 +43,19 @@ MAX_STARTS = 3
 SHARED_MEMORY = Path("/dev/shm")
 FULL_EXIT_CODE = errno.ENOSPC
 """Exit code of a worker that found no space in shared memory."""
-# Ends a message about workers that are not replaced.
+# End of a message about workers that are not replaced.
 FALLBACK_NOTE = "from now on the main process prepares the batches"
 
 
 class SharedMemory:
-    """Limits the workers to what shared memory can hold for all `processes` (ranks); each batch size is measured once."""
+    """Limit of the workers by shared memory, for all `processes` (ranks); each batch size is measured once."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes
         self._workers_by_batch: dict[tuple[int, int], tuple[Split, int]] = {}
 
     def workers(self, split: Split, count: int, requested: int) -> tuple[int, str]:
-        """Return how many of the requested workers have room, and why they are fewer, or an empty text.
+        """Return the number of requested workers that have room, and the reason for fewer, or an empty text.
 
         The reason is given only when a batch size is measured for the first time.
         """
@@ -103,10 +103,10 @@ def _measure_sample(split: Split) -> int:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How batches are prepared ahead."""
+    """Settings for preparing batches ahead."""
 
     workers: int
-    """Number of processes."""
+    """Number of worker processes."""
     pin: bool = False
     """Whether batches are copied to pinned memory."""
     report: Callable[[str], None] = say
@@ -115,7 +115,7 @@ class WorkerSettings:
     def prepare(self, source: Dataset[Item], groups: Sequence[Ids]) -> Generator[Item]:
         """Yield `source[ids]` for each group of ids, in order; lost workers are replaced MAX_STARTS - 1 times.
 
-        After that this process prepares the remaining batches itself, unless the workers hung.
+        After that, this process prepares the remaining batches itself, unless the workers hung.
 
         Raises:
             PeerError: if the last of MAX_STARTS sets of workers hangs.
@@ -137,7 +137,7 @@ class WorkerSettings:
                 if start < MAX_STARTS:
                     consequence = "new workers continue from there"
                 else:
-                    # Samples that hang a worker would hang this process too, and nobody would kill it.
+                    # Samples that hang a worker would also hang this process, and nothing would kill it.
                     consequence = "no new workers are started" if hung else FALLBACK_NOTE
                 self.report(f"{error} before batch {delivered + 1}; {consequence}")
             finally:
@@ -152,24 +152,24 @@ class WorkerSettings:
 
 
 class _WorkerLost(Exception):
-    """A worker has died."""
+    """Error for a worker that has died."""
 
 
 class _WorkerHung(_WorkerLost):
-    """No batch arrived within HANG_SECONDS seconds."""
+    """Error for no batch within HANG_SECONDS seconds."""
 
 
 class _SharedMemoryFull(_WorkerLost):
-    """Shared memory has no space for a batch."""
+    """Error for a batch that does not fit into shared memory."""
 
 
 class _Loader(DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
-        """Say nothing: torch would warn at every start, by the CPUs of the moment (training/cpu_sharing.py changes them)."""
+        """Skip torch's warning at every start, which counts the current CPUs (training/cpu_sharing.py changes them)."""
 
 
 class _WorkerPool:
-    """The workers that are started together, through one torch DataLoader."""
+    """Workers that are started together, through one torch DataLoader."""
 
     def __init__(self, settings: WorkerSettings, source: Dataset[Any], groups: Sequence[Ids]) -> None:
         self.hang_seconds, other_processes = settings.hang_seconds, set(multiprocessing.active_children())
@@ -184,7 +184,7 @@ class _WorkerPool:
             worker_init_fn=functools.partial(_initialize_worker, os.getpid()),
         )
         handler = signal.getsignal(signal.SIGCHLD)
-        # The forked workers begin without the garbage collector.
+        # The forked workers start with the garbage collector off.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -196,7 +196,7 @@ class _WorkerPool:
         signal.signal(signal.SIGCHLD, handler)
         self.processes = set(multiprocessing.active_children()) - other_processes
         self.waiting_since: float | None = None
-        """When the current wait for a batch began, by time.monotonic(); None while the trainer does not wait."""
+        """Start of the current wait for a batch, by time.monotonic(); None while the trainer does not wait."""
         self.hung, self.ended = False, threading.Event()
         threading.Thread(target=self._watch_for_hang, name="loader guard", daemon=True).start()
 
@@ -215,7 +215,7 @@ class _WorkerPool:
             yield item
 
     def _watch_for_hang(self) -> None:
-        """Kill workers that hang: if one stops while it sends a batch, the trainer is in a read that has no timeout."""
+        """Kill workers that hang: if one stops while sending a batch, the trainer is in a read without a timeout."""
         while not self.ended.wait(POLL_SECONDS / 2):
             waiting_since = self.waiting_since
             if waiting_since is not None and time.monotonic() - waiting_since > self.hang_seconds + POLL_SECONDS:
@@ -224,10 +224,10 @@ class _WorkerPool:
                 return
 
     def _raise_failure(self, error: Exception, waited: float) -> None:
-        """Raise the reason why the workers gave no batch; return if the trainer should go on waiting."""
+        """Raise the reason why the workers delivered no batch; return if the trainer should continue to wait."""
         if self.hung:
             raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
-        if not isinstance(error, RuntimeError):  # a pipe closes a moment before its process has ended
+        if not isinstance(error, RuntimeError):  # a pipe closes a moment before its process ends
             for process in self.processes:
                 process.join(0.5)
         dead = [process for process in self.processes if process.exitcode is not None]
@@ -241,7 +241,7 @@ class _WorkerPool:
             raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
 
     def end(self) -> None:
-        """Kill all workers, also those that are stopped, and wait until they have ended."""
+        """Kill all workers, including stopped ones, and wait until they have ended."""
         self.ended.set()
         self._kill()
         for process in self.processes:
@@ -253,7 +253,7 @@ class _WorkerPool:
 
 
 def _initialize_worker(parent: int, number: int) -> None:
-    # It must not collect objects of the parent: collecting the loader of an abandoned epoch would end that epoch's workers.
+    # A worker must not collect objects of the parent: collecting an abandoned epoch's loader would end its workers.
     gc.freeze()
     gc.enable()
     handle_as_worker()
