@@ -248,8 +248,8 @@ class JointTargets(Protocol):
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
         """Return the raw inputs and targets of these samples; may run in a worker process.
 
-        If a sampler draws a sample several times in an epoch, the id of its n-th repetition is id + n * size, so that each
-        repetition is augmented with other random numbers.
+        If a sampler draws a sample several times in an epoch, the id of its n-th repetition is id + n * size, so that
+        each repetition is augmented with other random numbers.
         """
         ...
 

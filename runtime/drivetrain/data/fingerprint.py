@@ -58,5 +58,5 @@ def _fingerprint_file(path: str) -> str:
     file_stamp = stamp(path)
     try:
         return f"{file_stamp} {hash_file(Path(path))}" if file_stamp else GONE
-    except OSError:  # an unreadable file is reported where the data is loaded
+    except OSError:  # an unreadable file is reported when the data is loaded
         return GONE

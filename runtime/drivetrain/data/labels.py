@@ -143,7 +143,7 @@ def find_separator(cells: Iterable[str], column: str, path: Path, declared: str)
 
 
 def split_labels(cell: str, mark: str) -> tuple[str, ...]:
-    """Split a cell into distinct labels, without blanks around them; `["cat", "dog"]` and `['cat', 'dog']` are lists."""
+    """Split a cell into distinct labels without blanks around them; `["cat", "dog"]` and `['cat', 'dog']` are lists."""
     if (inner := _LIST.fullmatch(cell)) is not None:
         parts = ["".join(groups) for groups in _ITEM.findall(inner[1])]
     else:

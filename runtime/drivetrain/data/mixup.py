@@ -1,6 +1,6 @@
 """Augments a whole batch with mixup or cutmix, before it is split into micro-batches.
 
-All random numbers depend on (seed, step) only. If a job has both methods, each step picks one of them with equal
+All random numbers depend on (seed, step) only. If a job has both methods, each step picks one method with equal
 probability; the probability that the job gives for that method then decides whether the step is mixed.
 """
 

@@ -134,8 +134,8 @@ def split_fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int
 def split_fraction(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:
     """Hold out a fraction; return the indices for training and for validation, both ascending.
 
-    The fraction is taken from every class. A class of two or more samples has at least one on each side, a class of one
-    sample stays in training. The result depends on the labels, the fraction and the seed only.
+    The fraction is taken from every class. A class of two or more samples has at least one sample on each side, a class
+    of one sample stays in training. The result depends on the labels, the fraction and the seed only.
     """
     # Samples are sorted by class, in random order within a class; the first samples of each class are for validation.
     shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))

@@ -21,7 +21,7 @@ CODE_WIDTHS, SMALL_CODE_WIDTHS, SPIKE_WIDTHS = 2.0, 5.0, 100.0
 """Smallest distance of a code from all other values, as a multiple of their range: for values written like a code; for
 values of two or three digits above numbers that are not negative, which may be large counts; for any other value.
 
-Of 300 columns of 1,000 Cauchy numbers one has such a value; of log-normal numbers (deviation 1 or 2), counts and money none.
+Of 300 columns of 1,000 Cauchy numbers one has such a value; columns of log-normal numbers, counts and money have none.
 """
 MIN_DIFFERENT = 10
 """Smallest number of distinct values for which values not written like codes can be codes, too."""
@@ -126,7 +126,7 @@ class Scale:
             values: numbers in file order; missing values are NaN.
             name_row: function that names the row of a value.
             cure: advice on making the values missing; empty if `data.missing` does it.
-            is_new: whether the values are not from the file that was trained on.
+            is_new: whether the values come from another file than the training file.
             effect: consequence for the values; empty if they are scaled.
             bad_samples: share of samples without a value that must then be allowed; 0 if it already is.
         """

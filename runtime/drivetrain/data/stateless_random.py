@@ -47,7 +47,7 @@ def shuffle_samples(seed: int, epoch: int, size: int) -> Ids:
 
 def count_earlier_draws(ids: Ids) -> Ids:
     """Count the earlier draws of each id in this order, shape (N,): 0 for the first draw of a sample, then 1, 2..."""
-    by_id = np.argsort(ids, kind="stable")  # equal ids form runs, in the order in which they were drawn
+    by_id = np.argsort(ids, kind="stable")  # equal ids form runs, in drawing order
     run_starts = np.flatnonzero(np.diff(ids[by_id], prepend=-1))
     run_lengths = np.diff(run_starts, append=len(ids))
     counts = np.empty_like(ids)

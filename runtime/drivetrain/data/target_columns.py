@@ -46,7 +46,7 @@ class Strata:
     """Class of each sample, used to stratify a split."""
 
     numbers: Ids
-    """Class numbers from 0, in the order in which the classes first occur, shape (N,); all 0 without classes."""
+    """Class numbers from 0, in the order of first occurrence, shape (N,); all 0 without classes."""
     classes: Sequence[str]
     """Classes in the order of their numbers; empty without classes."""
 
@@ -130,7 +130,7 @@ def note_codes(
         head: the output with the scale of the numbers.
         name_row: function that names a row of `target`.
         cure: advice on making a number missing; empty if `data.missing` does it.
-        is_new: whether these are not the rows that were trained on.
+        is_new: whether these are not the training rows.
         budget: largest share of rows that may have no target.
     """
     lines = []

@@ -115,7 +115,7 @@ def find_broadcast(call: Callable[[Tensor, Tensor], object], outputs: Tensor, ta
     """Describe a broadcast between samples in a function of (outputs, targets), with the user's line; else empty.
 
     Raises:
-        Exception: whatever the function raises for the first number of rows.
+        Exception: any exception of the function for the first number of rows.
     """
     # A constant of the function may have as many elements as there are rows, but not twice.
     descriptions = []

@@ -22,8 +22,8 @@ from drivetrain.errors import DataError
 
 
 class StreamSplit(ItemSplit):
-    """Samples of an iterable, which each epoch iterates again. A resumed epoch continues from the state of the iterable,
-    or reads again the batches that were already trained.
+    """Samples of an iterable, which each epoch iterates again. A resumed epoch continues from the iterable's state, or
+    reads again the batches that were already trained.
 
     Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
     (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.

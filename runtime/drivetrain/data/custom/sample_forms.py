@@ -29,7 +29,7 @@ def describe(value: Any) -> str:
 
 
 def split_item(values: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
-    """Split a sample or a batch into inputs and target, which is last; a pair may have all inputs in its first value."""
+    """Split a sample or a batch into inputs and target (last value); a pair may have all inputs in its first value."""
     *inputs, target = values
     if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
         inputs = [*inputs[0]]

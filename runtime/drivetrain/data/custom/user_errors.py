@@ -30,7 +30,7 @@ def blame_user_code(
 ) -> Iterator[None]:
     """Turn an exception of user code into `refuse("CALL ERROR", possible, action)`; CALL is such as `build() raised`.
 
-    The error is followed by the user's lines and the layer; without an action, it suggests one of them to change.
+    The error is followed by the user's lines and the layer; without an action, it suggests changing these.
     """
     try:
         yield

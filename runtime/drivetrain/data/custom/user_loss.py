@@ -87,7 +87,7 @@ class TorchMean:
         return self.loss(outputs, targets, **settings, reduction="none").reshape(len(targets), -1).sum(dim=1)
 
     def weights(self, targets: Tensor) -> Tensor:
-        """Compute the weight of each sample, shape (N,). As in torch, targets of class probabilities have no weights."""
+        """Compute the weight of each sample, shape (N,); as in torch, class probabilities have no weights."""
         labels = targets.reshape(len(targets), -1)
         if targets.is_floating_point():
             return torch.full((len(targets),), targets[:1, 0].numel(), dtype=torch.float64, device=targets.device)

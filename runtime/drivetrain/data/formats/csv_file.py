@@ -169,7 +169,7 @@ class CsvReader:
             )
 
     def _check_last(self, column: Any) -> None:
-        """Check the last row: an unclosed quote turns the rest of the file into one cell, and the parser accepts that."""
+        """Check the last row: the parser accepts an unclosed quote, which turns the rest of the file into one cell."""
         cell = column[-1].as_py() if len(column) else None
         if not isinstance(cell, str) or "\n" not in cell:
             return

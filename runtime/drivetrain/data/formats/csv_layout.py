@@ -19,7 +19,7 @@ from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import clean_text
 
 SAMPLE_BYTES = 1 << 18
-"""Bytes at the start of a file from which separator and header are found; more if the first two rows are longer."""
+"""Bytes at the start of a file that are read to find separator and header; more if the first two rows are longer."""
 MAX_CELL_CHARACTERS = 1 << 26
 """Characters of the longest cell, and bytes of the longest sample."""
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
@@ -188,7 +188,7 @@ def _parse_rows(text: str, sign: str, complete: bool) -> tuple[Rows, list[int]] 
 
 
 def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -> str:
-    """Find the separator with which most rows have as many cells as the header; the usual one for a single column."""
+    """Find the separator that gives most rows as many cells as the header; the usual one for a single column."""
     usual_delimiter = find_usual_delimiter(path)
     candidates = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
     if len(candidates) < 2:
@@ -283,7 +283,7 @@ def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
 
 
 def check_names(names: Sequence[str], path: Path, key: str) -> None:
-    """Check that each column has a name of its own.
+    """Check that each column has a unique name.
 
     Raises:
         DataError: if one has none, or two have the same; names `key`.

@@ -40,7 +40,7 @@ class JsonlReader:
         self.path, self.key = path, key
 
     def names(self) -> list[str]:
-        """Return all keys, in the order in which they first occur.
+        """Return all keys, in the order of their first occurrence.
 
         Raises:
             DataError: if a line is not an object, or a key changes its type.

@@ -1,4 +1,4 @@
-"""Reads arrays of an untrusted .npz file; nothing is written to disk, nothing is unpickled. Finds the order of their axes."""
+"""Reads arrays of an untrusted .npz file without unpickling or writing to disk. Finds the order of their axes."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def read(
         files: the declared settings, and the dialect that decides if the file does not show it.
 
     Returns:
-        The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or currency of
-        each column that has one.
+        The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or
+        currency of each column that has one.
 
     Raises:
         DataError: if the decimal sign is not clear.

@@ -33,7 +33,7 @@ def unify_signs(cells: Any) -> Any:
         (_MINUS_SIGNS, "-"),
         (r"^\x{2013}\s?([%€$£.,]*\d)", r"-\1"),  # an en dash
         (r"^\(\s*([%€$£]?)\s*([.,]?\d[^()+-]*)\)$", r"-\1\2"),  # accounting brackets: (12)
-        (r"^(\d[\d.,' ]*)-$", r"-\1"),  # the sign behind the number: 12-
+        (r"^(\d[\d.,' ]*)-$", r"-\1"),  # the sign after the number: 12-
         (r"^([-+])\s+([%€$£.,]*\d)", r"\1\2"),  # a space after the sign: - 12
     ):
         cells = compute.replace_substring_regex(cells, pattern, replacement)

@@ -1,7 +1,7 @@
 """Reads Parquet files: typed columns, in batches of rows that fit into memory.
 
-A column may write a text of megabytes once and refer to it from a million rows (a dictionary). Such a column is read as it is
-written, and its texts are counted before each row gets its own.
+A column may store a text of megabytes once and refer to it from a million rows (a dictionary). Such a column is read
+as a dictionary, and the size of its texts is checked before each row gets its own copy.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator
         values, unpacked = int(part.num_values), int(part.total_uncompressed_size)
         fixed = column.length if part.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
         width = int(_WIDTHS.get(part.physical_type, fixed))
-        # In this encoding a text refers to the one before it.
+        # In this encoding a text refers to the previous text.
         average = unpacked if "DELTA_BYTE_ARRAY" in part.encodings else unpacked // max(1, values) + 4
         # A row may have all values of a list, and a page is unpacked whole.
         is_packed = unpacked > MAX_PACKING * part.total_compressed_size

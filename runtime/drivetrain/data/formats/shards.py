@@ -1,8 +1,8 @@
 """Tables in several files, as the datasets library writes them: `train-00000-of-00002.parquet` and its siblings.
 
-The hub's own Parquet files of a dataset are called 0000.parquet, 0001.parquet and so on, in a folder for each split. Elsewhere
-such names say nothing: one of the files can be for validation. Numbers of classes get the names that the table itself stores,
-or that the README.md of a dataset in the hub's cache declares.
+The hub's own Parquet files of a dataset are called 0000.parquet, 0001.parquet and so on, in a folder for each split.
+Elsewhere such names mean nothing: one of the files can be for validation. Class numbers get the names that the table
+itself stores, or that the README.md of a dataset in the hub's cache declares.
 """
 
 from __future__ import annotations

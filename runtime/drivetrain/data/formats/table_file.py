@@ -1,4 +1,4 @@
-"""Reads a CSV, TSV, JSONL or Parquet file as a table, or reports exactly what is wrong with it.
+"""Reads a CSV, TSV, JSONL or Parquet file as a table, or reports the exact problem.
 
 The first row below the header is row 1. In a CSV an empty cell has no value; in numeric columns neither have NA, N/A,
 NaN, NULL and the like. A row with too many or too few cells is an error for the whole file, not a bad sample: mostly a

@@ -22,7 +22,7 @@ _POSSIBLE_ENCODINGS = (
     *("windows-1252", "windows-1251", "windows-1250", "windows-1254", "iso-8859-15", "cp850", "mac-roman", "shift-jis"),
     "gb18030",
 )
-"""Encodings in which a line is shown if the right one is not clear."""
+"""Encodings used to show a line if the right encoding is not clear."""
 _CURRENCY = "\u00a4"
 _IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
 """Signs of Windows-1252 that can stand between two letters."""

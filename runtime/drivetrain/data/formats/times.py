@@ -66,7 +66,7 @@ _FIRST_COUNT, _LAST_COUNT = 157_766_400, 4_102_444_800  # 1975 and 2100, in seco
 _FIRST_DAY, _LAST_DAY = 18_264, 73_051  # 1950 and 2100, in days of spreadsheets
 _EXCEL_EPOCH = 25_569  # 1970-01-01
 _MOST_DAYS = 100_000  # before and after 1970
-_CLOCK_DAYS = 25_567  # from 1900-01-01, the day that strptime puts a time without a date on, to 1970-01-01
+_CLOCK_DAYS = 25_567  # from 1900-01-01, strptime's day for a time without a date, to 1970-01-01
 _DAY_MICROSECONDS = 86_400_000_000
 
 

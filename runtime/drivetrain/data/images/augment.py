@@ -10,11 +10,11 @@ The strength of all is `magnitude`, at most 30; the direction is random if there
 by 150/331 of the side, rotate by 30 degrees, all around the center; brightness, color, contrast and sharpness by a
 factor of 0.1 or 1.9; posterize to 4 bits; solarize from 0 up. Gray images skip `color`: 13 operations.
 
-Pixels are from 0 to 1. Color operations follow Pillow's ImageEnhance and ImageOps: `factor` has shape (N, 1, 1, 1), and 1
-changes nothing. Sums over an image use integers, so that they do not depend on how a batch is summed. Warps and random
-resized crops are one bilinear sampling each: a matrix (N, 2, 3) maps a point of the output to its point in the source, both as
-(x, y) from -1 to 1 with the center at 0. Grids are computed elementwise, not by a matrix product, whose last bit depends on
-the batch size.
+Pixels are from 0 to 1. Color operations follow Pillow's ImageEnhance and ImageOps: `factor` has shape (N, 1, 1, 1), and
+1 changes nothing. Sums over an image use integers, so that they do not depend on the order of summation. Warps and
+random resized crops are one bilinear sampling each: a matrix (N, 2, 3) maps a point of the output to its point in the
+source, both as (x, y) from -1 to 1 with the center at 0. Grids are computed elementwise: the last bit of a matrix
+product would depend on the batch size.
 """
 
 from __future__ import annotations

@@ -263,8 +263,8 @@ def _note_contradictions(train: ImageSource) -> list[str]:
 def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mapping[str, Head]) -> NewSamples:
     """Read new images, preprocessed exactly as validation images; raises as `load_data.load_new` does.
 
-    `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With labels: one
-    folder of class folders, a manifest with a label column, or an .npz.
+    `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With labels:
+    one folder of class folders, a manifest with a label column, or an .npz.
     """
     preparer, path_column, part = from_preprocessing(preprocessing), preprocessing["path_column"], None
     first, key = sources[0], sources[0].key

@@ -215,7 +215,7 @@ ImageTargets = ClassTargets | LabelSets | NumberTargets
 
 
 def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
-    """Take the targets of some rows, all of which are usable."""
+    """Take the targets of some rows; all of them must be usable."""
     return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
 
 

@@ -96,7 +96,7 @@ class ImagePreprocessing:
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values from which `from_preprocessing` rebuilds the object."""
+        """Return the object as plain JSON values for `from_preprocessing`."""
         values: dict[str, object] = {
             "kind": "images",
             "image_size": self.image_size,

@@ -57,7 +57,7 @@ class Resize:
         return f"upright, transparency over {self.ground}, {square}, {smooth}"
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values from which `of` rebuilds the object."""
+        """Return the rule as plain JSON values for `of`."""
         values: dict[str, object] = {
             "fit": self.fit,
             "interpolation": self.interpolation,

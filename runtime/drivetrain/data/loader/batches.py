@@ -177,7 +177,7 @@ class Batches:
         return stateless_random.shuffle_samples(self.seed, epoch, len(self.split))[: self.samples]
 
     def _split_into_batches(self, ids: Ids, start: int) -> list[Ids]:
-        """Split ids into batches from number `start` on; the last one has all remaining ids, also a joined single one."""
+        """Split ids into batches from number `start` on; the last has all remaining ids, also a joined single one."""
         starts = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
         return [ids[begin:end] for begin, end in pairwise([*starts, len(ids)])]
 

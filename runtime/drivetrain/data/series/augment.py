@@ -148,5 +148,5 @@ def draw_masked_rows(drawn: Floats, length: int, spec: TimeMask) -> npt.NDArray[
 
 
 def _warp_drawn_windows(drawn: Floats, probability: float, times: Floats) -> Floats:
-    """Return the warped times for windows whose number is below the probability; the others are read row by row."""
+    """Return the warped times for windows whose number is below the probability; other windows stay unchanged."""
     return np.where((drawn < probability)[:, None], times, np.arange(times.shape[1], dtype=np.float64))

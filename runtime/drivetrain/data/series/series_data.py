@@ -257,7 +257,7 @@ def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
 
 
 def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
-    """Read and check the arrays of a file; `axes` is time-channels, channels-time, or auto, and `groups` names an array.
+    """Read and check the arrays of a file; `axes` is time-channels, channels-time or auto, `groups` names an array.
 
     Raises:
         DataError: if the file does not hold these arrays, or no window can be used.

@@ -44,7 +44,7 @@ class WindowLayout:
     date_format: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values from which `layout_from_json` rebuilds the object."""
+        """Return the layout as plain JSON values for `layout_from_json`."""
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
 

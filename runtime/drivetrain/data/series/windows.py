@@ -309,7 +309,7 @@ def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: Wi
 def _cut_usable(
     timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask, name: str = ""
 ) -> WindowSplit:
-    """Cut windows from the included rows, except those without a label in their last row."""
+    """Cut windows from the included rows, except windows without a label in their last row."""
     _check_length(timeline, breaks, is_included, name)
     source, length = timeline.source, timeline.layout.window
     starts = find_window_starts(breaks, length, timeline.layout.stride, to_end=not source.labelled)

@@ -260,7 +260,7 @@ def _find_path_column(sample: TableSample) -> ColumnProfile | None:
 
 
 def _cell_texts(sample: TableSample, name: str) -> list[str]:
-    """Return the cells of a column as text, empty ones as empty text."""
+    """Return the cells of a column as text; empty text for empty cells."""
     return [text or "" for text in column_values.texts(sample.table[name]).to_pylist()]
 
 

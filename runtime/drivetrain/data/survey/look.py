@@ -113,7 +113,7 @@ def _draft_splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) 
 
 
 def _choose_table(folder: Path, tables: Sequence[Path]) -> Path:
-    """Choose the table of a folder: the only one, or the one named for training."""
+    """Choose the table of a folder: the only table, or the table named for training."""
     train = [path for path in tables if path.stem.casefold() in ("train", "training")]
     if len(tables) > 1 and len(train) != 1:
         raise DataError(

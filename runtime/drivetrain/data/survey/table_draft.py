@@ -20,8 +20,8 @@ from drivetrain.job.text import TextJob
 
 CLASSIFICATION, REGRESSION, TEXTS = "tabular-classification", "tabular-regression", "text-classification"
 TRAINING_STEPS = 1200
-"""Number of steps of a training. With more, small tables were learned by heart: on four sets 15 to 25 epochs were as
-good as 50 or better (accuracy 0.850 and 0.854 with 15, 0.800 and 0.838 with 50 epochs, 960 rows, two seeds).
+"""Number of steps of a training. With more, small tables were memorized: on four sets 15 to 25 epochs were as good as
+50 or better (accuracy 0.850 and 0.854 with 15, 0.800 and 0.838 with 50 epochs, 960 rows, two seeds).
 """
 LARGEST_BATCH = 256
 MOST_ENSEMBLE_ROWS = 50_000

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_EXACT_INTEGER = 2**53
-"""Largest integer up to which float64 holds every integer exactly."""
+"""Largest integer below which float64 holds every integer exactly."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Category:
     name: str
     values: tuple[str, ...]
     missing: bool
-    """Whether empty cells have an index of their own."""
+    """Whether empty cells have a separate index."""
 
     @property
     def size(self) -> int:
@@ -93,7 +93,7 @@ class Features:
 
     @property
     def file_columns(self) -> list[str]:
-        """Names of the columns of a file from which the features are made."""
+        """Names of the file columns that the features are made from."""
         return self.dates.list_source_columns(self.names)
 
     @property
@@ -126,7 +126,7 @@ class Features:
         return Roles([number.name for number in self.numbers], [category.name for category in self.categories])
 
     def to_tensors(self, table: pyarrow.Table) -> Inputs:
-        """Convert a table to numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
+        """Convert a table to numbers (N, width) float32 and categories (N, columns) int32, each only if any exist."""
         number_columns = (
             row for number in self.numbers for row in number.convert(column_values.numbers(table[number.name])[0])
         )
@@ -174,7 +174,7 @@ class Features:
         return lines
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values from which `from_json` rebuilds the features."""
+        """Return the features as plain JSON values for `from_json`."""
         return {
             "numeric": [number.to_json() for number in self.numbers],
             "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
@@ -231,7 +231,7 @@ def fit_features(
 
 
 def _note_rounded(name: str, column: pyarrow.ChunkedArray, values: column_values.Numbers) -> list[str]:
-    """Return a note on whole numbers, such as identifiers, that a float64 cannot tell apart."""
+    """Return a note on whole numbers, such as identifiers, that float64 cannot distinguish."""
     import pyarrow
 
     if (

@@ -79,8 +79,8 @@ def _limit_lines(lines: list[str], reason: str) -> list[str]:
 def _find_row_numbers(column: pyarrow.ChunkedArray, name: str) -> tuple[float, float] | None:
     """Find the smallest and the largest number of a column that numbers the rows; None for other columns.
 
-    Such a column has distinct whole numbers with few gaps, perhaps in equal steps (10, 20, 30), in any order: the table may
-    be a part of a larger one.
+    Such a column has distinct whole numbers with few gaps, perhaps in equal steps (10, 20, 30), in any order: the table
+    may be a part of a larger one.
     """
     if column_values.kind(column) not in ("number", "text"):
         return None
@@ -96,7 +96,7 @@ def _find_row_numbers(column: pyarrow.ChunkedArray, name: str) -> tuple[float, f
 
 
 def _group_rows(table: pyarrow.Table, name: str, rows: Ids, is_category: bool) -> Groups:
-    """Group the rows by equal category, by equal number or, if most numbers are distinct, by similar ones."""
+    """Group the rows by equal category, by equal number or, if most numbers are distinct, by similar numbers."""
     column = table[name].take(rows)
     if is_category:
         encoded = column_values.texts(column).combine_chunks().dictionary_encode(null_encoding="encode")

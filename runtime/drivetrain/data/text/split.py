@@ -101,7 +101,7 @@ class TextSplit(TextPart):
 
 
 def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
-    """Build the split of a part whose texts are `encoded`, truncated to the largest length."""
+    """Build the split of a part from its `encoded` texts, truncated to the largest length."""
     tokens, *types = encoding.list_sequences(encoded)
     return TextSplit(part.source, part.rows, part.classes, tokens, encoding.tokenizer.pad, *types)
 
