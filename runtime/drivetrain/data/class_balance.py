@@ -1,4 +1,4 @@
-"""Counts the classes of the training samples, and checks the weights that a job gives to classes."""
+"""Counts the classes of the training samples, and checks the class weights of a job."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
     """Check that every class with a weight occurs in the data.
 
     Returns:
-        A note for each head with such weights: the weight of each class.
+        A note on the class weights of each head that has some.
 
     Raises:
         SpecError: if a class is not in the data, at the place of its name.

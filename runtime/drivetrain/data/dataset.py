@@ -1,4 +1,4 @@
-"""The dataset of a job, in the form that training, evaluation and prediction share."""
+"""Dataset of a job, in the form shared by training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Head:
     """One output of the network: its classes, or the names and scale of its numbers."""
 
     name: str
-    """Name of the output; empty if the network has a single one."""
+    """Name of the output; empty if the network has a single output."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the network's outputs; empty for regression."""
     several: bool = False
@@ -298,7 +298,7 @@ class Dataset:
     mixable: bool = True
     """Whether the inputs are numbers that mixup can blend."""
     views: int = 0
-    """Number of epochs after which the augmentation of training samples repeats; 0 if it never does, or is off."""
+    """Number of epochs after which the augmentation of training samples repeats; 0 if it never repeats, or is off."""
     decoded: bool = True
     """Whether samples are already decoded, not decoded from files on each use."""
     test: NewSamples | None = None

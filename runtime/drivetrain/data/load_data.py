@@ -175,7 +175,7 @@ def add_test(job: Job, dataset: Dataset) -> None:
         ]
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
     dataset.notes += [f"test: {note}" for note in dataset.test.notes]
-    # Test samples that are also in another split make the scores too good, so a note names them.
+    # Test samples that are also in another split make the scores too good, so a note lists them.
     test, description = dataset.test.split, "samples for the final test"
     for split, name in ((dataset.train, "training"), (dataset.validation, "validation")):
         if isinstance(split, ComparableSplit) and isinstance(test, ComparableSplit):

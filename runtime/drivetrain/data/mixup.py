@@ -37,7 +37,7 @@ def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
 
     Returns:
         Inputs of the same shapes; targets share * y + (1 - share) * partner, with class indices turned into
-        probabilities. Without either method, or if the step is not mixed, the batch itself.
+        probabilities. The batch itself without either method, or if the step is not mixed.
     """
     augment, inputs = getattr(job.data, "augment", None), batch.inputs
     named = (getattr(augment, name, None) for name in ("mixup", "cutmix"))

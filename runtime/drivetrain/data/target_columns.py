@@ -159,7 +159,7 @@ def list_scales(head: Head) -> list[Scale]:
 
 
 def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded: InputRecord | None) -> Head:
-    """Return the recorded head if a run reads its data again, else a new head, with the scale of an earlier run.
+    """Return the recorded head if a run reads its data again, else a new one, with the scale of an earlier run if any.
 
     Raises:
         DataError: as from `build_head`.

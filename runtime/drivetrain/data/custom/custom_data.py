@@ -283,12 +283,12 @@ def convert(kind: str, targets: Tensor) -> Tensor:
 
 
 def find_max_target(head: Head) -> int | None:
-    """Find the highest valid target of classes or labels; None if there is no limit."""
+    """Find the highest valid target for classes or labels; None if there is no limit."""
     return {"classes": len(head.classes) - 1, "labels": 1}.get(head.kind)
 
 
 def set_target_form(split: Items, head: Head) -> None:
-    """Let a split check and convert its targets for a head."""
+    """Set how a split checks and converts its targets, by its head."""
     split.set_target_form(partial(convert, head.kind), find_max_target(head))
 
 

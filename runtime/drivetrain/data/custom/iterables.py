@@ -49,7 +49,7 @@ class StreamSplit(ItemSplit):
         return [self.first_items[index] for index in ids.tolist()]
 
     def all_targets(self) -> Tensor:
-        """Raise an error: the targets of an iterable are not known before the training.
+        """Raise an error: the targets of an iterable are unknown before training.
 
         Raises:
             DataError: always.
@@ -64,7 +64,7 @@ class StreamSplit(ItemSplit):
     def read(
         self, epoch: int, groups: Sequence[Ids], start: int, report: Callable[[str], None], state: Any = None
     ) -> Iterator[Batch]:
-        """Yield the batches of an epoch, counted from 0, from batch `start` on.
+        """Yield the batches of an epoch, counted from 0, starting at batch `start`.
 
         Args:
             groups: positions of the samples of every batch, in order; of a shared batch, only this process's samples.

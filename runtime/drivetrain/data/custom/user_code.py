@@ -1,4 +1,4 @@
-"""Loads Python files of the user from one folder and from nowhere else.
+"""Loads Python files of the user from one folder only.
 
 Files are read as source, never as bytecode, so the code that is hashed and verified is the code that runs. Each file is
 read once: all processes of a run read the copy in its folder. Files can import others of their folder at any time.

@@ -37,7 +37,7 @@ class ArrowReader:
         return concat_tables(tables, promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
-        """Return the first rows, and the number of all rows."""
+        """Read the first rows; also returns the number of all rows."""
         first, *other_tables = (_read(path, self.key) for path in self.files)
         return first.slice(0, rows), len(first) + sum(map(len, other_tables))
 

@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Larger numbers count as infinite, since the network computes in float32."""
+"""Largest finite number, since the network computes in float32; larger numbers count as infinite."""
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
 TRUTH = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """Truth values that the CSV reader accepts; it reads a column as text if any cell is something else."""
@@ -139,7 +139,7 @@ def different(column: pyarrow.ChunkedArray) -> list[str]:
 
 
 def count_texts(column: pyarrow.ChunkedArray) -> dict[str, int]:
-    """Count the rows of each different text of a column, without empty cells."""
+    """Count the rows of each distinct text of a column, without empty cells."""
     counts = texts(column).drop_null().value_counts()
     return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
 

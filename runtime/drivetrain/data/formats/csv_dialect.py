@@ -17,7 +17,7 @@ from typing import Any
 SUFFIXES = (".csv", ".tsv")
 SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 OPTION = "--csv"
-"""The option of the command line for files that no job names."""
+"""Command line option for files that no job names."""
 MAX_COUNTED_BYTES = 1 << 26
 """Largest file, in bytes, whose lines are counted; messages on larger files name only the row."""
 _forms: dict[str, tuple[str, str, int]] = {}

@@ -17,7 +17,7 @@ from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
 LARGEST_BLOCK = 1 << 28
-"""Most bytes that are read at once, for a file with longer rows."""
+"""Largest number of bytes read at once, for a file with long rows."""
 TAIL_BYTES = 1 << 16
 """Bytes at the end of a file that are searched for empty rows."""
 MAX_LISTED_ROWS = 5
@@ -53,7 +53,7 @@ class CsvReader:
             DataError: if rows have different numbers of cells, a quote is not closed, or numbers are not clear.
         """
         parse = partial(self._parse, csv.read_csv)
-        # An unclosed quote shows in the last column alone; elsewhere its row is too short.
+        # An unclosed quote can only be seen in the last column; elsewhere its row is too short.
         last_column = [*self.layout.names, *self.nameless][-1]
         extra_columns = self.nameless or [name for name in (last_column,) if name not in columns]
         table = parse([*columns, *extra_columns], [*text, *extra_columns])
@@ -65,7 +65,7 @@ class CsvReader:
         return self._read_numbers(table.slice(0, len(table) - empty_count), text, parse, empty_count)
 
     def head(self, rows: int) -> tuple[Any, int]:
-        """Return the first rows, and the approximate number of all rows.
+        """Read the first rows; also returns the approximate number of all rows.
 
         Raises:
             DataError: if rows have different numbers of cells, or numbers are not clear; names `key`.

@@ -1,4 +1,4 @@
-"""The layout of a CSV or TSV file: separator, encoding, header; found in its first rows, without pyarrow."""
+"""Layout of a CSV or TSV file: separator, encoding and header, found in its first rows without pyarrow."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from drivetrain.system.spelling import clean_text
 SAMPLE_BYTES = 1 << 18
 """Bytes at the start of a file that are read to find separator and header; more if the first two rows are longer."""
 MAX_CELL_CHARACTERS = 1 << 26
-"""Characters of the longest cell, and bytes of the longest sample."""
+"""Largest number of characters in a cell, and of bytes in the sample."""
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
 """First line such as `sep=;`, which sets the separator for Excel and is not part of the table."""
 _LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_EXAMPLE_NAMES = 6
 """Largest number of column names in the example of a header."""
 BLOCK_BYTES = 1 << 22
-"""Bytes that are read at once, both by the parser and in the search for quotes."""
+"""Number of bytes read at once, by the parser and in the search for quotes."""
 _SEPARATORS = re.escape("".join(SIGNS.values())).encode()
 _ESCAPED_QUOTE = re.compile(rb'\\"(?=[^"' + _SEPARATORS + rb"\s])")
 """A backslash and a quote inside of a cell: in CSV, the quote would end the cell, and a separator would follow."""
@@ -45,7 +45,7 @@ class CsvLayout:
     """A key of SIGNS."""
     encoding: str
     names: tuple[str, ...]
-    """The header, without `blank` names; empty if the file has none, or Python's csv module cannot read it."""
+    """Header, without `blank` names; empty if the file has no header, or Python's csv module cannot read it."""
     blank: int = 0
     """Number of columns at the end without a name or values: each row ends in separators."""
     skipped: int = 0
@@ -59,7 +59,7 @@ class CsvLayout:
 
     @property
     def sign(self) -> str:
-        """The character that separates cells."""
+        """Character that separates cells."""
         return SIGNS[self.delimiter]
 
     def read_rows(self, path: Path) -> Iterator[list[str]]:
@@ -213,7 +213,7 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
 
 
 def _trim(names: list[str]) -> list[str]:
-    """Return the names without the empty ones at the end."""
+    """Return the names without empty names at the end."""
     count = max((number for number, name in enumerate(names, start=1) if name.strip()), default=0)
     return names[:count]
 
@@ -286,7 +286,7 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
     """Check that each column has a unique name.
 
     Raises:
-        DataError: if one has none, or two have the same; names `key`.
+        DataError: if a column has no name, or two have the same name; names `key`.
     """
     duplicates = [name for name, count in Counter(names).items() if count > 1]
     if duplicates:
@@ -305,7 +305,7 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
 
 
 def header_only_error(path: Path, key: str) -> DataError:
-    """Return the error for a file with a header alone."""
+    """Return the error for a file with a header and no rows."""
     return DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
 
 

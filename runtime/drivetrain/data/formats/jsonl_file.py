@@ -28,9 +28,9 @@ _ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
 """Pattern for the end of a time with a zone."""
 _TYPE_NAMES: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
 _TYPE_NAMES |= dict.fromkeys((int, float), "a number")
-"""The types of cells, in words; null has none."""
+"""Types of cells, in words; null has none."""
 LARGEST_BLOCK = 1 << 28
-"""Most bytes that are read at once of a file with long lines."""
+"""Largest number of bytes read at once from a file with long lines."""
 
 
 class JsonlReader:
@@ -59,7 +59,7 @@ class JsonlReader:
         return _restore_zones(table.select(list(columns)), self.path, self.key, text)
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
-        """Return the first rows, and the approximate number of all rows."""
+        """Read the first rows; also returns the approximate number of all rows."""
         with self.path.open("rb") as file:
             lines = list(islice(file, rows))
         size = sum(map(len, lines))
@@ -80,7 +80,7 @@ def _read_table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
 
 
 def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None:
-    """Check that a table of some lines fits into memory: it has a cell in each line for each key of any line.
+    """Check that a table of some lines fits into memory: each line has a cell for each key of any line.
 
     Args:
         lines: lines to check.
@@ -113,7 +113,7 @@ def _restore_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[st
 
 
 def _check_lines(path: Path, key: str) -> None:
-    """Read line by line to find one that cannot be parsed. The caller reports other failures."""
+    """Read line by line to find a line that cannot be parsed. The caller reports other failures."""
     first_uses: dict[str, tuple[str, int]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

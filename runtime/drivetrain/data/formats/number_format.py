@@ -38,7 +38,7 @@ _LIST = r"^\d+(,\d+){2,}$"
 
 
 def _fill_in_signs(pattern: str, decimal: str) -> str:
-    """Fill in a pattern: its D becomes the decimal sign, its T the separator of thousands."""
+    """Fill in a pattern: replace D with the decimal sign and T with the separator of thousands."""
     signs = (r"\.", ",") if decimal == "point" else (",", r"\.")
     return pattern.replace("D", signs[0]).replace("T", signs[1])
 
@@ -272,7 +272,7 @@ def _find_decimal(
 
 
 def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> str:
-    """Find the first cell that matches, with its place; empty if none does."""
+    """Find the first cell that matches, with its place; empty if none matches."""
     for column in columns:
         row = compute.index(number_marks.match(column.cells, pattern), True).as_py()
         if row >= 0:

@@ -41,7 +41,7 @@ def unify_signs(cells: Any) -> Any:
 
 
 def match(cells: Any, pattern: str) -> Any:
-    """Return whether each cell has a part that matches; a boolean array, false for empty cells."""
+    """Return whether a part of each cell matches, as a boolean array; false for empty cells."""
     from pyarrow import compute
 
     return compute.fill_null(compute.match_substring_regex(cells, pattern), False)

@@ -20,11 +20,11 @@ from drivetrain.data.formats import shards
 from drivetrain.errors import DataError
 
 MAX_CHUNK_BYTES = 1 << 30
-"""Most bytes of text in a chunk that is converted at once."""
+"""Largest number of bytes of text that are converted at once."""
 MEMORY_PARTS = 16
 """Divisor of the free memory that gives the largest size of a batch of rows."""
 MAX_BATCH_ROWS = 1 << 20
-"""Most rows of a batch, for a table that is read as a whole."""
+"""Largest number of rows in a batch, for a table that is read completely."""
 MAX_PACKING = 1000
 """Largest plausible ratio of the size of texts or images to their compressed page."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
@@ -55,7 +55,7 @@ class ParquetReader:
         return concat_tables([self._read(path, columns) for path in self.files], promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
-        """Return the first rows, and the number of all rows."""
+        """Read the first rows; also returns the number of all rows."""
         count = sum(parquet.read_metadata(path).num_rows for path in self.files)
         return self._read(self.path, self.names(), rows), count
 

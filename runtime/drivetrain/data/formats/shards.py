@@ -53,7 +53,7 @@ def _missing_error(description: str) -> DataError:
 
 
 def siblings(path: str, paths: Sequence[str]) -> list[str]:
-    """Return the files among `paths` that belong to the table of the file `path`, itself included."""
+    """Find the files among `paths` that belong to the table of the file `path`, itself included."""
     folder, name = os.path.split(path)
     shard_match = SHARD.fullmatch(name)
     in_folder = [other for other in paths if os.path.dirname(other) == folder]
@@ -66,7 +66,7 @@ def siblings(path: str, paths: Sequence[str]) -> list[str]:
 
 
 def snapshot(path: Path) -> Path | None:
-    """Return the folder of a dataset's commit in the hub's cache that contains a file; None for files elsewhere."""
+    """Find the folder of a dataset's commit in the hub's cache that contains a file; None for other files."""
     commits = (folder for folder in path.parents if folder.parent.name == "snapshots")
     return next((folder for folder in commits if folder.parent.parent.name.startswith("datasets--")), None)
 

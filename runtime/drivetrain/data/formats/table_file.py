@@ -1,8 +1,8 @@
 """Reads a CSV, TSV, JSONL or Parquet file as a table, or reports the exact problem.
 
-The first row below the header is row 1. In a CSV an empty cell has no value; in numeric columns neither have NA, N/A,
-NaN, NULL and the like. A row with too many or too few cells is an error for the whole file, not a bad sample: mostly a
-separator in a text is not quoted, and then the rows around it cannot be trusted either.
+The first row below the header is row 1. In a CSV an empty cell has no value; in numeric columns, NA, N/A, NaN, NULL and
+the like have no value either. A row with too many or too few cells is an error for the whole file, not a bad sample:
+usually a separator in a text is not quoted, and then the rows around it cannot be trusted either.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read(
 
     Returns:
         A pyarrow.Table with at least one row, columns in the order of the file. Types are as in the file; for CSV and
-        JSONL the type that all cells of a column can be parsed as: bool, int64, double, date, time, timestamp, string.
+        JSONL the type that fits all cells of a column: bool, int64, double, date, time, timestamp, string.
 
     Raises:
         DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
@@ -160,7 +160,7 @@ def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
 
 
 def _check_suffix(path: Path, key: str) -> str:
-    """Check that a file is a table with content, and return its suffix, which says its kind."""
+    """Check that a file is a table with content; returns its suffix, which shows its kind."""
     check_installed(path, key)
     if path.is_dir():
         raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")

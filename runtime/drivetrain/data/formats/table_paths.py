@@ -1,6 +1,6 @@
 """Finds the tables in a folder and their splits, by names such as train.csv; also shards and folders of save_to_disk.
 
-A split is named by its first file. Nothing is read but names and the small JSON files of the datasets library.
+A split is named by its first file. Only names and the small JSON files of the datasets library are read.
 Spreadsheets and compressed files are refused with the command that converts them to a CSV.
 """
 
@@ -21,7 +21,7 @@ from drivetrain.system.files import is_below, parse_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 WORDS = {"train": image_paths.TRAIN, "validation": image_paths.VALIDATION, "test": image_paths.TEST}
-"""Names of tables that stand for each split."""
+"""Table names that stand for each split."""
 SCRIPT = ".py"
 """Suffix of files of code, which older datasets contain."""
 POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
@@ -126,7 +126,7 @@ def find_table(folder: Path, key: str) -> Path:
 
 
 def _find_saved(folder: Path, key: str) -> dict[str, str] | None:
-    """Find the splits of a folder that save_to_disk wrote; None if it did not."""
+    """Find the splits of a folder that save_to_disk wrote; None for other folders."""
     splits_file = folder / "dataset_dict.json"
     if splits_file.is_file():
         names = _read_names(splits_file, key, lambda data: data["splits"])
@@ -182,7 +182,7 @@ def check_named_files(file: Path, names: Iterable[object], key: str, *, follow_l
 
 
 def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
-    """List tables by the stem of their names; a table in several files is named by its first one."""
+    """List tables by the stem of their names; a table in several files is named by its first file."""
     by_stem: dict[str, str] = {}
     inner_folder = folder / inside
     for name in sorted(os.listdir(inner_folder)) if inner_folder.is_dir() else ():
@@ -198,7 +198,7 @@ def _list_named(folder: Path, inside: str = "") -> dict[str, str]:
 
 
 def check_is_table(path: Path, key: str) -> None:
-    """Check, by its name and first bytes, that a file is not another format that must be converted to a table.
+    """Check, by its name and first bytes, that a file is not in another format that must be converted to a table.
 
     Raises:
         DataError: if it must be converted, with the command; names `key`.

@@ -214,7 +214,7 @@ def check(path: Path, key: str) -> None:
 def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
     """Return the error for the `bad` lines; `accented` counts the lines that are valid UTF-8 beyond ASCII."""
     number, line = bad[0]
-    # Of the two, only Windows-1252 has characters from 0x80 to 0x9F.
+    # Windows-1252, unlike Latin-1, has characters from 0x80 to 0x9F.
     name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"
     text = printable(line.decode(name, "replace").strip())
     description = f"{key}: {path} line {number}: byte 0x{_find_first_bad_byte(line):02X} is not UTF-8; in {name} the line reads `{text}`"

@@ -329,7 +329,7 @@ def _parse(texts: pyarrow.ChunkedArray, form: str, name: str, source: Source) ->
         directives = "%Y-%m-%d %H:%M:%S.%f" + ("%z" if 0 < len(cells) - cells.null_count <= 2 * zoned else "")
     unit, fractions = "us", None
     if "%f" in directives:
-        # pyarrow's strptime knows no fractions of seconds.
+        # pyarrow's strptime does not support fractions of seconds.
         digits = compute.fill_null(compute.struct_field(compute.extract_regex(cells, r"\.(?P<f>\d{1,9})"), "f"), "")
         unit = "ns" if (compute.max(compute.utf8_length(digits)).as_py() or 0) > 6 else "us"
         nanoseconds = compute.cast(compute.utf8_rpad(digits, 9, "0"), "int64")

@@ -54,7 +54,7 @@ _MEASURED_PIXELS = 100_000
 _CHECKED_SIDE = 64
 """Smallest side for decoding a JPEG that is only checked; all of its data is read anyway."""
 _CHUNK = 256
-"""Number of images that a thread takes at a time, and of lines that are hashed at a time."""
+"""Number of images that a thread takes at a time, and of image lines that are hashed at a time."""
 _END = b"\xff\xd9"
 """Last two bytes of a JPEG."""
 _MEMORY_DIVISOR = 4
@@ -191,7 +191,7 @@ def _add_end(source: Source) -> bytes | None:
         if content[:2] != b"\xff\xd8" or content.endswith(_END):
             return None
         content = content.removesuffix(_END[:1])
-        # If other bytes before the end change the pixels, some pixels are lost, not only the end.
+        # If extra bytes before the end change the pixels, some pixels are missing, not only the end.
         decoded = [_decode_fully(content + between + _END) for between in (b"", b"\x55" * 64)]
     except (OSError, UnreadableImage):
         return None

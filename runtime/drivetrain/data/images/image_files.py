@@ -57,7 +57,7 @@ class Cells(Protocol):
         ...
 
     def file_names(self) -> list[str]:
-        """Return the names of the files that the images once were; empty if they are not known."""
+        """Return the original file names of the images; empty if they are not known."""
         ...
 
 

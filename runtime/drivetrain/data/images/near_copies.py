@@ -1,4 +1,4 @@
-"""Recognizes images of one source: copies that an exporter augmented, frames of a video, pictures of a patient.
+"""Recognizes images of one source: augmented copies of an exporter, frames of a video, pictures of a patient.
 
 A network that has seen one of them in training knows the others, so their validation score says nothing. Names of files
 and folders show which images belong together. If people also write such names, the images of a source must look more
@@ -81,9 +81,9 @@ def find(
     """Find the sources of images by their paths; None if each image has its own source.
 
     Args:
-        paths: relative to the folder of the classes, or to the manifest.
+        paths: paths relative to the folder of the classes, or to the manifest.
         strata: the class of each image; shape (N,).
-        distances: compares images, by their positions in `paths`.
+        distances: function that compares images, by their positions in `paths`.
         in_classes: whether each path begins with the folder of its class.
         requested: FOLDERS or NAMES if the job says which names count; else empty.
     """

@@ -88,7 +88,7 @@ def read_as_trained(
         if _is_elsewhere((lowest, low, high, highest), len(ranges_16_bit), scale):
             _refuse(key, description, model)
         return images, replace(model.resize, range_16_bit=scale)
-    # Gray files of 16 bits keep the range that was measured in training; without one, it follows from their values.
+    # Gray files of 16 bits keep the range measured in training; without one, their values determine it.
     trained_range = model.resize.range_16_bit
     new_scale = BYTES if trained_range is None and highest <= 255 else trained_range or FULL
     if highest > new_scale[1] or (new_scale == FULL and highest <= _FEW_BITS) or (new_scale == BYTES and highest == 1):

@@ -1,4 +1,4 @@
-"""Converts raw pixels, whose scale follows from the range of their values, to network inputs.
+"""Converts raw pixels to network inputs; the range of their values determines their scale.
 
 One object serves training, validation and prediction.
 """

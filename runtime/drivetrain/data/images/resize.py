@@ -73,7 +73,7 @@ class Resize:
 
 
 DEFAULT_RESIZE = Resize()
-"""The resize of image jobs that set nothing."""
+"""Rule for image jobs without settings."""
 
 
 def of(preprocessing: Mapping[str, Any]) -> Resize:

@@ -82,7 +82,7 @@ class ImageSource:
 
 
 def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:
-    """Find, decode once and check every image of a path; `budget` is the largest share of bad samples.
+    """Read and check every image of a path, decoding it once; `budget` is the largest share of bad samples.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.

@@ -37,9 +37,9 @@ Item = TypeVar("Item")
 POLL_SECONDS = 5
 """Seconds between checks that the workers are alive."""
 HANG_SECONDS = 300.0
-"""Seconds without a batch after which the workers count as hung."""
+"""Number of seconds without a batch after which the workers count as hung."""
 MAX_STARTS = 3
-"""Largest number of times that workers are started in an epoch."""
+"""Largest number of starts of workers in an epoch."""
 SHARED_MEMORY = Path("/dev/shm")
 FULL_EXIT_CODE = errno.ENOSPC
 """Exit code of a worker that found no space in shared memory."""
@@ -192,7 +192,7 @@ class _WorkerPool:
         finally:
             if collects:
                 gc.enable()
-        # torch's handler would raise at any point of the trainer, even in the middle of an optimizer step.
+        # torch's handler could raise anywhere in the trainer, even in the middle of an optimizer step.
         signal.signal(signal.SIGCHLD, handler)
         self.processes = set(multiprocessing.active_children()) - other_processes
         self.waiting_since: float | None = None

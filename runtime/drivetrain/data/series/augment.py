@@ -79,7 +79,7 @@ def to_normal(uniform: Floats) -> Floats:
 
 
 def draw_time_warp(drawn: Floats, length: int, spec: TimeWarp) -> Floats:
-    """Draw the time in the original window at which each row of the result is read.
+    """Draw the times in the original window for reading each row of the result.
 
     Args:
         drawn: uniform numbers (N, knots + 3): the first selects the window, the others give speeds.

@@ -41,7 +41,7 @@ class Sampling:
 
 
 def measure(order: SeriesOrder, window: int) -> dict[str, object]:
-    """Measure all steps within series; empty if no series has two rows. Plain JSON values, for `compare`."""
+    """Measure all steps within series; empty if no series has two rows. Returns plain JSON values for `compare`."""
     steps = np.diff(order.times)[order.series[1:] == order.series[:-1]] / order.per_second
     if not len(steps):
         return {}

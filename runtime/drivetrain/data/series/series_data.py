@@ -163,7 +163,7 @@ def _read_long(
 def _read_arrays(
     job: SeriesJob, source: Source, recorded: InputRecord | None
 ) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
-    """Read training and validation windows of arrays, from two files or from one.
+    """Read training and validation windows of arrays, from two files or from one file.
 
     One file is split by groups, by class or at random; windows that share rows are on the same side.
 

@@ -246,7 +246,7 @@ def cut_all(timeline: Timeline) -> WindowSplit:
 
 
 def _note_rows_without_window(timeline: Timeline, breaks: column_values.Mask) -> list[str]:
-    """Return notes on the rows that get no prediction since no window ends in them."""
+    """Return notes on rows without a prediction, since no window ends in them."""
     source, length, stride = timeline.source, timeline.layout.window, timeline.layout.stride
     starts, lengths = measure_stretches(breaks)
     is_short = lengths < length

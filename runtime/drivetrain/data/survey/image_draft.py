@@ -46,7 +46,7 @@ class ImageSurvey:
     oblong: int = 0
     """Number of opened images that are not square."""
     unreadable: list[str] = field(default_factory=list)
-    """A line for each image that could not be decoded."""
+    """Line for each image that could not be decoded."""
 
     def open_some(self) -> ImageSurvey:
         """Open images that are evenly spaced in the list; raises DataError if none of them can be decoded."""

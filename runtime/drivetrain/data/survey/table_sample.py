@@ -193,7 +193,7 @@ def _count_median_words(texts: pyarrow.ChunkedArray) -> float:
 
 
 def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) -> tuple[str, bool]:
-    """Explain why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
+    """Explain why a table job would refuse a column as a feature; also returns whether it is text with numbers."""
     values, not_numbers = column_values.numbers(table[name])
     with np.errstate(invalid="ignore"):
         unusable_share = float((not_numbers | (np.abs(values) > column_values.LARGEST)).mean())

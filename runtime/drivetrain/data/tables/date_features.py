@@ -1,4 +1,4 @@
-"""Replaces columns of dates by numbers such as year, month and weekday, as the job says for each column."""
+"""Replaces columns of dates with numbers such as year, month and weekday, as the job says for each column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.errors import DataError
 
 DAY_MICROSECONDS = 86_400_000_000
 CLOCK_PARTS = ("hour", "minute", "days")
-"""Numbers that can be made of times of a day without a date."""
+"""Numbers that can be made from times of a day without a date."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DateFeatures:
         return [*(name for name in names if name not in from_dates), *(self.parts if from_dates & set(names) else ())]
 
     def expand(self, table: Any, source: Source) -> tuple[Any, dict[int, str]]:
-        """Replace the columns of dates by columns of numbers.
+        """Replace the columns of dates with columns of numbers.
 
         Returns:
             The table, with int64 columns, or double for `days`; and the reasons why rows have no date, by row.

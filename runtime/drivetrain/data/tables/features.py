@@ -1,6 +1,6 @@
 """Converts table columns to tensors, with statistics of the training rows that are stored with the model.
 
-A number becomes (value - mean) / std. If it is missing, the median takes its place; if training rows lack it too, a
+A number becomes (value - mean) / std. If it is missing, the median replaces it; if training rows also lack it, a
 second number is 1 there and 0 elsewhere. A category becomes its index among the categories of the training rows: 0
 stands for an unknown category, 1 for an empty cell if training rows have empty cells.
 """

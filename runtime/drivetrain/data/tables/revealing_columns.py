@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Groups = npt.NDArray[np.int64]
-"""The group or class of each row, from 0; shape (N,)."""
+"""Group or class of each row, from 0; shape (N,)."""
 MIN_ROWS = 20
 """Smallest number of training rows to examine: fewer prove nothing."""
 MAX_COMPARED_ROWS = 20_000

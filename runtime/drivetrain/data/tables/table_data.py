@@ -95,13 +95,13 @@ def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earli
     table, date_problems = read()
     roles = earlier.roles() if earlier else assign_roles(table, data, str(source.path))
     if rewritten_categories := source.files.rewritten.intersection(roles.categorical):
-        # Categories that were read as numbers are read again as text, as they will be in new files.
+        # Categories that were read as numbers are read again as text, as in new files.
         table, date_problems = read(rewritten_categories)
     return _check_rows(source, table, roles, date_problems, data.target, classes)
 
 
 def read_new_rows(source: Source, fitted: Features, target: Sequence[str], classes: bool) -> TableRows:
-    """Read the columns of another file that the network uses, with notes on cells that training did not have.
+    """Read the columns of another file that the network uses, with notes on cells unlike the training rows.
 
     Raises:
         DataError: if they cannot be used.

@@ -20,9 +20,9 @@ DIGITS_SHARE = 0.5
 MOST_INTEGER_CLASSES = 20
 """Largest number of classes with digits, or of ranges, that are not taken for numbers."""
 _LABEL = re.compile(r"[^\W\d_]\D*\d+")
-"""A word and a whole number, such as store_3 or Q1."""
+"""Word and whole number, such as store_3 or Q1."""
 _RANGE = re.compile(r"\W*\d[\d.,]* ?(?:[-\u2013]| to ) ?\W?\d[\d.,]*\D*")
-"""A range, such as 18-24 or [0-10)."""
+"""Range, such as 18-24 or [0-10)."""
 MAX_CATEGORIES = 50
 """Largest number of distinct texts that always make a text column categorical, however few rows there are."""
 

@@ -118,7 +118,7 @@ class TextParts:
     notes: list[str]
 
     def build_splits(self, encoding: TextEncoding, encoded: Encoded) -> tuple[TextSplit, TextSplit]:
-        """Build the tokenized texts for training, which are `encoded`, and for validation."""
+        """Build the tokenized splits for training, from its `encoded` texts, and for validation."""
         texts = self.validation.texts
         validation = encoding.tokenizer.encode(texts)
         unknown = unknown_words.measure(encoding.tokenizer, validation)
@@ -193,7 +193,7 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
 
 
 def _number_strata(classes: Classes) -> Ids:
-    """Return the class of each row in the first head; rows without a label count as one more class."""
+    """Return the class of each row in the first head; rows without a label form one more class."""
     first_classes = next(iter(classes.values()))
     return np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
 

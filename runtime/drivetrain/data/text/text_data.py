@@ -73,6 +73,6 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
 
 
 def text_columns(preprocessing: Mapping[str, Any]) -> list[str]:
-    """Return the text columns of a model; models with a single one store its name alone."""
+    """Return the text columns of a model; models with a single text column store only its name."""
     names = preprocessing["text"]
     return [names] if isinstance(names, str) else list(names)

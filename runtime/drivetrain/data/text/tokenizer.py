@@ -59,7 +59,7 @@ class Tokenizer:
         """Id of the token for text outside the vocabulary; None if the vocabulary covers every text."""
         model = self.inner.model
         if type(model).__name__ == "Unigram":
-            # The library shows this number only in the stored form of the model.
+            # The library exposes this number only in the stored form of the model.
             number: int | None = json.loads(model.__getstate__())["unk_id"]
             return number
         name = getattr(model, "unk_token", None)
@@ -161,7 +161,7 @@ def refuse_panics() -> Iterator[None]:
 
 def load_library() -> Any:
     """Import the tokenizers library, with as many threads as torch uses; raises DataError if it is not installed."""
-    # By default it uses a thread for every CPU of the host, and warns in each worker process.
+    # By default the library uses a thread for every CPU of the host, and warns in each worker process.
     os.environ.setdefault("RAYON_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:

@@ -37,7 +37,7 @@ class UnknownWords:
 
 
 def measure(text_tokenizer: Tokenizer, encoded: Encoded) -> UnknownWords:
-    """Count the unknown tokens of texts, and the texts that have no other tokens."""
+    """Count the unknown tokens of texts, and the texts without other tokens."""
     tokens, unknown = np.zeros((2, len(encoded.columns[0])), np.int64)
     for column in encoded.columns:
         is_unknown = column.flat == (-1 if text_tokenizer.unknown_token is None else text_tokenizer.unknown_token)
