@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from drivetrain.data.custom.user_errors import list_user_frames
 
 TRIAL_ROWS = 12
-"""Smallest number of rows in a trial: losses on pairs, triplets and groups of four work with its multiples."""
+"""Smallest number of rows in a trial: losses on pairs, triplets and groups of four work with its multiples, too."""
 _EXPANDING: frozenset[Any] = frozenset(
     [torch.broadcast_tensors, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss]
 )

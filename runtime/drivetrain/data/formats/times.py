@@ -73,8 +73,8 @@ _DAY_MICROSECONDS = 86_400_000_000
 def find_form(texts: Sequence[str], name: str = "", *, declared: bool = False) -> str | None:
     """Recognize the form of distinct cells: ISO, a count, or a form as in strptime; None if they are no times.
 
-    If days and months are ambiguous, both forms are returned, joined by ` or `. Plain numbers are times only if `name`,
-    the column, says so, or if the user declared them as times: populations and prices look like seconds, too.
+    If days and months are ambiguous, both forms are returned, joined by ` or `. Plain numbers are times only if the
+    column's `name` says so, or if the user declared them as times: populations and prices look like seconds, too.
     """
     cells = [text.strip() for text in texts[:MAX_COMPARED_CELLS]]
     if len(cells) < 2 and not declared:

@@ -179,7 +179,7 @@ def look(source: Source) -> ImageHeader:
 
 
 def _add_end(source: Source) -> bytes | None:
-    """Add the two bytes at the end that some cameras and downloads omit to a JPEG; None if it lacks more.
+    """Add to a JPEG the two end bytes that some cameras and downloads omit; None if it lacks more.
 
     Extra bytes before the end change nothing after the last pixel, but they do change the image if pixels are lost.
     """

@@ -339,7 +339,7 @@ def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Image
 
 
 def _list_folder(folder: Path, listed: ManifestRows) -> None:
-    """List the images of a folder and its subfolders, sorted, without hidden ones; each folder is visited once."""
+    """Add the images of a folder and its subfolders to `listed`, sorted, without hidden ones, each folder once."""
     visited: set[str] = set()
     other_files: list[str] = []
     skipped: set[str] = set()

@@ -216,7 +216,7 @@ def _are_shared(names: Sequence[str], folders: Sequence[str], distances: Distanc
 def _compare(
     within: list[tuple[int, int]], between: list[tuple[int, int]], distances: Distances, default: float
 ) -> float:
-    """Divide the median distance of pairs within sources by the distance between them; `default` for too few pairs."""
+    """Divide the median distance within sources by the median between sources; `default` for too few pairs."""
     if min(len(within), len(between)) < _LEAST_SOURCES:
         return default
     medians = []

@@ -34,7 +34,7 @@ class WindowLayout:
 
     time: str
     features: tuple[str, ...]
-    """Feature columns; empty until a table is read if the job names none: then all numeric columns left."""
+    """Feature columns; if the job names none, empty until a table is read, then all other numeric columns."""
     label: tuple[str, ...]
     classes: bool
     group: str | None

@@ -277,7 +277,7 @@ def is_identifier(column: ColumnProfile) -> bool:
 def draft_groups(sample: TableSample, used: Sequence[str], noun: str, *, any_name: bool = False) -> list[Entry]:
     """Draft the key for a column of patients, videos or other groups of rows; empty without one.
 
-    A name such as `group` or `track` without `id` is taken for a feature, unless `any_name` says that there are none.
+    A name such as `group` or `track` without `id` is taken for a feature, unless `any_name` rules features out.
     """
     for column in sample.columns.values():
         name = column.name.casefold()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAX_EXACT_INTEGER = 2**53
-"""Largest integer below which float64 holds every integer exactly."""
+"""Bound below which float64 holds every integer exactly."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ NEIGHBOR_ROWS = 8
 MAX_COUNT_CELLS = 20_000_000
 """Largest number of cells in a table of counts by group and class; columns that need more are skipped."""
 MIN_EXPLAINED_SHARE = 0.98
-"""Smallest share of the target that a column alone must explain to get a note."""
+"""Smallest share of the target for which a column that explains it alone gets a note."""
 MAX_LISTED_COLUMNS = 5
 """Largest number of columns named for one reason."""
 
