@@ -48,7 +48,7 @@ from drivetrain.training.user_parts import UserParts
 
 @dataclass(frozen=True)
 class Assembly:
-    """The parts a run is assembled from; the tuner replaces its plan."""
+    """Parts from which a run is assembled; the tuner replaces its plan."""
 
     job: Job
     hardware: Hardware
@@ -63,12 +63,12 @@ class Assembly:
     parts: UserParts | None = None
 
     def assemble(self, timer: PhaseTimer, epoch: int = 0) -> Run:
-        """Assemble the run; `epoch` says which layers are frozen."""
+        """Assemble the run with the layers frozen that are frozen in `epoch`."""
         job, hardware, plan, dataset, network = self.job, self.hardware, self.plan, self.dataset, self.network
         return assemble(job, hardware, plan, self.folder, dataset, network, self.signals, timer, epoch, self.parts)
 
     def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
-        """Assemble a run with a copy of the network under another plan, to measure with."""
+        """Assemble a run with a copy of the network under another plan, for measurements."""
         clone = replace(self.network, module=copy.deepcopy(self.network.module))
         return replace(self, plan=plan, network=clone).assemble(PhaseTimer(), epoch)
 
@@ -98,10 +98,10 @@ def assemble(
     device, ranks = _join_processes(job, hardware, report)
     model = network.module.to(device)
     identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
-    # Around a fault of oneDNN, which computes convolutions on CPUs only.
+    # Works around a fault of oneDNN, which computes convolutions on CPUs only.
     if device.type == "cpu":
         strided_convolution.rewrite(model)
-    # The optimizer gets all parameters that are trained in any epoch, so layers that unfreeze later are in it.
+    # The optimizer gets all parameters that are trained in any epoch, including layers that unfreeze later.
     kept_in_eval_mode = _freeze(model, network, job, epoch)
     rate_groups = lr_groups.make_groups(job, model, network.list_trained())
     optimizer = _build_optimizer(job, model, rate_groups, user_parts)
@@ -154,7 +154,7 @@ def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], N
 
 
 def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
-    """Return whether the network fails on a single sample when everything is unfrozen that is in any epoch."""
+    """Return whether the network fails on a single sample once all layers of `model.unfreeze` are unfrozen."""
     with network.unfreezing.during(model, network.unfreezing.last):
         kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
         return dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device)
@@ -176,14 +176,14 @@ def _synchronize_start(
 def _build_optimizer(
     job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of the spec, or take the one of the Python program."""
+    """Build the optimizer of the spec, or take the Python program's optimizer."""
     if user_parts.optimizer:
         return user_parts.optimizer.build(model)
     return optimizer.build(job.train.optimizer, model, {name: g.factor for g in rate_groups for name in g.names})
 
 
 def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
-    """Build the batches of the training data; this process reads its shard of each, or all if batches are mixed."""
+    """Build the batches of the training data; this process reads its shard of each batch, or all of it for mixing."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
     if not (dataset.mixable and uses_mixing(job)):
@@ -194,7 +194,7 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
 
 
 def _apply_plan(run: Run) -> None:
-    """Apply the optimizations of the plan, then decide and check what depends on them, such as the micro-batch size."""
+    """Apply the optimizations of the plan, then choose and check values that depend on them, such as the micro-batch size."""
     for optimization in optimizations.every():
         value = run.plan.value(optimization.name)
         if value != optimization.off:

@@ -1,4 +1,4 @@
-"""Prepares a batch for a step: on the device, preprocessed, augmented and mixed, and with this process's random numbers."""
+"""Prepares a batch for a step: moves it to the device, preprocesses, augments and mixes it with this process's random numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from drivetrain.training.run import Run
 
 
 def prepare(run: Run, batch: Batch, epoch: int) -> Batch:
-    """Preprocess and augment a batch, and mix its samples, if the job does: all that comes before a training step."""
+    """Preprocess and augment a batch, and mix its samples if the job asks for it: all work before a training step."""
     return mix_samples(run, preprocess(run, batch, epoch))
 
 
 def preprocess(run: Run, batch: Batch, epoch: int | None) -> Batch:
-    """Move a batch to the device, and preprocess its inputs; augment them if an epoch is given."""
+    """Move a batch to the device and preprocess its inputs; also augment them if an epoch is given."""
     batch = batch.to(run.device)
     return replace(batch, inputs=run.dataset.prepare(batch.inputs, batch.ids, epoch))
 

@@ -16,7 +16,7 @@ from drivetrain.tracking.best_value import BestValue
 
 
 def choose_metric(job: Job, dataset: Dataset) -> str:
-    """The metric of the best checkpoint: for several target columns that only the data names, too, the scaled RMSE."""
+    """Choose the metric of the best checkpoint: the scaled RMSE for several target columns, even if only the data names them."""
     several = any(len(head.columns) > 1 for head in dataset.heads.values())
     if several and not job.checkpoint.best and job.best() == "validation/rmse":
         return f"validation/{SCALED_RMSE}"
@@ -47,7 +47,7 @@ class BestMetric:
         return self.best.update(metrics.get(self.best.metric, math.nan), step, epoch, metrics.get("validation/loss"))
 
     def factor(self) -> float:
-        """Factor of a plateau schedule on the learning rate."""
+        """Return the factor of a plateau schedule on the learning rate."""
         return float(self.schedule.factor**self.drops) if self.plateau else 1.0
 
     def reason_to_stop(self) -> str | None:
@@ -66,7 +66,7 @@ class BestMetric:
         return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`; early stopping and plateaus of another metric start again: an extended run may watch another one."""
+        """Restore `state`; early stopping and plateaus start again if an extended run watches another metric."""
         self.best = BestValue(**state["best"])
         self.stopping = _restore_watched(self.stopping, state["stopping"])
         self.plateau = _restore_watched(self.plateau, state["plateau"])

@@ -1,7 +1,7 @@
-"""Whole optimizer steps on fixed tensors, recorded once and replayed: the host launches one graph instead of each kernel.
+"""Records whole optimizer steps on fixed tensors and replays them: the host launches one graph instead of each kernel.
 
-Random numbers are those of a step that is not recorded: a replay takes seed and offset of torch's generator, which is
-seeded before. Rates are float32 numbers on the device, in all steps of such a run.
+Random numbers are the same as without recording: a replay uses the seed and offset of torch's generator, which is
+seeded before. Learning rates are float32 numbers on the device, in all steps of such a run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from drivetrain.training.step_result import StepResult
 from drivetrain.training.updater import Updater
 
 MAX_RECORDINGS = 4
-"""Recordings of one run: mixed batches have other targets than those that are not mixed."""
+"""Recordings of one run: mixed batches have other targets than plain ones."""
 WARMUP_STEPS = 2
-"""Steps of a shape before it is recorded: libraries choose kernels and memory in the first ones."""
+"""Steps of a shape before it is recorded: libraries choose kernels and allocate memory in the first steps."""
 
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Records work; returns a function that repeats it on the same tensors. The work may not be done before that."""
+"""Function that records work and returns a function that repeats it on the same tensors. Recording may skip the work itself."""
 
 
 class CudaGraphs:
@@ -38,15 +38,15 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-        """Those that can still be replayed."""
+        """Graphs that can still be replayed."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that replays the kernels of `work`, which are not computed now."""
+        """Record the kernels of `work` without computing them; return a function that replays them."""
         graph = torch.cuda.CUDAGraph()
-        # Once the last graph of a pool is gone, torch accepts no further one for it.
+        # Once the last graph of a pool is freed, torch accepts no new graph for that pool.
         shared = next(iter(self.graphs), None)
         pool = shared.pool() if shared else torch.cuda.graph_pool_handle()
-        # If a capture fails, torch leaves its stream the current one: the outer block restores the one before.
+        # If a capture fails, torch keeps its stream current: the outer block restores the earlier stream.
         with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
             try:
                 # Other threads may pin memory at the same time.
@@ -60,16 +60,16 @@ class CudaGraphs:
 
 
 def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
-    """Do what torch leaves out where CUDA ends a capture with an error: its allocator would neither empty its cache nor
-    free memory that two streams have used, and torch 2.7 would refuse to draw random numbers.
+    """Clean up after CUDA ended a capture with an error, as torch does not: its allocator would neither empty its cache
+    nor free memory that two streams have used, and torch 2.7 would refuse to draw random numbers.
     """
-    # The second one is that of torch 2.7.
+    # The second name is used by torch 2.7.
     names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
     end_allocation = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
     with contextlib.suppress(RuntimeError):  # torch itself has ended it
         end_allocation(device.index, pool)
         torch._C._cuda_releasePool(device.index, pool)
-    # A copy of the state, unlike the state, is not part of a capture.
+    # A copy of the state, unlike the state itself, is not part of a capture.
     generator = torch.cuda.default_generators[device.index]
     generator.graphsafe_set_state(generator.clone_state())
 
@@ -89,28 +89,28 @@ class _Recording:
 
 
 class CapturedStep:
-    """Records and replays steps of whole batches; all others are computed as usual.
+    """Records and replays steps of whole batches; all other steps are computed as usual.
 
     Args:
-        record: records work of the device.
-        update_average: updates the average of the weights if its argument says that the update was made.
-        report: called once if recording has failed.
+        record: function that records work of the device.
+        update_average: function that updates the average of the weights if its argument says that the update was made.
+        report: function that is called once if recording has failed.
     """
 
     def __init__(self, record: Record, update_average: Callable[[Tensor], None], report: Callable[[str], None]) -> None:
         self.record, self.update_average, self.report = record, update_average, report
         self.failure: str | None = None
-        """Why nothing is recorded any more; None while recording works."""
+        """Reason why recording has stopped; None while it works."""
         self.recordings: dict[object, _Recording] = {}
         self.step_counts: dict[object, int] = {}
         """Steps that were computed as usual, by shape."""
 
     def drop(self) -> None:
-        """Forget all recordings: tensors that they know have been replaced."""
+        """Forget all recordings, because tensors that they use have been replaced."""
         self.recordings, self.step_counts = {}, {}
 
     def replay(self, forward: ForwardPass, updater: Updater, batch: Batch, seed: int) -> StepResult | None:
-        """Return the result of a step that was replayed; None if it must be computed as usual."""
+        """Replay a step and return its result; None if it must be computed as usual."""
         if self.failure is not None or not self._can_replay(forward, updater, batch):
             return None
         key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, forward.dtype)
@@ -128,12 +128,12 @@ class CapturedStep:
             return None
         assert recording.replay is not None, "it has been recorded"
         recording.replay()
-        # The next replay overwrites them.
+        # The next replay overwrites the originals.
         values, finite = recording.values.clone(), recording.finite.clone()
         return StepResult(values, finite, on_device=True, on_read=updater.follow_results())
 
     def _can_replay(self, forward: ForwardPass, updater: Updater, batch: Batch) -> bool:
-        """Return whether a step has the usual size, and the host decides nothing in it."""
+        """Return whether a step has the usual size and needs no decision of the host."""
         last = updater.last_result
         if last is None or not last.on_device:
             self.drop()
@@ -152,13 +152,13 @@ class CapturedStep:
             recording.values.copy_(values)
             recording.finite.copy_(finite)
 
-        # A compiler reads the state of the random generators, which a capture forbids, and would then count as failed.
+        # A compiler reads the state of the random generators, which a capture forbids: the compilation would fail.
         guard = torch.compiler.set_stance("fail_on_recompile") if forward.is_compiled else contextlib.nullcontext()
         try:
             with guard:
                 recording.replay = self.record(work)
         except RuntimeError as error:
-            # Nothing of the step has been computed: it follows as usual.
+            # Nothing of the step has been computed yet: the caller computes it as usual.
             self.failure, forward.is_recorded = first_line(error), False
             self.drop()
             updater.optimizer.zero_grad(set_to_none=True)

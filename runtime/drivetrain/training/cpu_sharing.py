@@ -1,9 +1,9 @@
-"""Look at other programs once an epoch: let two threads share one of two CPUs, and name a cure if training stays slow.
+"""Checks for other programs once an epoch: lets two threads share one of two CPUs, and names a cure if training stays slow.
 
-At the end of each layer the threads that computed it wait for the last one. They spin meanwhile, which is fastest while both
-have a CPU. If another program computes, too, one of the threads loses its CPU for whole time slices, and the other one spins
-as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share a CPU
-sleep instead, with the same bits. They do not where oneDNN computes gradients of convolutions in bf16, in a barrier of its own.
+At the end of each layer its threads wait for the last one. They spin meanwhile, which is fastest while each thread has a
+CPU. If another program computes too, one of the threads loses its CPU for whole time slices, and the other thread spins
+just as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share
+a CPU sleep instead, with bit-identical results, except in oneDNN's own barrier for gradients of convolutions in bf16.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.training.run import Run
 
 CPUS = 2
-"""Measured with so many CPUs; with more, the threads cannot share one."""
+"""Number of CPUs for which sharing was measured; with more, the threads cannot share one."""
 MIN_SECONDS = 1.0
-"""Shorter epochs are taken together."""
+"""Minimum time between two checks; shorter epochs are measured together."""
 MIN_WAITED_SHARE = 0.15
-"""Of the threads' time without a CPU, from which on they share one. Alone on the machine it is 0.02, beside another program 0.5."""
+"""Share of the threads' time spent waiting for a CPU from which they share one: usually 0.02, with another program 0.5."""
 BUSY_SHARE, QUIET_SHARE = 0.15, 0.075
-"""Share of the CPUs that other programs use, at least and at most, for the threads to share one and to have one each."""
+"""Share of the CPUs that other programs use: from the first value the threads share a CPU, up to the second each has one."""
 IDLE_CPUS = 0.5
-"""Idle CPUs from which on the threads have one each, whatever other programs use: two runs may have chosen the same."""
+"""Idle CPUs from which each thread has a CPU, whatever other programs use: two runs may have chosen the same CPU."""
 
 
 class CpuSharing:
-    """Call `look_at_neighbors` after the steps of each epoch; a change it makes shows in the next one.
+    """Monitor of other programs: `look_at_neighbors`, called after the steps of each epoch, acts from the next epoch on.
 
     Args:
-        run: its plan has several threads.
-        library: the OpenMP runtime whose threads can sleep; None where they cannot share a CPU.
+        run: run whose plan has several threads.
+        library: OpenMP runtime whose threads can sleep; None if they cannot share a CPU.
     """
 
     def __init__(self, run: Run, library: ctypes.CDLL | None) -> None:
@@ -42,18 +42,18 @@ class CpuSharing:
         self.cpus = os.sched_getaffinity(0)
         self.spin_milliseconds = library.kmp_get_blocktime() if library else 0
         self.is_sharing = False
-        # One thread is faster once several are slower by their number.
+        # One thread is faster once training with several is slower by a factor of their number.
         self.best_rate, self.reported_factor = 0.0, float(run.plan.value("cpu_threads"))
         self.begin, self.before = time.monotonic(), self.read_counts()
 
     def read_counts(self) -> tuple[float, float, float, int]:
-        """Seconds that the threads waited for a CPU, that this process computed and that the CPUs were busy; and samples."""
+        """Read how many seconds threads waited for a CPU, this process computed and the CPUs were busy; and the samples."""
         waited = cpu_starvation.read_waited_seconds() or 0.0
         busy = cpu_starvation.read_busy_seconds(self.cpus) or 0.0
         return waited, process_tree.sum_cpu_seconds(), busy, self.run.counters.samples
 
     def look_at_neighbors(self) -> None:
-        """Let the threads share a CPU if other programs competed for both, and have one each if they did not."""
+        """Let the threads share a CPU if other programs competed for both CPUs; give each thread a CPU if they did not."""
         seconds = time.monotonic() - self.begin
         if seconds < MIN_SECONDS:
             return
@@ -72,7 +72,7 @@ class CpuSharing:
                 self._report(
                     f"other programs use {elsewhere:.1f} of {count} CPUs: training is slower, with the same results"
                 )
-            # Again after each epoch, since new threads and processes need all CPUs.
+            # Repeat this after each epoch, since new threads and processes need all CPUs.
             self.share_cpu(True)
         is_slow = self.best_rate >= self.reported_factor * rate > 0
         if is_slow and self.is_sharing == was_sharing and (was_sharing or is_crowded):
@@ -84,7 +84,7 @@ class CpuSharing:
         self.best_rate = max(self.best_rate, rate)
 
     def share_cpu(self, is_sharing: bool) -> None:
-        """Keep the threads that compute on one CPU, asleep while they wait, or let them spin on all."""
+        """Keep computing threads on one CPU, asleep while they wait; or let them spin on all CPUs."""
         assert self.library
         # An interruption must not leave the threads on one CPU.
         with self.run.signals.protect_section():
@@ -102,7 +102,7 @@ class CpuSharing:
 
 
 def watch_neighbors(run: Run) -> CpuSharing | None:
-    """Watch the CPUs of a run with several threads; None in a Python program, on a GPU, and if the kernel does not count.
+    """Watch the CPUs of a run with several threads; None in a Python program, on a GPU, or without counters in the kernel.
 
     The threads can only sleep with an OpenMP runtime that was preloaded for the trainer, on two CPUs; in a job that sets
     `optimize.cpu_threads` each keeps its CPU.
@@ -121,12 +121,12 @@ def watch_neighbors(run: Run) -> CpuSharing | None:
 
 
 def _place_threads(cpu: int, cpus: set[int], *, is_sharing: bool) -> None:
-    """Keep the threads that compute on one CPU, and give all CPUs to those, also of children, that were started there."""
+    """Keep computing threads on one CPU; give all CPUs to other threads, also of children, that were started on it."""
     python_threads = {thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()}
     for process in process_tree.list_process_ids():
         for thread in process_tree.list_threads(process):
             computes = is_sharing and process == os.getpid() and thread not in python_threads
-            # A thread may end meanwhile.
+            # A thread may end in the meantime.
             with contextlib.suppress(OSError):
                 if computes:
                     os.sched_setaffinity(thread, {cpu})

@@ -33,7 +33,7 @@ LIKELY_CAUSES = {
 
 
 def compare_with_plan(run: Run) -> dict[str, dict[str, Any]]:
-    """By decision: planned value, effective value, whether they agree, and the likely cause if not."""
+    """Return for each decision the planned and the effective value, whether they agree, and the likely cause if not."""
     rows: dict[str, dict[str, Any]] = {}
     for optimization in optimizations.every():
         planned, real = run.plan.value(optimization.name), optimization.effective(run)
@@ -61,7 +61,7 @@ def record(run: Run, say: Callable[[str], None]) -> None:
 
 
 def record_changes(run: Run, say: Callable[[str], None]) -> None:
-    """Report and write settings that have changed since; causes are the network's code, the compiler or memory."""
+    """Report and write settings that changed during the run, because of the network's code, the compiler or memory."""
     before, now = run.effective_settings, compare_with_plan(run)
     changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
     if changed:
@@ -82,7 +82,7 @@ def _print_warnings(rows: Mapping[str, Mapping[str, object]], say: Callable[[str
 
 
 def list_libraries() -> dict[str, str]:
-    """Library versions and thread counts of this process, and torch's settings."""
+    """List library versions and thread counts of this process, and torch's settings."""
     config = torch.__config__.show()
     versions = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
     for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
@@ -108,7 +108,7 @@ def describe_settings(run: Run) -> str:
 
 
 def _describe_cpu_kernels() -> str:
-    """Return the library of the CPU's kernels; on x86 and on Arm with SVE also the instruction set."""
+    """Return the name of the CPU's kernel library; on x86 and on Arm with SVE also the instruction set."""
     name = "oneDNN" if torch._C._has_mkldnn else "torch's own kernels"
     name += " with the Arm Compute Library" if getattr(torch._C, "_has_mkldnn_acl", False) else ""
     instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")

@@ -12,25 +12,25 @@ from drivetrain.data.dataset import onto
 
 
 class Ema:
-    """Average = decay * average + (1 - decay) * weights, after every step.
+    """Moving average of the weights: average = decay * average + (1 - decay) * weights, after every step.
 
     The decay is min(decay, (1 + updates) / (10 + updates)), which limits the influence of the initial weights in short
-    runs (as TensorFlow's ExponentialMovingAverage with `num_updates`). Floating-point buffers are averaged too, others
-    copied.
+    runs (as in TensorFlow's ExponentialMovingAverage with `num_updates`). Floating-point buffers are averaged too, other
+    buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
         self.updates_on_device: Tensor | None = None
-        """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
+        """Copy of `updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
         self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
         """The averaged tensors by name."""
         self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
-        """Names of what is averaged; all else is copied, such as a mask of minus infinity, whose average would be NaN."""
+        """Names of averaged tensors; others are copied, such as a mask of minus infinity, whose average would be NaN."""
 
     @torch.no_grad()
     def update(self, model: nn.Module, finite: Tensor) -> None:
-        """Update the average with the model's weights if `finite`, a boolean tensor of shape () on their device.
+        """Update the average with the model's weights if `finite`, a boolean tensor of shape () on the weights' device.
 
         The host need not know its value yet; call `count` once it does.
         """
@@ -49,7 +49,7 @@ class Ema:
             else:
                 copies.append(self.average[name])
                 copied.append(value)
-        # A step that was not finite has left these buffers as they were. Empty lists are an error.
+        # A step that was not finite has restored these buffers. torch refuses empty lists.
         if copies:
             torch._foreach_copy_(copies, copied)
         for dtype, (averages, values) in groups.items():
@@ -64,7 +64,7 @@ class Ema:
         self.updates += finite
 
     def restore(self, average: dict[str, Tensor], updates: int) -> None:
-        """Take the average of a checkpoint, and the number of its updates."""
+        """Restore the average and its number of updates from a checkpoint."""
         self.average, self.updates, self.updates_on_device = average, updates, None
 
     @contextlib.contextmanager
@@ -79,13 +79,13 @@ class Ema:
 
 
 def lerp_together(averages: list[Tensor], values: list[Tensor], weight: Tensor) -> None:
-    """Add weight * (value - average) to each average, in three operations: on a GPU a kernel for each tensor would double
+    """Add weight * (value - average) to each average in three operations: on a GPU, one kernel for each tensor would double
     the launches of a step.
 
     Args:
-        averages: of one dtype and device.
-        values: likewise, of the same shapes.
-        weight: of shape () and the same dtype.
+        averages: tensors of one dtype and device.
+        values: tensors of the same shapes, dtype and device.
+        weight: scalar of shape () and the same dtype.
     """
     changes = torch._foreach_sub(values, averages)
     torch._foreach_mul_(changes, weight)

@@ -1,4 +1,4 @@
-"""An epoch around its steps: its batches, its evaluation, whether it is the last one, and the way back to a checkpoint."""
+"""Runs an epoch around its steps: opens its batches, evaluates, decides whether it is the last, and rolls back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drivetrain.training.step_records import StepRecords
 
 
 def find_reason_to_end(run: Run) -> str | None:
-    """Explain why the training ends; None if it goes on, as always in the middle of an epoch."""
+    """Explain why the training ends; None if it continues, as it always does in the middle of an epoch."""
     if not run.counters.batch:
         if run.stop_reason is not None:
             return f"ended by {run.stop_reason}"
@@ -37,20 +37,20 @@ def find_reason_to_end(run: Run) -> str | None:
 
 @contextlib.contextmanager
 def open_batches(run: Run) -> Iterator[Generator[Batch]]:
-    """The batches of the epoch, from the one that the counters point to."""
+    """Open the batches of the epoch, starting at the position of the counters."""
     batches = run.clock.time_waiting("input", run.batches.epoch(run.counters.epoch, run.counters.batch))
     try:
         yield batches
     except RollBack:
-        # The traceback keeps the iterator alive, and with it loader workers beside those of the next try.
+        # The traceback keeps the iterator and its loader workers alive, which would run next to the workers of the next try.
         batches.close()
         raise
 
 
 def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
-    """The next batch; None if this process trains alone and has a problem: a signal, `max_time`, or one in the step before."""
+    """Return the next batch; None if this process trains alone and has a problem, such as a signal or `max_time`."""
     if run.ranks.count > 1:
-        # The others need the gradients of this process, also if it has a problem.
+        # The other processes need this process's gradients even if it has a problem.
         batch = next(batches)
         if run.peers.problem is None and run.ranks.is_rank0 and run.time_left() <= 0:
             run.peers.problem = Stopped(f"max_time of {run.job.train.max_time} has passed")
@@ -66,7 +66,7 @@ def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
 
 
 def evaluate_epoch(run: Run, records: StepRecords) -> None:
-    """Evaluate the weights, and end the epoch; raises what all processes raise."""
+    """Evaluate the weights, and end the epoch; raises the same error in all processes."""
     begin = time.monotonic()
     with run.clock.phase("evaluate"):
         run.last_metrics, confusion = evaluate(run)
@@ -97,7 +97,7 @@ def record_evaluation(run: Run, records: StepRecords, confusion: dict[str, objec
 
 
 def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]) -> bool:
-    """Record the last metrics, and save the weights if they are the best so far; returns whether they are."""
+    """Record the last metrics, and save the weights if they are the best so far; returns whether they are the best."""
     counters, best_before = run.counters, run.best_metric.best.best
     is_best = run.best_metric.update(run.last_metrics, counters.step, counters.epoch)
     assert run.metrics is not None
@@ -105,14 +105,14 @@ def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]
     run.metrics.board.put(counters.step, tensorboard.draw_images(confusion))
     if is_best:
         records.saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
-    # Of two equal values the one with the lower loss is the best.
+    # Ties go to the lower loss.
     is_tie = run.best_metric.best.best == best_before
     records.progress.report_evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
     return is_best
 
 
 def roll_back(run: Run, records: StepRecords, problem: RollBack) -> None:
-    """Restore the last checkpoint, and record why and what changes: batches are skipped, or fp32 replaces fp16.
+    """Restore the last checkpoint, and record the reason and the change: batches are skipped, or fp32 replaces fp16.
 
     Raises:
         NumericsError: if this would be the second rollback because of numbers that are not finite.
@@ -133,21 +133,21 @@ def roll_back(run: Run, records: StepRecords, problem: RollBack) -> None:
 
 
 def _restore_checkpoint(run: Run, records: StepRecords) -> str:
-    """Restore the last checkpoint, and drop all records after it; returns its name."""
+    """Restore the last checkpoint, and drop all later records; returns the checkpoint's name."""
     fault_point("roll back", run)
     records.drop()
     # The traceback of the problem keeps tensors alive.
     run.peers.reported = None
-    # A save in the background may be writing the checkpoint to go back to.
+    # A save in the background may still be writing the checkpoint to restore.
     records.saver.wait()
-    # One process may have halved its micro-batches before the problem; all continue with the smallest size.
+    # One process may have halved its micro-batches before the problem; all processes continue with the smallest size.
     sizes = [int(row[0]) for row in run.ranks.all_gather([run.step.forward.micro_batch or 0])]
     run.step.use_micro_batch(min(filter(None, sizes), default=None))
     loaded, damaged = rank_checkpoints.load_latest(run)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in damaged:
         run.events.add("storage", line)
-    # The clock of this attempt goes on, and its seconds in the checkpoint would count twice.
+    # The clock of this attempt keeps running, so its seconds in the checkpoint would count twice.
     earlier_seconds = run.counters.seconds
     run_state.restore(run, loaded)
     run.counters.seconds = earlier_seconds

@@ -27,12 +27,12 @@ from drivetrain.training.run import Run
 
 @dataclass(frozen=True)
 class FinalWeights:
-    """A checkpoint, and the evaluation that selected it."""
+    """A checkpoint and the evaluation that selected it."""
 
     loaded: Loaded
     metric: str
     value: float | None
-    """None if the weights are those of the last step."""
+    """Best value of the metric; None for the weights of the last step."""
     step: int
     epoch: int
     metrics: dict[str, float] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class FinalWeights:
 
 
 def choose_weights(run: Run) -> FinalWeights:
-    """Load the weights of the best evaluation; else of an earlier best one, else of the last step.
+    """Load the weights of the best evaluation, else of an earlier best evaluation, else of the last step.
 
-    An event is recorded if they are not those of the best evaluation.
+    An event is recorded if the weights are not from the best evaluation.
 
     Raises:
         CheckpointError: if no checkpoint of the run can be read.
@@ -122,7 +122,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
 
 
 def _add_class_weights(run: Run, head: Head) -> Head:
-    """Return the head with the class weights of the training as numbers: `balanced` would need the training data."""
+    """Return the head with its class weights as numbers: `balanced` would need the training data."""
     weights = run.objective.losses[head.name].class_weights
     return (
         head if weights is None else replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
@@ -130,7 +130,7 @@ def _add_class_weights(run: Run, head: Head) -> Head:
 
 
 def _calibrate(head: Head, final: FinalWeights) -> Head:
-    """Return the head with the temperature and the thresholds that fit the validation samples of the chosen weights."""
+    """Return the head with the temperature and thresholds fitted to the validation outputs of the chosen weights."""
     fitted = calibration.read_temperature(final.confusion, head.name)
     head = replace(head, temperature=fitted.value) if fitted else head
     return replace(head, thresholds=calibration.choose_thresholds(final.confusion, head, final.metric))
@@ -151,16 +151,16 @@ def describe_calibration(final: FinalWeights) -> list[str]:
 
 
 def record_thresholds(run: Run, final: FinalWeights) -> None:
-    """Record from which probabilities the model predicts classes, for each head whose metric thresholds change."""
+    """Record the probability thresholds of the classes for each head whose metric depends on them."""
     for head in run.dataset.heads.values():
         if text := calibration.describe_thresholds(final.confusion, _calibrate(head, final), final.metric):
             run.events.add("thresholds", f"{head.name}: {text}" if head.name else text, run.counters.step)
 
 
 def test_model(run: Run) -> dict[str, Any]:
-    """Metrics and confusion of the model that the run has written; empty without test data.
+    """Evaluate the model that the run has written; return metrics and confusion, empty without test data.
 
-    The network is built anew from its folder and computes in fp32, as in `predict` and `evaluate`.
+    The network is built again from its folder and computes in fp32, as in `predict` and `evaluate`.
     """
     data = run.readable
     if data.test is None:

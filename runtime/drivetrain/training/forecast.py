@@ -1,4 +1,4 @@
-"""Forecasts when a training ends, once, from its first steps or those that were timed before it, and compares it with the end."""
+"""Forecasts once when a training ends, from its first steps or earlier measurements, and compares the forecast with the end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
 MIN_SPREAD = 0.2
-"""Half of the range, as a share of the time left, however even the first steps were: 14 of 18 recorded trainings ended within."""
+"""Minimum half-width of the range, as a share of the time left: 14 of 18 recorded trainings ended within this range."""
 
 Forecast = dict[str, Any]
-"""`seconds` of training, of all attempts together, from `low` to `high`; the moment of its `end`; the `steps` that were timed
+"""Forecast: `seconds` of training in all attempts, from `low` to `high`; the moment of the `end`; the `steps` that were timed
 within the run, 0 if before it; `peak_memory` in bytes if it was measured."""
 
 
 def read_forecast(folder: Path, steps: int) -> Forecast:
-    """Read the forecast of an earlier attempt of so many steps in all; empty if there is none."""
+    """Read the forecast of an earlier attempt with the same total `steps`; empty if there is none."""
     earlier = RunFiles(folder).read_object(PROGRESS_FILE)
     # An extended run has copied the file of a shorter one.
     return dict(read_mapping(earlier, "forecast")) if read_number(earlier, "steps") == steps else {}
@@ -34,9 +34,9 @@ def make_forecast(run: Run, left: TimeLeft, now: float) -> Forecast:
     """Forecast the end of a run from its steps so far; empty while they are too few.
 
     Args:
-        run: the run.
-        left: knows when its steps were done.
-        now: on the clock of `left`.
+        run: run to forecast.
+        left: times of its finished steps.
+        now: current time on the clock of `left`.
     """
     estimate = left.estimate(now)
     if estimate is None or left.latest is None:
@@ -53,19 +53,19 @@ def make_forecast(run: Run, left: TimeLeft, now: float) -> Forecast:
 
 
 def format_moment(seconds_left: float = 0.0) -> str:
-    """Format the moment in so many seconds, as ISO 8601 in UTC."""
+    """Format the moment `seconds_left` from now as ISO 8601 in UTC."""
     return datetime.fromtimestamp(time.time() + seconds_left, UTC).isoformat(timespec="seconds")
 
 
 def describe_forecast(forecast: Forecast, source: str) -> str:
-    """Return a line for the user, with the range and where it comes from."""
+    """Return a line for the user with the range and its source."""
     seconds, low, high = (format_clock_time(forecast[key]) for key in ("seconds", "low", "high"))
     end = datetime.fromisoformat(forecast["end"]).astimezone()
     return f"forecast: the training takes about {seconds} in all ({low} to {high}), until {end:%H:%M:%S %Z}, {source}"
 
 
 def compare_forecast(forecast: Forecast, result: Mapping[str, object]) -> Forecast:
-    """The forecast beside what came: the moment of the end, and errors in percent, positive if too much was forecast."""
+    """Compare the forecast with the result: add the real end and the errors in percent, positive if it was too high."""
     errors = {}
     for name, key in (("error_percent", "seconds"), ("peak_memory_error_percent", "peak_memory")):
         expected, real = read_number(forecast, key), read_number(result, key)

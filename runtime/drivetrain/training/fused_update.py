@@ -1,7 +1,7 @@
 """Clips gradients, and lets torch's fused optimizers skip an update or take their learning rates on the device.
 
-Their kernels take a flag, on the device, whether numbers are finite, and change nothing if not. So the host need not wait
-for the gradients before it queues the update and the next step.
+Their kernels read a flag on the device that says whether all numbers are finite, and change nothing otherwise. So the host
+need not wait for the gradients before it queues the update and the next step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, of shape ().
 
     Args:
-        parameters: of the optimizer.
-        max_norm: None for no clipping, which costs no pass over the gradients.
+        parameters: parameters of the optimizer.
+        max_norm: largest norm; None for no clipping, which saves a pass over the gradients.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # A sparse gradient may have a row several times; its sum counts.
+    # A sparse gradient may contain a row several times; the sum of them counts.
     rows = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     total_norm: Tensor = nn.utils.get_total_norm(rows)
     if max_norm is not None:
@@ -32,13 +32,13 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
 
 
 FUSED_KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimizers whose fused kernels take `found_inf`, as for torch's GradScaler."""
+"""Optimizers whose fused kernels read `found_inf`, as for torch's GradScaler."""
 
 
 def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the device can skip an update by itself.
 
-    Not before the first update: the kernel would leave momentum that it creates uninitialized.
+    It cannot skip the first update: the kernel would leave newly created momentum uninitialized.
     """
     if not isinstance(optimizer, FUSED_KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
@@ -55,10 +55,10 @@ def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bo
 
 @torch.no_grad()
 def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Initialize momentum for parameters that get their first gradient late: layers that were frozen, or that no batch has
-    used. torch's fused kernel treats either all parameters of a group as new or none.
+    """Initialize momentum for parameters that get their first gradient late: of layers that were frozen or not used by any
+    batch. torch's fused kernel treats either all parameters of a group as new or none.
 
-    The kernel then computes what a first step is in torch: a momentum that is the gradient itself.
+    The kernel then computes torch's first step for them, where the momentum is the gradient itself.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return
@@ -74,7 +74,7 @@ def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 @contextlib.contextmanager
 def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
-    """Let updates in the block take their learning rates from the device: `rates` by group, float32."""
+    """Let updates in the block read their learning rates from the device: `rates` by group, float32."""
     before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
         group["lr"] = rate

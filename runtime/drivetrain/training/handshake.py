@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 LEADER_FILES = (run_files.PLAN_FILE, run_files.DATA_FILE, run_files.PREPROCESSING_FILE)
 """Files of the leader's folder that every process gets before it trains."""
 REPORT_SECONDS = 20
-"""Time between two lines that say which process is missing."""
+"""Time between two messages about a missing process."""
 POLL_SECONDS = 0.1
-"""Time between two looks at the store."""
+"""Time between two checks of the store."""
 READ_TIMEOUT_SECONDS = 10.0
-"""Time that the leader waits until all others have read why the run does not begin."""
+"""Time that the leader waits for all others to read why the run does not begin."""
 MAX_LISTED_KEYS = 3
 """Largest number of different keys or files in an error."""
 ERRORS_BY_EXIT_CODE: Mapping[int, type[DrivetrainError]] = {each.exit_code: each for each in (SpecError, DeviceError)}
 
 
 def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
-    """Wait for all processes of the run, and give each the leader's records; nothing to do with one process.
+    """Wait for all processes of the run, and give each the leader's records; do nothing with one process.
 
     Args:
-        folder: the run folder of this process.
-        job: the spec as this process has read it.
-        say: prints a line.
+        folder: run folder of this process.
+        job: spec as read by this process.
+        say: function that prints a line.
 
     Raises:
         SpecError: if a process has another spec or another number of processes.
@@ -78,7 +78,7 @@ def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Calla
         problem = problem or difference
     store.set("go", json.dumps(problem))
     if problem:
-        # The store ends with this process, so the others must read the problem first.
+        # The store ends with this process, so the other processes must read the problem first.
         end = time.monotonic() + READ_TIMEOUT_SECONDS
         while not store.check([f"read/{rank}" for rank in range(1, count)]) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
@@ -88,7 +88,7 @@ def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Calla
 def _follow_leader(folder: Path, job: Job, rank: int, store: Store, say: Callable[[str], None]) -> None:
     leader = json.loads(_wait_for_key(store, "leader", "the leader has not come yet", say))
     store.set(f"hello/{rank}", json.dumps(_find_difference(leader, _describe_process(folder, job), rank)))
-    # The leader may wait for other processes as long as this one has waited for it.
+    # The leader may wait as long for other processes as this process has waited for the leader.
     problem = json.loads(_wait_for_key(store, "go", "the leader waits for the others", say))
     store.set(f"read/{rank}", "")
     _raise_problem(problem)
@@ -103,7 +103,7 @@ def _follow_leader(folder: Path, job: Job, rank: int, store: Store, say: Callabl
 def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
     machine = RunFiles(folder).read_object(run_files.HARDWARE_FILE)
     gpus = sorted({gpu["name"] for gpu in machine["gpus"]})
-    # Rounding depends on the processor's instructions where it computes.
+    # Without a GPU, rounding depends on the CPU's instructions.
     chip = ", ".join(gpus) if gpus else machine["cpu"]["model"]
     return {
         "node": stores.find_node_name(),
@@ -118,7 +118,7 @@ def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
-    """Exit code and parts of the error about how this process differs from the leader; None if it does not."""
+    """Find how this process differs from the leader: exit code and parts of the error; None if it does not differ."""
 
     def describe(kind: type[DrivetrainError], *parts: str) -> dict[str, Any]:
         return {"exit_code": kind.exit_code, "parts": parts}
@@ -163,7 +163,7 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
 
 
 def _list_spec_differences(leader: Any, follower: Any, key_path: str = "") -> list[str]:
-    """List a text for each key in which two specs differ, with both values."""
+    """List the keys whose values differ in two specs, each with both values."""
     if isinstance(leader, dict) and isinstance(follower, dict):
         paths = {key: f"{key_path}.{key}".lstrip(".") for key in {**leader, **follower}}
         differences = [_list_spec_differences(leader.get(key), follower.get(key), paths[key]) for key in paths]
@@ -178,7 +178,7 @@ def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], Non
     for second in range(int(stores.START_TIMEOUT.total_seconds())):
         if second and second % REPORT_SECONDS == 0:
             say(f"waiting for the other nodes: {missing}")
-        # `store.wait` would print a warning each time, and let no signal in.
+        # `store.wait` would print a warning each time and block signals.
         end = time.monotonic() + 1
         while time.monotonic() < end:
             try:
@@ -196,6 +196,6 @@ def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], Non
 
 
 def _raise_problem(problem: Mapping[str, Any] | None) -> None:
-    """Raise the difference that one process has found, in every process; return if there is none."""
+    """Raise in every process the difference that one process has found; return if there is none."""
     if problem:
         raise ERRORS_BY_EXIT_CODE[problem["exit_code"]](*problem["parts"])

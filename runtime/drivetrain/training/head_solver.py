@@ -1,7 +1,7 @@
-"""Finds the weights of a linear head on fixed features that have the smallest loss.
+"""Finds the weights of a linear head with the smallest loss on fixed features.
 
-The loss of a linear head is a convex function of its weights, so it has one smallest value, which L-BFGS reaches (Liu &
-Nocedal 1989) and a few epochs of steps do not.
+The loss of a linear head is a convex function of its weights, so it has a single minimum. L-BFGS reaches it (Liu &
+Nocedal 1989); a few epochs of steps do not.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from drivetrain.training.losses import HeadLoss
 from drivetrain.training.sparse_rows import SparseProduct, SparseRows
 
 PENALTIES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-"""Factors of half the squared weights of standardized features, beside the sum of the losses: 1 / C of scikit-learn."""
+"""Factors of half the squared weights of standardized features, added to the sum of the losses: 1 / C of scikit-learn."""
 SPARSE_PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
-"""The same for sparse rows, which are not standardized but have a length of about 1."""
+"""Penalties for sparse rows, which are not standardized but have a length of about 1."""
 ROUNDING_SHARE = 1e-6
-"""Deviations smaller than this part of the feature's largest value, or of a usual feature's deviation, say nothing."""
+"""Deviations below this share of the feature's largest value, or of a usual feature's deviation, are rounding errors."""
 MAX_WORSE_IN_A_ROW = 2
-"""Penalties with a larger validation loss than the best one after which smaller ones are not tried."""
+"""Number of consecutive penalties with a larger validation loss than the best after which no smaller penalty is tried."""
 MAX_ITERATIONS, MAX_SPARSE_ITERATIONS = 300, 20
-"""Of L-BFGS for each penalty, which starts from the solution of the one before. On two sets of 12,000 texts 60 had the validation
-loss of 20.
+"""L-BFGS iterations for each penalty, which start from the solution of the previous penalty. On two sets of 12,000 texts
+60 sparse iterations reached the same validation loss as 20.
 """
 HISTORY, SPARSE_HISTORY = 20, 10
-"""Earlier gradients that L-BFGS keeps."""
+"""Number of earlier gradients that L-BFGS keeps."""
 CHUNK_VALUES = 1 << 24
-"""Feature values whose outputs and gradients are computed at once."""
+"""Number of feature values for which outputs and gradients are computed at once."""
 
 
 @dataclass(frozen=True)
 class HeadFeatures:
-    """Inputs of a head, and its targets."""
+    """Inputs and targets of a head."""
 
     features: Tensor | SparseRows
     """(N, width) float32."""
@@ -50,7 +50,7 @@ class Solution:
     """A solved head."""
 
     weight: Tensor
-    """(outputs, width), for the features as they were given."""
+    """(outputs, width), for features that are not scaled."""
     bias: Tensor | None
     """(outputs,)."""
     penalty: float
@@ -69,15 +69,15 @@ def solve_head(
     has_bias: bool = True,
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> Solution:
-    """The weights with the smallest loss plus penalty; of the penalties, the one with the smallest validation loss.
+    """Find the weights with the smallest loss plus penalty, for the penalty with the smallest validation loss.
 
     Args:
-        training: what is fitted.
-        held_out: what the penalty is chosen by.
-        loss: of the head, with its class weights.
-        outputs: of the head.
-        has_bias: whether the layer has a bias; without one, features are scaled only.
-        may_go_on: whether there is time for another penalty.
+        training: samples to fit.
+        held_out: validation samples that choose the penalty.
+        loss: loss of the head, with its class weights.
+        outputs: number of outputs of the head.
+        has_bias: whether the layer has a bias; without a bias, features are scaled but not shifted.
+        may_go_on: function that returns whether there is time for another penalty.
     """
     training, held_out = _drop_unlabelled(training, loss), _drop_unlabelled(held_out, loss)
     kind: type[DenseColumns | SparseColumns] = (
@@ -108,11 +108,11 @@ def solve_head(
 
 
 class DenseColumns:
-    """Features (N, width) of which each is standardized: the penalty treats all alike, and L-BFGS needs fewer iterations.
+    """Standardized features (N, width): the penalty treats all features alike, and L-BFGS needs fewer iterations.
 
     Args:
-        features: of the training samples.
-        has_bias: without a bias nothing can make up for a shift, so features are divided only.
+        features: features of the training samples.
+        has_bias: whether the layer has a bias; without it nothing can undo a shift, so features are only divided.
     """
 
     def __init__(self, features: Any, *, has_bias: bool) -> None:
@@ -121,7 +121,7 @@ class DenseColumns:
         self.mean = features.mean(dim=0) if has_bias else torch.zeros_like(self.scales)
 
     def scale(self, features: Any) -> Tensor:
-        """Standardized features."""
+        """Return the standardized features."""
         return (features - self.mean) / self.scales  # type: ignore[no-any-return]
 
     def create_weight(self, outputs: int) -> Tensor:
@@ -143,7 +143,7 @@ class DenseColumns:
 
 
 class SparseColumns:
-    """Sparse features, which are divided by their rarity; those that say nothing of other samples are left out."""
+    """Sparse features divided by their rarity; features that occur in too few samples to matter are skipped."""
 
     def __init__(self, features: Any, *, has_bias: bool) -> None:
         self.penalties, self.max_iterations, self.history = SPARSE_PENALTIES, MAX_SPARSE_ITERATIONS, SPARSE_HISTORY
@@ -181,7 +181,7 @@ def _measure_scale(features: Tensor) -> Tensor:
 
 
 def _drop_unlabelled(samples: HeadFeatures, loss: HeadLoss) -> HeadFeatures:
-    """Return the samples that have a class."""
+    """Return only the samples that have a class."""
     if not loss.partial or samples.targets.ndim > 1:
         return samples
     labelled = samples.targets != NO_LABEL
@@ -196,7 +196,7 @@ def _minimize(
     bias: Tensor,
     penalty: float,
 ) -> float:
-    """Take weight and bias to the smallest loss plus penalty, in place; returns the loss alone."""
+    """Minimize the loss plus penalty by changing weight and bias in place; returns the loss without the penalty."""
     parameters = [parameter for parameter in (weight, bias) if parameter.requires_grad]
     optimizer = torch.optim.LBFGS(
         parameters,
@@ -213,7 +213,7 @@ def _minimize(
         penalized = factor * weight.square().sum()
         penalized.backward()  # type: ignore[no-untyped-call]
         total = float(penalized.detach())
-        # Part by part, so that the outputs of all samples never lie in memory together.
+        # Part by part, so that the outputs of all samples are never in memory at once.
         for part in _loss_parts(columns, samples, loss, weight, bias):
             part.backward()  # type: ignore[no-untyped-call]
             total += float(part.detach())

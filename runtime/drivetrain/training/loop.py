@@ -8,7 +8,8 @@ for each epoch
     evaluate, update best metric, save if best
 
 A process that has a problem, such as a signal or a number that is not finite, does not raise it at once: the others
-would wait for its part of the next sum. `run.peers` keeps it until the next exchange, where all raise the most serious one.
+would wait for its part of the next sum. `run.peers` keeps it until the next exchange, where all processes raise the most
+serious problem.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
     """Train until the end.
 
     Returns:
-        Why the training ended.
+        The reason why the training ended.
 
     Raises:
         Stopped: if `max_time` has passed.
@@ -40,7 +41,7 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
         NumericsError: if a second rollback would be necessary.
     """
     records = StepRecords(run, saver, progress, profiler)
-    # With several processes a signal may interrupt only where all of them exchange their problems.
+    # With several processes a signal may interrupt only where all processes exchange their problems.
     protection = run.signals.protect_section() if run.ranks.count > 1 else contextlib.nullcontext()
     with contextlib.closing(records), protection:
         # Also for a run that was killed after its last epoch, which only has to evaluate its weights.
@@ -56,7 +57,7 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
 
 
 def train_epoch(run: Run, records: StepRecords) -> None:
-    """Train an epoch from the batch that the counters point to."""
+    """Train an epoch, starting at the position of the counters."""
     trained_layers.enter_stage(run)
     trained_layers.announce_stage(run)
     if run.solves_heads:
@@ -65,7 +66,7 @@ def train_epoch(run: Run, records: StepRecords) -> None:
     run.train_mode()
     with epoch.open_batches(run) as batches, records.complete_at_stop():
         with run.clock.phase("train"):
-            # All processes get the same answer.
+            # The condition is the same in all processes.
             while (
                 not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
             ):
@@ -80,7 +81,7 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
     """Train one step on this process's shard of a batch; weights, counters and records change together or not at all.
 
     Returns:
-        The result, None if the batch is skipped. Without a batch, because of a problem, the process contributes zeros.
+        The result; None if the batch is skipped. Without a batch, because of a problem, the process contributes zeros.
 
     Raises:
         BaseException: the most serious problem of all processes, before the step or in its gradients.
@@ -95,12 +96,12 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
             inputs = None if batch is None else batch_inputs.prepare(run, batch, counters.epoch)
             share = batch_inputs.share_batch(run, samples)
             learning_rate = run.set_learning_rates()
-            # A replayed step has its update and its average in it.
+            # A replayed step includes the update of the weights and of their average.
             if (result := run.step.replay(inputs, share)) is None:
                 loss = run.step.compute_gradients(inputs, share)
             else:
                 run.peers.time_share = run.peers.measure_time_share()
-            # The others have summed these gradients too: they learn of a problem from here on in the next step.
+            # The other processes have summed these gradients too: they learn of a later problem in the next step.
             with run.peers.catching():
                 if result is None:
                     result = run.step.update(loss, len(inputs or ()))

@@ -5,8 +5,8 @@
       best-96/    the weights of the best evaluation
 
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
-its parent fsynced; only then are older ones removed. A checkpoint that does not match its manifest is never loaded. A
-folder that is to be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
+its parent fsynced; only then are older checkpoints removed. A checkpoint that does not match its manifest is never loaded.
+A folder that will be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Loaded:
 
     path: Path
     tensors: dict[str, dict[str, Tensor]]
-    """By file (model, optimizer, ema), then by name."""
+    """Tensors by file (model, optimizer, ema), then by name."""
     state: dict[str, Any]
 
 
@@ -62,7 +62,7 @@ def save(
     state: Mapping[str, object],
     frozen: Collection[str] = (),
 ) -> Path:
-    """Write the checkpoint `folder/name` atomically; `frozen` names parameters that are written once for all checkpoints.
+    """Write the checkpoint `folder/name` atomically; the parameters named in `frozen` are written once for all checkpoints.
 
     Raises:
         StorageError: if it cannot be written; nothing is left behind.
@@ -88,19 +88,19 @@ def save(
 
 
 def create_unfinished(unfinished: Path) -> None:
-    """Create the folder for an unfinished checkpoint, empty; raises OSError if it cannot be created."""
-    # Without its parents: a run folder that was renamed could not get its name again beside a new one.
+    """Create an empty folder for an unfinished checkpoint; raises OSError if it cannot be created."""
+    # Parents are not created: a new run folder would prevent a renamed one from getting its name back.
     unfinished.parent.mkdir(exist_ok=True)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
 
 
 def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int, files: Mapping[str, Entry]) -> None:
-    """Write state and manifest beside the tensors, and give the folder its name.
+    """Write state and manifest next to the tensors, and give the folder its final name.
 
     Args:
         unfinished: the folder with the tensor files, which have been synced to disk.
-        final: its path from then on.
+        final: final path of the folder.
         state: plain values of the run.
         form: one of `manifest.FORMATS`.
         files: entries of the tensor files by name.
@@ -109,7 +109,7 @@ def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int
         OSError: if a file cannot be written or the folder renamed.
     """
     fault_point("commit checkpoint")
-    # Not with write_json, which cannot store infinity.
+    # write_json cannot store infinity.
     write_text(unfinished / run_files.STATE_FILE, json.dumps(state, indent=1) + "\n")
     listed_files = {**files, run_files.STATE_FILE: describe_file(unfinished / run_files.STATE_FILE)}
     write_json(unfinished / MANIFEST, {"format": form, "files": dict(sorted(listed_files.items()))})
@@ -155,7 +155,7 @@ def load(path: Path) -> Loaded:
         try:
             return Loaded(path, _read_tensors(path), read_state(path))
         except (OSError, ValueError) as error:
-            # The manifest only proves that the files are as they were written.
+            # The manifest only proves that the files are unchanged since they were written.
             mismatch = f"it cannot be read: {error}"
     raise CheckpointError(
         f"checkpoint {path}: {mismatch}",
@@ -181,7 +181,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that verifies; also returns a line for each damaged one. Cleans up the folder first.
+    """Clean up the folder, and find the newest checkpoint that verifies; also returns a line for each damaged one.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies; a run never restarts silently from zero.
@@ -199,7 +199,7 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def can_resume(run: Path) -> bool:
-    """Return whether a run folder has a checkpoint to resume from; another process asks what the leader has told it."""
+    """Return whether a run folder has a checkpoint to resume from; followers use the leader's answer."""
     leader = RunFiles(run).read_object(run_files.LEADER_FILE)
     return (
         bool(leader["resumes"])
@@ -209,13 +209,13 @@ def can_resume(run: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) -> None:
-    """Remove step checkpoints except the last `keep`, and best checkpoints that no remaining one refers to.
+    """Remove step checkpoints except the last `keep`, and best checkpoints that no remaining checkpoint refers to.
 
     Args:
         folder: the folder of all checkpoints.
-        keep: number of step checkpoints that stay, at least one.
-        best: step of the best evaluation; None without one.
-        newest: the step that was just written. Higher steps were damaged when the run rolled back, and are removed.
+        keep: number of step checkpoints to keep, at least one.
+        best: step of the best evaluation; None if there is none.
+        newest: step that was just written. Higher steps were damaged when the run rolled back, and are removed.
 
     Raises:
         StorageError: if something cannot be removed.
@@ -238,7 +238,7 @@ def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) 
 
 
 def _remove_checkpoint(path: Path) -> None:
-    # Renamed first: a kill in the middle must not leave a folder that looks like a checkpoint.
+    # Rename first: a kill in the middle must not leave a folder that looks like a checkpoint.
     trash = path.with_name(f".tmp-{path.name}")
     path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
@@ -250,7 +250,7 @@ MODEL_STEM = "model"
 
 
 def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dict[str, Tensors]:
-    """Split the tensors by file, with the frozen tensors of the model moved to a file of their own."""
+    """Split the tensors by file, and move the model's frozen tensors to a separate file."""
     model = tensors[MODEL_STEM]
     frozen_tensors = {name: value for name, value in model.items() if name in frozen}
     if not frozen_tensors or len(frozen_tensors) == len(model):
@@ -260,10 +260,11 @@ def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dic
 
 
 def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
-    """Create the file `path` as a link to an identical one in a checkpoint of `folder`; write it if there is none.
+    """Create the file `path` as a hard link to an identical file in a checkpoint of `folder`; write it if there is none.
 
     Every checkpoint stays complete: it can be verified, copied and removed on its own, and the file system frees the file
-    with its last link. Where the file system has no hard links, the file is written each time. The SHA-256 of both is compared, so a file that was damaged since is not linked.
+    with its last link. Where the file system has no hard links, the file is written each time. The SHA-256 of both files
+    is compared, so a damaged file is not linked.
 
     Raises:
         OSError: if it cannot be written.
@@ -279,6 +280,6 @@ def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
                 os.link(earlier, path)
                 sync_folder(path.parent)
                 return
-        except OSError:  # it cannot be read, or linked: no hard links on this file system, or the limit of one file
+        except OSError:  # it cannot be read or linked: no hard links on this file system, or too many links to one file
             path.unlink(missing_ok=True)
     safetensors_file.write(path, tensors)

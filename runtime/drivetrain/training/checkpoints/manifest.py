@@ -12,8 +12,8 @@ from drivetrain.system.files import hash_file, read_json
 from drivetrain.system.run_files import STATE_FILE
 
 PLAIN_FORMAT, FROZEN_FORMAT = 1, 2
-"""Formats: without and with a file of frozen weights. Each has its own number, so that a version that does not know it
-refuses it.
+"""Formats without and with a file of frozen weights. Each has its own number, so that an older version refuses an unknown
+one.
 """
 FORMATS = (PLAIN_FORMAT, FROZEN_FORMAT)
 MANIFEST = "MANIFEST.json"
@@ -21,7 +21,7 @@ Entry = dict[str, int | str]
 """Size and SHA-256 of a file, as the manifest lists them."""
 _FILE_PATTERN = r"[a-z]+\.(safetensors|json)"
 MAX_MANIFEST_BYTES = 1 << 20
-"""A manifest takes a few hundred bytes; a longer file is not a manifest."""
+"""Maximum size of a manifest, which usually takes a few hundred bytes; a longer file is not a manifest."""
 
 
 def verify(path: Path) -> str | None:
@@ -49,7 +49,7 @@ def describe_file(path: Path) -> Entry:
 
 
 def find_best_step(state: Mapping[str, Any]) -> int | None:
-    """Find the step of the best checkpoint to which the state of a checkpoint refers; None if it refers to none."""
+    """Find the step of the best checkpoint that a checkpoint's state refers to; None if it refers to none."""
     try:
         best = state["watch"]["best"]
         return None if best["best"] is None else int(best["step"])
@@ -58,16 +58,16 @@ def find_best_step(state: Mapping[str, Any]) -> int | None:
 
 
 def describe_damaged(name: str, mismatch: str) -> str:
-    """Return the line about a damaged checkpoint that is passed over."""
+    """Return the line about a damaged checkpoint that is skipped."""
     return f"checkpoint {name} is damaged: {mismatch}; using an older one"
 
 
 def all_damaged_error(folder: object, damaged: list[str]) -> CheckpointError:
-    """Return the error if there are checkpoints and none verifies; a run never restarts silently from zero.
+    """Build the error for a run whose checkpoints are all damaged; a run never restarts silently from zero.
 
     Args:
         folder: the folder or address of the checkpoints.
-        damaged: the line about each of them.
+        damaged: one line for each checkpoint.
     """
     return CheckpointError(
         f"{folder}: all checkpoints are damaged:\n  " + "\n  ".join(damaged),
@@ -77,17 +77,17 @@ def all_damaged_error(folder: object, damaged: list[str]) -> CheckpointError:
 
 
 def list_files(path: Path) -> dict[str, dict[str, Any]]:
-    """The entries of the files that the manifest of a checkpoint lists, by name; refuses paths outside of the folder.
+    """Read the manifest of a checkpoint: the entries of its files by name. Paths outside of the folder are refused.
 
     Raises:
-        ValueError: with what is wrong with the manifest.
+        ValueError: if the manifest is wrong; the message says how.
     """
     file = path / MANIFEST
     return parse_files(read_json(file) if file.is_file() and file.stat().st_size <= MAX_MANIFEST_BYTES else None)
 
 
 def parse_files(manifest: object) -> dict[str, dict[str, Any]]:
-    """Return the same as `list_files`, from the content of a manifest."""
+    """Return the file entries in the content of a manifest, as `list_files` does."""
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ValueError(f"{MANIFEST} is missing or incomplete")
     if manifest.get("format") not in FORMATS:

@@ -1,7 +1,7 @@
 """Loads checkpoints in all processes of a run together.
 
-The leader finds and verifies the checkpoint. The others may be on machines that cannot read its folder, and get it from
-the leader.
+The leader finds and verifies the checkpoint. The other processes may run on machines that cannot read its folder, and
+get it from the leader.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from drivetrain.training.run import Run
 
 
 def load_latest(run: Run) -> tuple[Loaded | None, list[str]]:
-    """Load the newest checkpoint that verifies; also returns a line for each damaged one. All processes call it together.
+    """Load the newest checkpoint that verifies in all processes together; also returns a line for each damaged one.
 
-    The folder of the leader counts.
+    The leader's folder is used.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies.
@@ -34,7 +34,7 @@ def load_latest(run: Run) -> tuple[Loaded | None, list[str]]:
 
 
 def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | None:
-    """Send the leader's checkpoint to every process, and return it; None if there is none."""
+    """Send the leader's checkpoint to all processes and return it; None if there is none."""
     if ranks.count == 1:
         return loaded
     shapes = {
@@ -51,7 +51,7 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
         )
     for group in leader_header["tensors"]:
         for name in leader_header["tensors"][group]:
-            # One tensor at a time: a copy of all together would take as much memory again.
+            # One tensor at a time: a copy of all tensors at once would double the memory.
             ranks.broadcast([loaded.tensors[group][name]])
     return loaded
 

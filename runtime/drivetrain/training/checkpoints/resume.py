@@ -1,4 +1,4 @@
-"""Checks that a checkpoint fits the run that resumes from it, and lists what has changed on the machine since."""
+"""Checks that a checkpoint fits the run that resumes from it, and lists changes of the machine since then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMISE = f"{RESUMES}; results stay bit-identical on the same image, CPU model, 
 
 
 def collect_identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
-    """Name and value of everything beside spec and plan that the exact bits of a run depend on."""
+    """Collect name and value of everything besides spec and plan that determines the exact bits of a run."""
     return {
         "image": hardware.image or "none",
         "cpu": hardware.cpu.model + (f", kept back by {hardware.cpu.capped}" if hardware.cpu.capped else ""),
@@ -40,7 +40,7 @@ def describe_promise(*, deterministic: bool, on_gpu: bool) -> str:
 
 
 def _fingerprint(split: Split) -> str:
-    """The size of a split and a digest of its targets, which is empty if targets require reading every sample."""
+    """Return the size of a split and a digest of its targets; the digest is empty if targets require reading every sample."""
     digest = hashlib.sha256()
     for name, values in {} if isinstance(split, JointTargets) else split.targets.items():
         digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
@@ -48,7 +48,7 @@ def _fingerprint(split: Split) -> str:
 
 
 def list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One line for each entry of `collect_identity` that has changed since the checkpoint.
+    """List the entries of `collect_identity` that have changed since the checkpoint, one line each.
 
     Raises:
         CheckpointError: if the data has changed.
@@ -96,7 +96,7 @@ def check_fit(
         CheckpointError: naming what is missing, unknown or of another type.
     """
     scaler = loaded.state.get("scaler")
-    # After a collapse of fp16 a run continues in fp32, and so without the scaler's state.
+    # After a collapse of fp16 a run continues in fp32, without the scaler's state.
     unchecked = {"last": loaded.state.get("last")} | ({} if scaler and state["scaler"] else {"scaler": scaler})
     misfits = _list_type_differences(loaded.state, {**state, **unchecked}, "")
     misfits += [f"{stem}.safetensors" for stem in {*tensors, "optimizer"} ^ set(loaded.tensors)]

@@ -17,7 +17,7 @@ from drivetrain.training.user_parts import load_group_settings, read_group_setti
 
 
 def collect_state(run: Run) -> dict[str, object]:
-    """Everything that a run needs to resume except its tensors, as plain values."""
+    """Collect everything that a run needs to resume, except its tensors, as plain values."""
     counters = {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds}
     frozen = [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
     return {
@@ -39,14 +39,14 @@ def collect_state(run: Run) -> dict[str, object]:
 
 
 def _read_stream(run: Run) -> dict[str, object]:
-    """Read the state of an iterable that this process alone reads; others can be read again up to the batch."""
+    """Read the state of an iterable that only this process reads; other iterables can be read again up to the batch."""
     if not isinstance(run.batches, StreamBatches) or run.ranks.count > 1 or not run.counters.batch:
         return {}
     return {"stream": run.batches.stream.read_state(run.counters.epoch, run.counters.batch)}
 
 
 def _expect_later_counters(expected: Any, stored: Any) -> None:
-    """Expect counters that earlier versions did not have just where a checkpoint has them."""
+    """Expect newer counters only if the checkpoint has them, since earlier versions did not store them."""
     empty: dict[str, object] = {"solved": False}
     for name, value in empty.items():
         expected.pop(name, None)
@@ -65,7 +65,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     _expect_later_counters(expected["counters"], loaded.state.get("counters"))
     for key in ("stream", "within"):
         expected.pop(key, None)
-        # A run that extends another may have the time that the other did not have.
+        # An extended run may have a time limit that the original run did not have.
         expected |= {key: loaded.state[key]} if key in loaded.state else {}
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
     for line in resume.list_changes(loaded.state["identity"], run.identity):
@@ -79,7 +79,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         run.peers.time_share = run.time_target.load(state["within"])
     in_counted_epoch = not run.counters.batch and run.counters.step % run.batches.per_epoch
     if in_counted_epoch and not run.counters.solved and not run.reached_step_limit():
-        # A run that `train.steps` ended within an epoch counts that epoch; a longer run trains its rest.
+        # A run that `train.steps` ended within an epoch counts that epoch; a longer run trains the rest of it.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
     if run.user_parts.optimizer:
         load_group_settings(run.optimizer, state["groups"])
@@ -101,12 +101,12 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         for name, parameter in run.model.named_parameters():
             parameter.requires_grad_(name not in state["frozen"])
     if state["micro_batch"] is not None:
-        # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
+        # Memory ran out with a larger micro-batch; the current plan may have an even smaller one.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.forward.micro_batch or state["micro_batch"]))
 
 
 def count_evaluated_epochs(run: Run) -> int:
-    """The number of evaluated epochs. An epoch that `train.steps` has ended early was evaluated at that point."""
+    """Count the evaluated epochs, including an epoch that `train.steps` has ended early."""
     ended_early = 0 < run.counters.batch < run.batches.per_epoch
     return run.counters.epoch + int(ended_early)
 
@@ -123,7 +123,7 @@ def collect_optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Opt
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `collect_optimizer_tensors` has returned.
+    """Load the optimizer's state from the result of `collect_optimizer_tensors`.
 
     Raises:
         CheckpointError: if a name is unknown.

@@ -1,11 +1,11 @@
-"""Calibrates a head: the temperature that its outputs are divided by, and the probabilities from which a class is predicted.
+"""Calibrates a head: fits the temperature that divides its outputs, and the probability thresholds of its classes.
 
 Networks are usually overconfident. One number, fitted to the validation samples so that a probability of 0.8 is right in
 80 % of cases, corrects most of it and changes no predicted class (Guo et al. 2017).
 
-The probability from which a label, or the second of two classes, is predicted need not be 0.5, which is not best for F1.
-Another one is used only where the metric gains more than chance explains: each half of the samples is predicted with what
-is best for the other half, and the standard error of the gain is that of samples that are drawn again (paired bootstrap).
+The threshold for a label, or for the second of two classes, need not be 0.5, which is not the best for F1. Another
+threshold is used only if the metric gains more than chance explains: each half of the samples is predicted with the best
+threshold of the other half, and the standard error of the gain comes from resampled samples (paired bootstrap).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 from drivetrain.data.dataset import Head
 
 TEMPERATURES = tuple(2 ** (step / 4) for step in range(-8, 13))
-"""From 0.25 to 8, a factor of 1.19 apart; between them the loss is nearly a parabola."""
+"""Temperatures from 0.25 to 8 in steps of a factor of 1.19; between two of them the loss is nearly a parabola."""
 PRIOR_DEVIATION = 0.5
-"""Standard deviation of the prior on log(temperature): a few samples without a mistake must not lead to 0."""
+"""Standard deviation of the prior on log(temperature): a few samples without a mistake must not lead to a temperature of 0."""
 MAX_VALUES_AT_ONCE = 1 << 22
 """Largest number of outputs times temperatures that are computed at once."""
 
@@ -44,7 +44,7 @@ class Temperature:
 
 
 def sum_log_losses(outputs: Tensor, truth: Tensor) -> Tensor:
-    """The sum of the log loss of outputs (N, classes) at each temperature, float64 on the CPU; `truth` is (N,)."""
+    """Sum the log loss of outputs (N, classes) at each temperature, float64 on the CPU; `truth` is (N,)."""
     divisors = torch.tensor(TEMPERATURES, device=outputs.device)[:, None, None]
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     chunk_rows = max(1, MAX_VALUES_AT_ONCE // (len(TEMPERATURES) * max(1, outputs.shape[1])))
@@ -56,9 +56,9 @@ def sum_log_losses(outputs: Tensor, truth: Tensor) -> Tensor:
 
 
 def choose_temperature(log_losses: Sequence[float], samples: int) -> Temperature | None:
-    """The most probable temperature, given the mean log loss at each of TEMPERATURES; None without finite losses.
+    """Choose the most probable temperature, given the mean log loss at each of TEMPERATURES; None without finite losses.
 
-    It is the minimum of a parabola through the best of them and its neighbors, over log(temperature).
+    It is the minimum of a parabola over log(temperature) through the best of TEMPERATURES and its neighbors.
     """
     if not samples or len(log_losses) != len(TEMPERATURES) or not all(map(isfinite, log_losses)):
         return None
@@ -83,14 +83,14 @@ def read_temperature(confusion: Mapping[str, Any], head: str) -> Temperature | N
 
 
 def _find_vertex(values: Sequence[float]) -> float:
-    """The position of the minimum of a parabola through values at -1, 0 and 1, of which the middle one is smallest."""
+    """Find the minimum of a parabola through values at -1, 0 and 1; the middle value must be the smallest."""
     left, middle, right = values
     curvature = left - 2 * middle + right
     return 0.0 if curvature <= 0 else (left - right) / (2 * curvature)
 
 
 def _interpolate(values: Sequence[float], positions: Sequence[float], position: float) -> float:
-    """Return the value at a place, on the parabola through the three nearest ones."""
+    """Interpolate the value at a position with a parabola through the three nearest values."""
     middle = min(range(1, len(positions) - 1), key=lambda index: abs(positions[index] - position))
     left, center, right = values[middle - 1 : middle + 2]
     offset = (position - positions[middle]) / (positions[1] - positions[0])
@@ -99,9 +99,9 @@ def _interpolate(values: Sequence[float], positions: Sequence[float], position: 
 
 RESAMPLES = 200
 MIN_STANDARD_ERRORS = 2
-"""So many times its standard error a gain must be."""
+"""Gain that is required, as a multiple of its standard error."""
 MAX_LOG_ODDS = 30.0
-"""Beyond it a probability in float64 no longer tells outputs apart, and ends as 0 or 1."""
+"""Largest log odds of a threshold; beyond it a probability in float64 is rounded to 0 or 1."""
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A metric of numbers of true positives, false positives, false negatives and true negatives."""
@@ -126,13 +126,13 @@ CLASS_METRICS: Mapping[str, Score] = {"f1": _compute_macro_f1, "balanced_accurac
 
 
 def measure_gains(rows: Tensor, metrics: Mapping[str, Score], decisive_metric: str) -> dict[str, list[list[float]]]:
-    """By the name of the metric that decides, for each label: the best output to predict it from, the metric from 0, that with the best output of the
-    other half of the samples, and the standard error of the difference.
+    """Measure for each label, under the name of the decisive metric: the best output threshold, the metric at threshold 0,
+    the metric at the best threshold of the other half of the samples, and the standard error of the difference.
 
     Args:
         rows: outputs, and 1 where the label is true, (2, N, labels).
-        metrics: those that thresholds change.
-        decisive_metric: the one to measure; if it is none of them, nothing is.
+        metrics: metrics that thresholds change.
+        decisive_metric: name of the metric to measure; nothing is measured if it is not in `metrics`.
     """
     if decisive_metric not in metrics:
         return {}
@@ -149,7 +149,7 @@ def _measure_gain(outputs: Tensor, truth: Tensor, score: Score) -> list[float]:
     starts = torch.where(
         first, _find_best(outputs[~first], truth[~first], score), _find_best(outputs[first], truth[first], score)
     )
-    # Truth, prediction from 0, and prediction from the output of the other half are one of eight cells.
+    # Truth, prediction at threshold 0, and prediction at the other half's threshold give one of eight cells.
     cells = torch.bincount(truth * 4 + (outputs > 0) * 2 + (outputs > starts), minlength=8).double()
     drawn = np.random.default_rng(0).multinomial(len(outputs), cells.numpy() / len(outputs), size=RESAMPLES)
     counts = torch.cat([cells[None], torch.from_numpy(drawn).double()]).view(-1, 2, 2, 2)
@@ -162,7 +162,7 @@ def _measure_gain(outputs: Tensor, truth: Tensor, score: Score) -> list[float]:
 
 
 def _find_best(outputs: Tensor, truth: Tensor, score: Score) -> float:
-    """The output from which predicting the label gives the best score, between two of these outputs; 0 without two."""
+    """Find the output threshold with the best score, midway between two of the outputs; 0 without two different outputs."""
     ranked, order = outputs.sort(descending=True, stable=True)
     last_of_ties = (ranked[1:] != ranked[:-1]).nonzero()[:, 0]
     if not len(last_of_ties):
@@ -175,12 +175,12 @@ def _find_best(outputs: Tensor, truth: Tensor, score: Score) -> float:
 
 
 def choose_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> tuple[float, ...]:
-    """The thresholds of a head with its temperature, from the record of an evaluation; none where 0.5 is as good.
+    """Choose the thresholds of a head with its temperature from the record of an evaluation; empty if 0.5 is as good.
 
     Args:
-        confusion: the record.
-        head: the head.
-        metric: that of the job, such as `validation/f1`, for which they are chosen; none are chosen for others.
+        confusion: record of the evaluation.
+        head: head with its temperature.
+        metric: metric of the job that decides, such as `validation/f1`; thresholds are chosen for this metric alone.
     """
     rows = _read_gains(confusion, head.name, metric)
     log_odds = [

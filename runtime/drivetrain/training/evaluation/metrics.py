@@ -17,7 +17,7 @@ from drivetrain.training.evaluation.scores import ClassScores, build_scores
 from drivetrain.training.losses import HeadLoss, Objective
 
 MAX_WAITING_BYTES = 256 * 2**20
-"""Largest size of the outputs that wait for a loss that can only be computed for all samples together."""
+"""Largest size of outputs that are kept for a loss that can only be computed for all samples together."""
 
 
 class MetricAccumulator:
@@ -25,7 +25,7 @@ class MetricAccumulator:
 
     Args:
         heads: the heads by name.
-        objective: the loss of all heads; None if there are no targets for it.
+        objective: loss of all heads; None if there are no targets for it.
     """
 
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
@@ -38,13 +38,13 @@ class MetricAccumulator:
     def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:
         """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples.
 
-        With the sample ids, `ids`, the worst mistakes are collected, too.
+        If the sample ids `ids` are given, the worst mistakes are collected too.
         """
         fault_point("evaluation batch")
         for name, score in self.scores.items():
             head_outputs = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
             head_targets, head_ids = targets[name], ids
-            # Samples without a label count nothing.
+            # Samples without a label do not count.
             if isinstance(score, ClassScores) and head_targets.ndim == 1 and bool((head_targets == NO_LABEL).any()):
                 has_label = head_targets != NO_LABEL
                 head_outputs, head_targets = head_outputs[has_label], head_targets[has_label]
@@ -68,7 +68,7 @@ class MetricAccumulator:
             self._add_waiting()
 
     def _add_waiting(self) -> None:
-        """Compute the loss of all waiting outputs as of one batch, and add it."""
+        """Compute the loss of all waiting outputs as one batch, and add it."""
         names, outputs, targets = zip(*self.waiting_outputs, strict=True) if self.waiting_outputs else ((), (), ())
         self.waiting_outputs = []
         if names and self.objective is not None:
@@ -80,7 +80,7 @@ class MetricAccumulator:
             self.loss_sums[names[0]] += sums
 
     def sum_over_processes(self, ranks: Ranks) -> None:
-        """Sum everything over all processes, which call it together."""
+        """Sum everything over all processes; all of them must call it."""
         self._add_waiting()
         local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
         examples = [score.examples for score in self.scores.values() if score.examples]
@@ -94,12 +94,12 @@ class MetricAccumulator:
             score.gather(ranks)
 
     def metrics(self, prefix: str = "validation/") -> dict[str, float]:
-        """All metrics by name, such as `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
+        """Return all metrics by name, such as `validation/accuracy`; with several heads `validation/<head>/accuracy`."""
         self._add_waiting()
         by_name: dict[str, float] = {}
         total_loss = 0.0
         for name, head in self.heads.items():
-            # A head for which no sample has a label has no metrics.
+            # A head without any labelled sample has no metrics.
             score = self.scores[name]
             if isinstance(score, ClassScores) and not score.counts()[0].any():
                 continue
@@ -113,11 +113,11 @@ class MetricAccumulator:
         return combined | by_name
 
     def confusion(self, decisive_metric: str = "") -> dict[str, object]:
-        """By head with classes: the classes; if they are exclusive the confusion matrix (truth by row) and the worst
-        mistakes, else the counts of each label. By head of numbers: true and predicted ones, and the largest errors.
+        """Return details by head. With exclusive classes: the confusion matrix (truth by row) and the worst mistakes; with
+        labels: the counts of each label; with numbers: true and predicted numbers, and the largest errors.
 
         Args:
-            decisive_metric: the metric that chooses the weights, for which thresholds are measured; none are without it.
+            decisive_metric: metric that chooses the weights; thresholds are measured for it, and not at all if it is empty.
         """
         metric_name = decisive_metric.rpartition("/")[2]
         records = {name: score.to_json(metric_name) for name, score in self.scores.items()}

@@ -1,6 +1,6 @@
 """Computes the scores of an evaluation from sums over its batches; only ranking scores keep all outputs.
 
-Not taken from torchmetrics because importing it takes 1.5 s at every start; the tests compare with it.
+torchmetrics is not used because importing it takes 1.5 s at every start; the tests compare the scores with it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ THRESHOLD_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy", KAPPA)
 
 
 class Scores:
-    """The scores of one head; of targets that only the user's loss can interpret: none."""
+    """Scores of one head. This base class has none, for targets that only the user's loss can interpret."""
 
     examples: WorstMistakes | NumberSamples | None = None
-    """Single samples that the report shows."""
+    """Samples that the report shows."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, outputs), and the targets of the same samples."""
@@ -43,15 +43,15 @@ class Scores:
         return {}
 
     def to_json(self, decisive_metric: str) -> dict[str, object] | None:
-        """Return the details next to the scores in the report, with the gain of thresholds in the metric that decides; None for nothing."""
+        """Return details for the report, with the gain of thresholds in the decisive metric; None if there are none."""
         return None
 
 
 class LabelScores(Scores):
     """Scores of labels that can be true together (multi-label), predicted from the head's thresholds.
 
-    The share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions (micro_f1), and the mean of the
-    average precision over the labels that occur (map), for which all outputs are kept: it needs their order.
+    The scores are the share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions
+    (micro_f1), and the mean average precision of the labels that occur (map), which needs the order of all outputs.
     """
 
     def __init__(self, head: Head) -> None:
@@ -96,16 +96,16 @@ class LabelScores(Scores):
         return scores | _list_at_half(self.at_half)
 
     def average_precision(self) -> Tensor:
-        """The area below the curve of precision over recall, as a sum of steps, of each label, shape (labels,); 0 for a
-        label without samples. Equal outputs are one step.
+        """Compute the area below the curve of precision over recall for each label, shape (labels,), as a sum of steps. It
+        is 0 for a label without samples. Equal outputs form one step.
         """
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
         outputs, truth = self.kept_rows[0]
         return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """Classes, samples, and by label those that have it, that were predicted to, both, and the average precision; what other
-        thresholds gain in the metric that decides.
+        """Return classes, number of samples, and for each label the true, predicted and correctly predicted samples and the
+        average precision; also the gain of other thresholds in the decisive metric.
         """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
@@ -115,13 +115,13 @@ class LabelScores(Scores):
 
 
 def _list_at_half(scores: LabelScores | ClassScores | None) -> dict[str, float]:
-    """List the scores that a threshold changes, as they are with 0.5; empty for a head that has no other."""
+    """List the scores with a threshold of 0.5 that thresholds change; empty for a head without other thresholds."""
     values = scores.compute() if scores else {}
     return {f"{name}_at_half": value for name, value in values.items() if name in THRESHOLD_METRICS}
 
 
 def _gather_rows(rows: list[Tensor], ranks: Ranks) -> list[Tensor]:
-    """Return the rows, each (2, N, labels), of all processes in the order of their ranks."""
+    """Gather the rows (2, N, labels) of all processes in the order of their ranks."""
     if ranks.count == 1:
         return rows
     local_rows = torch.cat(rows, dim=1)
@@ -135,7 +135,7 @@ def _gather_rows(rows: list[Tensor], ranks: Ranks) -> list[Tensor]:
 
 
 def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
-    """Return the average precision of one label, of outputs (N,) and truth (N,), shape (); NaN ranks last."""
+    """Compute the average precision, shape (), of one label from outputs (N,) and truth (N,); NaN ranks last."""
     sorted_outputs, order = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
     ends_a_tie = torch.ones(len(sorted_outputs), dtype=torch.bool)
@@ -149,11 +149,11 @@ def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
 class ClassScores(Scores):
     """Scores of exclusive classes; `matrix` is (classes, classes), truth by row.
 
-    Of the most probable class: accuracy, and macro F1 and balanced accuracy (mean recall) over the classes that occur. Of the
-    probabilities: log loss, Brier score (the squared distance from the truth, of two classes that of one), and the expected
-    calibration error (Guo et al. 2017): how far confidence and accuracy are apart, in bins of equal width. Of two classes
-    also the area below the ROC curve and the mean of both classes' average precision, for which all outputs are kept; samples
-    of one class alone have neither. Of two classes, or of whole numbers, also Cohen's kappa with quadratic weights.
+    Scores of the predicted class: accuracy, and macro F1 and balanced accuracy (mean recall) over the classes that occur.
+    Scores of the probabilities: log loss, Brier score (squared distance from the truth; for two classes of one class only),
+    and expected calibration error (Guo et al. 2017), the gap between confidence and accuracy in bins of equal width. For two
+    classes also the area below the ROC curve and the mean of both average precisions, which need all outputs and samples of
+    both classes. For two classes, and for classes that are whole numbers, also Cohen's kappa with quadratic weights.
     """
 
     BINS = 15
@@ -173,7 +173,7 @@ class ClassScores(Scores):
         self.bins = torch.zeros(self.BINS, 3, dtype=torch.float64)
         """Sums of confidence, of correct predictions and of samples, by bin."""
         self.kept_rows: list[Tensor] = [torch.zeros(2, 0, 1)]
-        """Of two classes: the outputs' difference, and 1 where the second is true, each (2, N, 1) of a batch."""
+        """Rows of two classes: difference of the outputs, and 1 where the second class is true, each (2, N, 1) of a batch."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes)."""
@@ -199,7 +199,7 @@ class ClassScores(Scores):
         by_sample = (-logarithms.gather(1, truth_column)[:, 0], distances, confidence, (predicted == truth).float())
         log_loss, distance, confidence, is_right = torch.stack(by_sample).cpu().double()  # in one copy from a GPU
         self.losses += torch.stack([log_loss.sum(), distance.sum()])
-        # A confidence that is not a number has a bin, too; 1 belongs to the last.
+        # A NaN confidence has a bin too; 1 belongs to the last bin.
         bin_indices = (confidence.nan_to_num(0) * self.BINS).long().clamp(0, self.BINS - 1)
         sums = [bin_indices.bincount(values, minlength=self.BINS) for values in (confidence, is_right)]
         sums.append(bin_indices.bincount(minlength=self.BINS).double())
@@ -210,7 +210,7 @@ class ClassScores(Scores):
         return [self.matrix, self.losses, self.bins, self.scaled_losses]
 
     def gather(self, ranks: Ranks) -> None:
-        """Take the rows of all processes, which call it together."""
+        """Collect the rows of all processes, which call it together."""
         if self.classes == 2:
             self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
@@ -233,7 +233,7 @@ class ClassScores(Scores):
         return scores | (self._compute_rankings() if self.classes == 2 else {})
 
     def _compute_kappa(self) -> dict[str, float]:
-        """One less the squared distance of the classes from the truth, as a share of that of independent predictions."""
+        """Compute Cohen's kappa: 1 - squared distance of predictions from the truth / expected distance by chance."""
         counts, positions = self.matrix.double(), torch.arange(self.classes)
         distances = (positions[:, None] - positions).square().double()
         expected = counts.sum(1)[:, None] * counts.sum(0) / counts.sum().clamp_min(1)
@@ -241,7 +241,7 @@ class ClassScores(Scores):
         return {KAPPA: 1 - float((distances * counts).sum()) / chance} if chance else {}
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """Return the classes, the confusion matrix (truth by row), the worst mistakes, and what calibrates a model."""
+        """Return the classes, the confusion matrix (truth by row), the worst mistakes, and the data for calibration."""
         return {
             "classes": list(self.head.classes),
             "matrix": self.matrix.tolist(),
@@ -251,13 +251,13 @@ class ClassScores(Scores):
         }
 
     def calibration(self) -> dict[str, object]:
-        """The record that calibrates a model: samples, confidence and correct predictions by bin, log loss by temperature."""
+        """Return data to calibrate a model: samples, confidence and correct predictions by bin, log loss by temperature."""
         total = max(1, int(self.matrix.sum()))
         losses = (self.scaled_losses / total).tolist()
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
 
     def measure_gains(self, decisive_metric: str) -> dict[str, list[list[float]]]:
-        """Compute the gain of other thresholds in the metric that decides, of two classes."""
+        """Compute the gain of other thresholds in the decisive metric; empty unless there are two classes."""
         if self.classes != 2:
             return {}
         return calibration.measure_gains(torch.cat(self.kept_rows, dim=1), calibration.CLASS_METRICS, decisive_metric)
@@ -272,7 +272,7 @@ class ClassScores(Scores):
 
 
 def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
-    """Return the share of pairs of both classes whose outputs (N,) are in order, equal ones counting half."""
+    """Compute the share of pairs of both classes whose outputs (N,) are in order; equal outputs count half."""
     positive = int(truth.sum())
     pairs = positive * (len(truth) - positive)
     _, rank_indices, counts = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).unique(  # type: ignore[no-untyped-call]
@@ -286,9 +286,9 @@ def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
 class NumberScores(Scores):
     """MAE, RMSE, R2 and MAPE in the units of the data; no MAPE if a true number is 0.
 
-    Of several columns each has its own, `COLUMN/rmse`; those without a column are over all of them: the mean of the MAE and
-    of R2, and the root of the mean squared error. In these the column with the largest unit decides, unlike in
-    `scaled_rmse`, for which each column is divided by its deviation in the training data.
+    Each of several columns has its own scores, such as `COLUMN/rmse`. Scores without a column are over all columns: the
+    mean MAE, the mean R2, and the root of the mean squared error. Columns with large units dominate them, except in
+    `scaled_rmse`, where each column is divided by its standard deviation in the training data.
     """
 
     def __init__(self, head: Head) -> None:
@@ -299,9 +299,9 @@ class NumberScores(Scores):
         self.samples = torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch: both (N, columns), scaled.
+        """Add a batch: outputs and targets, both (N, columns) and scaled.
 
-        Sums use scaled values: squares of numbers far from 0 would lose the digits in which they differ.
+        Sums use scaled values: squares of numbers far from 0 would lose the digits that differ.
         """
         truth = targets.cpu().double()
         error = outputs.cpu().double() - truth
@@ -336,7 +336,7 @@ class NumberScores(Scores):
         return scores
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """True and predicted numbers, and the largest errors."""
+        """Return true and predicted numbers, and the largest errors."""
         return self.examples.to_json()
 
 

@@ -21,11 +21,11 @@ from drivetrain.training.run import Run
 Result = TypeVar("Result")
 
 MAX_FORMAT_GAP = 0.05
-"""Largest relative difference of the loss from fp32 with which a shorter format is kept, as in the tuner."""
+"""Largest relative difference of the loss from fp32 for keeping a shorter format, as in the tuner."""
 MIN_CLASS_LOSS = 0.1
-"""Smallest loss of classes to compare with: below it predictions are so sure that rounding changes none."""
+"""Lower bound of a classification loss in comparisons: below it predictions are so sure that rounding changes none."""
 FORMAT_BATCHES = 4
-"""Validation batches of each process over which the formats are compared."""
+"""Validation batches of each process for comparing the formats."""
 
 
 def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
@@ -48,7 +48,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     with torch.inference_mode():
         accumulator.sum_over_processes(run.ranks)
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
-    # All processes use rank 0's numbers, so that all make the same decisions.
+    # All processes use rank 0's numbers to make the same decisions.
     confusion = accumulator.confusion(run.best_metric.best.metric)
     return dict(zip(metrics, run.ranks.copy_from_rank0(list(metrics.values())), strict=True)), confusion
 
@@ -56,8 +56,8 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
 def check_precision(run: Run) -> None:
     """Fall back to fp32 if the shorter format of the training changes the loss of the trained network.
 
-    Rounding hurts only a network that has learned details. So the loss of a few validation batches is compared after
-    epochs 1, 2, 4, 8, ...; a format that the job asks for stays, and the difference is recorded.
+    Rounding hurts only a network that has learned details, so the loss of a few validation batches is compared after
+    epochs 1, 2, 4, 8, ...; a format that the job sets is kept, and the difference is recorded.
     """
     epoch, row = run.counters.epoch, run.plan.row("precision")
     if run.step.forward.dtype is None or epoch & (epoch - 1):
@@ -98,13 +98,13 @@ def _measure_losses(run: Run) -> tuple[float, float]:
 
 
 def default_batch_size(run: Run) -> int:
-    """Samples per evaluation batch if training batches are not split; larger, since no activations are saved."""
+    """Return the samples per evaluation batch if training batches are not split: more, since no activations are saved."""
     training_batch = run.job.train.batch
     return max(training_batch, min(256, 4 * training_batch))
 
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
-    """Compute in batches of the usual size; if memory runs out, start over with half as many samples per batch."""
+    """Compute in batches of the usual size; if memory runs out, start again with half as many samples per batch."""
     size = run.step.forward.micro_batch or default_batch_size(run)
     while True:
         try:
@@ -130,7 +130,7 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
 
 
 def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
-    """Return the preprocessed batches of this process's shard of a split, not augmented."""
+    """Return the preprocessed batches of this process's shard of a split, without augmentation."""
     settings = run.batches
     local_batches = batches.fetch_in_order(
         split,

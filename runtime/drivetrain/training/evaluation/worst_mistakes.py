@@ -1,6 +1,6 @@
 """Collects the worst mistakes of an evaluation: samples with the most confident wrong classes.
 
-An evaluation keeps their ids. At the end of the run, those of the best evaluation are written with a name and, for
+An evaluation keeps their ids. At the end of the run, the mistakes of the best evaluation are written with a name and, for
 images, a small picture, so that the report needs no data.
 """
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
 MAX_MISTAKES = 12
-"""Mistakes that are kept of each head."""
+"""Number of mistakes that are kept per head."""
 PICTURE_SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
 class FirstRows:
-    """Rows of numbers about samples, of which the first ones are kept: by column 0, and of equal ones by the sample id in column 1.
+    """First rows of numbers about samples, sorted by column 0; ties are sorted by the sample id in column 1.
 
     Args:
-        width: columns.
-        count: rows that are kept.
+        width: number of columns.
+        count: number of rows to keep.
         largest: whether the rows with the largest column 0 come first.
     """
 
@@ -48,14 +48,14 @@ class FirstRows:
         self.rows = rows[(-rows[:, 0] if self.largest else rows[:, 0]).argsort(stable=True)[: self.count]]
 
     def to_table(self, rank: int, process_count: int) -> Tensor:
-        """The rows, each after a 1, in slice `rank`; all else is 0, so the sum over the processes has the rows of all."""
+        """Return the rows, each after a 1, in slice `rank` of zeros; the sum over all processes contains all rows."""
         slices = torch.zeros(process_count, self.count, 1 + self.rows.shape[1], dtype=torch.float64)
         slices[rank, : len(self.rows), 0] = 1
         slices[rank, : len(self.rows), 1:] = self.rows
         return slices
 
     def read_table(self, table: Tensor) -> None:
-        """Take the first rows from the sum of the tables of all processes."""
+        """Set the rows to the first rows in the sum of all processes' tables."""
         rows = table.flatten(0, 1)
         self.rows = self.rows[:0]
         self.add(rows[rows[:, 0] > 0][:, 1:])
@@ -112,7 +112,7 @@ def _describe_mistake(run: Run, record: Mapping[str, Any], row: dict[str, Any]) 
 
 
 def draw_picture(split: Split, sample: int) -> Image:
-    """Draw a validation image, with three channels."""
+    """Draw a validation image with three channels."""
     from PIL.Image import fromarray
 
     pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()
@@ -139,7 +139,7 @@ MAX_ERRORS = 12
 MAX_PLOTTED = 300
 """Number of samples in the plot of predicted against true numbers, per head."""
 SCATTER_FACTOR, SCATTER_MODULUS = 1_103_515_245, 2**31
-"""`id * SCATTER_FACTOR % SCATTER_MODULUS` puts samples into an order that is unrelated to that of the file."""
+"""Constants of `id * SCATTER_FACTOR % SCATTER_MODULUS`, which gives samples an order unrelated to their order in the file."""
 
 
 class NumberSamples:
@@ -149,9 +149,9 @@ class NumberSamples:
         self.head = head
         width = 2 + 2 * len(head.columns)
         self.errors = FirstRows(width, MAX_ERRORS, largest=True)
-        """Rows: largest error of the sample in standard deviations, its id, true numbers, predicted numbers."""
+        """Rows of: largest error of the sample in standard deviations, its id, true numbers, predicted numbers."""
         self.plotted = FirstRows(width, MAX_PLOTTED, largest=False)
-        """Rows: position in the scattered order, id, true numbers, predicted numbers."""
+        """Rows of: position in the scattered order, id, true numbers, predicted numbers."""
 
     def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: the standardized outputs and targets (N, columns) of the samples `ids` (N,)."""
@@ -164,7 +164,7 @@ class NumberSamples:
         self.plotted.add(torch.cat([positions[:, None], samples], 1))
 
     def to_table(self, rank: int, process_count: int) -> Tensor:
-        """Return the rows of both kinds, as `FirstRows.to_table`."""
+        """Return the rows of both kinds, as in `FirstRows.to_table`."""
         return torch.cat([rows.to_table(rank, process_count) for rows in (self.errors, self.plotted)], 1)
 
     def read_table(self, table: Tensor) -> None:
@@ -173,7 +173,7 @@ class NumberSamples:
         self.plotted.read_table(table[:, MAX_ERRORS:])
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values in the units of the data; samples with a prediction that is not finite are left out."""
+        """Return JSON values in the units of the data; samples with a prediction that is not finite are skipped."""
         errors = [
             {"sample": int(row[1]), "column": self._find_worst_column(row), "truth": truth, "answer": prediction}
             for row, truth, prediction in zip(self.errors.rows.tolist(), *self._unscale(self.errors.rows), strict=True)
