@@ -194,7 +194,7 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
 
 
 def _apply_plan(run: Run) -> None:
-    """Apply the optimizations of the plan, then choose and check values that depend on them, such as the micro-batch size."""
+    """Apply the optimizations of the plan, then set and check values that depend on them, such as the solved heads."""
     for optimization in optimizations.every():
         value = run.plan.value(optimization.name)
         if value != optimization.off:

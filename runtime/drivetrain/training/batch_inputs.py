@@ -1,4 +1,4 @@
-"""Prepares a batch for a step: moves it to the device, preprocesses, augments and mixes it with this process's random numbers."""
+"""Prepares a batch for a step: moves it to the device, preprocesses, augments and mixes it with the process's seed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from drivetrain.tracking.best_value import BestValue
 
 
 def choose_metric(job: Job, dataset: Dataset) -> str:
-    """Choose the metric of the best checkpoint: the scaled RMSE for several target columns, even if only the data names them."""
+    """Choose the metric of the best checkpoint: for several target columns the scaled RMSE, unless the job sets one."""
     several = any(len(head.columns) > 1 for head in dataset.heads.values())
     if several and not job.checkpoint.best and job.best() == "validation/rmse":
         return f"validation/{SCALED_RMSE}"

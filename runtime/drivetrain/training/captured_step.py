@@ -29,7 +29,7 @@ WARMUP_STEPS = 2
 
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Function that records work and returns a function that repeats it on the same tensors. Recording may skip the work itself."""
+"""Function that records work, perhaps without computing it, and returns a function that repeats it on its tensors."""
 
 
 class CudaGraphs:

@@ -1,9 +1,9 @@
-"""Checks for other programs once an epoch: lets two threads share one of two CPUs, and names a cure if training stays slow.
+"""Checks for other programs once an epoch: lets two threads share one of two CPUs, and names a cure if it stays slow.
 
-At the end of each layer its threads wait for the last one. They spin meanwhile, which is fastest while each thread has a
-CPU. If another program computes too, one of the threads loses its CPU for whole time slices, and the other thread spins
-just as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share
-a CPU sleep instead, with bit-identical results, except in oneDNN's own barrier for gradients of convolutions in bf16.
+At the end of each layer its threads wait for the last one. They spin meanwhile, which is fastest while each has a CPU.
+If another program computes too, one of the threads loses its CPU for whole time slices, and the other thread spins just
+as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share a
+CPU sleep instead, with bit-identical results, except in oneDNN's own barrier for gradients of convolutions in bf16.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CPUS = 2
 MIN_SECONDS = 1.0
 """Minimum time between two checks; shorter epochs are measured together."""
 MIN_WAITED_SHARE = 0.15
-"""Share of the threads' time spent waiting for a CPU from which they share one: usually 0.02, with another program 0.5."""
+"""Share of their time that threads wait for a CPU before they share one: usually 0.02, with another program 0.5."""
 BUSY_SHARE, QUIET_SHARE = 0.15, 0.075
-"""Share of the CPUs that other programs use: from the first value the threads share a CPU, up to the second each has one."""
+"""Share of the CPUs used by other programs: from the first value threads share a CPU, up to the second each has one."""
 IDLE_CPUS = 0.5
 """Idle CPUs from which each thread has a CPU, whatever other programs use: two runs may have chosen the same CPU."""
 
 
 class CpuSharing:
-    """Monitor of other programs: `look_at_neighbors`, called after the steps of each epoch, acts from the next epoch on.
+    """Monitor of other programs. `look_at_neighbors` is called after the steps of each epoch and acts on the next one.
 
     Args:
         run: run whose plan has several threads.
@@ -47,13 +47,13 @@ class CpuSharing:
         self.begin, self.before = time.monotonic(), self.read_counts()
 
     def read_counts(self) -> tuple[float, float, float, int]:
-        """Read how many seconds threads waited for a CPU, this process computed and the CPUs were busy; and the samples."""
+        """Read seconds of threads waiting for a CPU, of this process and of busy CPUs, and the number of samples."""
         waited = cpu_starvation.read_waited_seconds() or 0.0
         busy = cpu_starvation.read_busy_seconds(self.cpus) or 0.0
         return waited, process_tree.sum_cpu_seconds(), busy, self.run.counters.samples
 
     def look_at_neighbors(self) -> None:
-        """Let the threads share a CPU if other programs competed for both CPUs; give each thread a CPU if they did not."""
+        """Let the threads share a CPU if other programs competed for both CPUs, else give each thread a CPU."""
         seconds = time.monotonic() - self.begin
         if seconds < MIN_SECONDS:
             return
@@ -102,7 +102,7 @@ class CpuSharing:
 
 
 def watch_neighbors(run: Run) -> CpuSharing | None:
-    """Watch the CPUs of a run with several threads; None in a Python program, on a GPU, or without counters in the kernel.
+    """Watch the CPUs of a run with several threads; None in a Python program, on a GPU, or without kernel counters.
 
     The threads can only sleep with an OpenMP runtime that was preloaded for the trainer, on two CPUs; in a job that sets
     `optimize.cpu_threads` each keeps its CPU.

@@ -15,8 +15,8 @@ class Ema:
     """Moving average of the weights: average = decay * average + (1 - decay) * weights, after every step.
 
     The decay is min(decay, (1 + updates) / (10 + updates)), which limits the influence of the initial weights in short
-    runs (as in TensorFlow's ExponentialMovingAverage with `num_updates`). Floating-point buffers are averaged too, other
-    buffers are copied.
+    runs (as in TensorFlow's ExponentialMovingAverage with `num_updates`). Floating-point buffers are averaged too,
+    other buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,7 +26,7 @@ class Ema:
         self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
         """The averaged tensors by name."""
         self.averaged_names = {name for name, value in self.average.items() if _is_finite(value)}
-        """Names of averaged tensors; others are copied, such as a mask of minus infinity, whose average would be NaN."""
+        """Names of averaged tensors; others are copied, such as a mask of -infinity, whose average would be NaN."""
 
     @torch.no_grad()
     def update(self, model: nn.Module, finite: Tensor) -> None:
@@ -79,8 +79,8 @@ class Ema:
 
 
 def lerp_together(averages: list[Tensor], values: list[Tensor], weight: Tensor) -> None:
-    """Add weight * (value - average) to each average in three operations: on a GPU, one kernel for each tensor would double
-    the launches of a step.
+    """Add weight * (value - average) to each average in three operations: on a GPU, a kernel for each tensor would
+    double the launches of a step.
 
     Args:
         averages: tensors of one dtype and device.

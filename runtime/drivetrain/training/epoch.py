@@ -1,4 +1,4 @@
-"""Runs an epoch around its steps: opens its batches, evaluates, decides whether it is the last, and rolls back to a checkpoint."""
+"""Runs an epoch around its steps: opens batches, evaluates, decides whether to end, and rolls back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_batches(run: Run) -> Iterator[Generator[Batch]]:
     try:
         yield batches
     except RollBack:
-        # The traceback keeps the iterator and its loader workers alive, which would run next to the workers of the next try.
+        # The traceback keeps the iterator and its loader workers alive, next to the workers of the next try.
         batches.close()
         raise
 

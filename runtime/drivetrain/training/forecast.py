@@ -1,4 +1,4 @@
-"""Forecasts once when a training ends, from its first steps or earlier measurements, and compares the forecast with the end."""
+"""Forecasts once when a training ends, from its first steps or earlier measurements, and compares it with the end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MIN_SPREAD = 0.2
 """Minimum half-width of the range, as a share of the time left: 14 of 18 recorded trainings ended within this range."""
 
 Forecast = dict[str, Any]
-"""Forecast: `seconds` of training in all attempts, from `low` to `high`; the moment of the `end`; the `steps` that were timed
-within the run, 0 if before it; `peak_memory` in bytes if it was measured."""
+"""Forecast: `seconds` of training in all attempts, from `low` to `high`; the moment of the `end`; the `steps` that were
+timed within the run, 0 if before it; `peak_memory` in bytes if it was measured."""
 
 
 def read_forecast(folder: Path, steps: int) -> Forecast:

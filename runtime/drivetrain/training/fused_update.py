@@ -1,7 +1,7 @@
 """Clips gradients, and lets torch's fused optimizers skip an update or take their learning rates on the device.
 
-Their kernels read a flag on the device that says whether all numbers are finite, and change nothing otherwise. So the host
-need not wait for the gradients before it queues the update and the next step.
+Their kernels read a flag on the device that says whether all numbers are finite, and change nothing otherwise. So the
+host need not wait for the gradients before it queues the update and the next step.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bo
 
 @torch.no_grad()
 def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Initialize momentum for parameters that get their first gradient late: of layers that were frozen or not used by any
-    batch. torch's fused kernel treats either all parameters of a group as new or none.
+    """Initialize momentum for parameters that get their first gradient late, in layers that were frozen or not used.
+    torch's fused kernel treats either all parameters of a group as new or none.
 
     The kernel then computes torch's first step for them, where the momentum is the gradient itself.
     """

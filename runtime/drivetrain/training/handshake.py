@@ -1,4 +1,4 @@
-"""Makes sure at the start that all processes of a run train the same job on the same software and leader's records.
+"""Makes sure at the start that all processes of a run train the same job with the same software and leader's records.
 
 The leader's run folder is the truth. Every other process has a folder of its own, perhaps on another machine, and gets
 from the leader what its training depends on: the plan, what was computed from the data, and whether the run resumes.

@@ -18,16 +18,16 @@ from drivetrain.training.losses import HeadLoss
 from drivetrain.training.sparse_rows import SparseProduct, SparseRows
 
 PENALTIES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-"""Factors of half the squared weights of standardized features, added to the sum of the losses: 1 / C of scikit-learn."""
+"""Factors of half the squared weights of standardized features, added to the summed losses: 1 / C of scikit-learn."""
 SPARSE_PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """Penalties for sparse rows, which are not standardized but have a length of about 1."""
 ROUNDING_SHARE = 1e-6
-"""Deviations below this share of the feature's largest value, or of a usual feature's deviation, are rounding errors."""
+"""Deviations below this share of a feature's largest value, or of a usual feature's deviation, are rounding errors."""
 MAX_WORSE_IN_A_ROW = 2
-"""Number of consecutive penalties with a larger validation loss than the best after which no smaller penalty is tried."""
+"""Consecutive penalties with a larger validation loss than the best after which no smaller penalty is tried."""
 MAX_ITERATIONS, MAX_SPARSE_ITERATIONS = 300, 20
-"""L-BFGS iterations for each penalty, which start from the solution of the previous penalty. On two sets of 12,000 texts
-60 sparse iterations reached the same validation loss as 20.
+"""L-BFGS iterations for each penalty, which start from the previous penalty's solution. On two sets of 12,000 texts, 60
+sparse iterations reached the same validation loss as 20.
 """
 HISTORY, SPARSE_HISTORY = 20, 10
 """Number of earlier gradients that L-BFGS keeps."""

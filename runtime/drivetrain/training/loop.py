@@ -7,9 +7,8 @@ for each epoch
         record, save if due
     evaluate, update best metric, save if best
 
-A process that has a problem, such as a signal or a number that is not finite, does not raise it at once: the others
-would wait for its part of the next sum. `run.peers` keeps it until the next exchange, where all processes raise the most
-serious problem.
+A process with a problem, such as a signal or a number that is not finite, does not raise it at once: the others would
+wait for its part of the next sum. `run.peers` keeps it until all processes raise the most serious one in an exchange.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The training step for a loop that the user writes: its loss over micro-batches, and gradients over several."""
+"""The training step of a user's own loop: its loss over micro-batches, and gradients over several batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from drivetrain.models.loss_function import Denominators
 from drivetrain.training.user_batches import UserBatches
 
 TRIAL_SAMPLES = 32
-"""Samples of the trial that finds out how a loss is averaged."""
+"""Number of samples in the trial that finds out how a loss is averaged."""
 
 
 @dataclass
 class LoopLoss:
     """The objective of a step: the loss of its batch, divided by the number of batches per update.
 
-    The first batch that has to be split shows, in a trial, how its loss follows from those of micro-batches.
+    A trial with the first batch that has to be split shows how the losses of its micro-batches are combined.
     """
 
     user_batches: UserBatches
@@ -44,10 +44,10 @@ class LoopLoss:
 
     @property
     def split_obstacle(self) -> str:
-        """Why the present batch cannot be split; empty if it can.
+        """Reason why the current batch cannot be split; empty if it can.
 
         Raises:
-            SpecError: if `weight_of` is not what the loss divides by.
+            SpecError: if the loss does not divide by `weight_of`.
         """
         if self.user_batches.whole:
             return self.user_batches.whole
@@ -71,7 +71,7 @@ class LoopLoss:
 
         precision = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
         tolerance = max(TOLERANCE, 4 * precision)
-        # With dropout or BatchNorm the parts would differ from the batch, whatever the loss is.
+        # With dropout or BatchNorm the parts would differ from the batch for any loss.
         with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             division = try_division(
                 compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
@@ -121,7 +121,7 @@ class LoopLoss:
 
 
 class UserGenerators:
-    """The random generators of a user's loop, which nobody else seeds: another try of a batch restores them."""
+    """The random generators of a user's loop, which we do not seed: another try of a batch restores their states."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -129,7 +129,7 @@ class UserGenerators:
         """States of torch's (CPU, GPU), NumPy's and Python's generators before this batch; None before its first try."""
 
     def prepare_try(self, seed: int) -> None:
-        """Remember the state of all generators in the first try of a batch, and restore it in the next."""
+        """Remember the state of all generators in the first try of a batch, and restore it in later tries."""
         on_gpu = self.device.type == "cuda"
         if self.states is None:
             gpu = torch.cuda.get_rng_state(self.device) if on_gpu else None
@@ -147,7 +147,7 @@ class Accumulation:
     """Accumulates the gradients of several batches before one update.
 
     Args:
-        parameters: those of the optimizer.
+        parameters: parameters of the optimizer.
         batches: number of batches per update.
     """
 
@@ -162,14 +162,14 @@ class Accumulation:
         """Store the gradients of a batch, and clear them, so that the next batch can be tried again by itself."""
         self.add_earlier()
         self.earlier_gradients = [parameter.grad for parameter in self.parameters]
-        # Else a backward pass of other code would add to the stored tensors.
+        # Otherwise a backward pass of other code would add to the stored tensors.
         for parameter in self.parameters:
             parameter.grad = None
         self.count, self.loss = self.count + 1, self.loss + loss
 
     @torch.no_grad()
     def add_earlier(self) -> None:
-        """Add the stored gradients of earlier batches to those of the current one."""
+        """Add the stored gradients of earlier batches to the gradients of the current batch."""
         for parameter, earlier in zip(self.parameters, self.earlier_gradients, strict=False):
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
@@ -177,8 +177,8 @@ class Accumulation:
 
     @torch.no_grad()
     def take_incomplete(self) -> float:
-        """Set the gradients to the mean over the stored batches, fewer than an update has; returns their mean loss."""
-        # Each was divided by the number of batches of a whole update.
+        """Set the gradients to the mean over the stored batches of an incomplete update; returns their mean loss."""
+        # Each gradient was divided by the number of batches of a whole update.
         factor, loss = self.batches / self.count, self.loss
         for parameter, earlier in zip(self.parameters, self.earlier_gradients, strict=True):
             parameter.grad = None if earlier is None else earlier * factor

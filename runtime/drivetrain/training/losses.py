@@ -1,11 +1,11 @@
-"""Computes losses as per-sample terms and weights, so that the losses of micro-batches add up to exactly that of the batch.
+"""Computes losses as per-sample terms and weights, so that losses of micro-batches add up exactly to the batch's loss.
 
     loss = sum over heads of head weight * (sum of terms / sum of sample weights)
 
-Both sums are over those samples of the optimizer's whole batch that have a label for the head. A term includes the class
-weights: that of the sample's class; for soft targets, each class counts by its probability, as in torch's CrossEntropyLoss.
-A sample weighs as much as its class, or as the mean of the class weights by its probabilities. Torch does so for class
-indices; for soft targets it divides by the number of samples instead.
+Both sums are over the samples of the optimizer's whole batch that have a label for the head. A term includes the weight
+of the sample's class; for soft targets, classes are weighted by their probabilities, as in torch's CrossEntropyLoss.
+A sample has the weight of its class, or the mean of the class weights by its probabilities. torch does the same for
+class indices; for soft targets it divides by the number of samples instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HeadLoss:
     def weighted_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted term of each sample, 0 without a label; shape (N,).
 
-        Of an ensemble, with outputs (N, members, C), it is the mean of the members' terms.
+        For an ensemble, with outputs (N, members, C), it is the mean of the members' terms.
         """
         if outputs.ndim == 3 and not self.custom:
             members = outputs.shape[1]
@@ -78,7 +78,7 @@ class HeadLoss:
         return self.custom is not None and self.custom.division.summed
 
     def weights(self, targets: Tensor) -> Tensor:
-        """The weight of each sample, 0 without a label; shape (N,). For a user's loss, the sum of the weights."""
+        """Return the weight of each sample, 0 without a label, shape (N,); for a user's loss, the sum of weights."""
         if self.custom:
             return self.custom.weights(targets)
         if self.is_unweighted:
@@ -98,7 +98,7 @@ class Objective:
 
     Args:
         heads: weight of each head by name.
-        losses: loss of each head by name.
+        losses: loss of each head by its name.
     """
 
     def __init__(self, heads: Mapping[str, Head], losses: Mapping[str, HeadLoss]) -> None:
@@ -111,7 +111,7 @@ class Objective:
                 self.losses[name] = replace(loss, class_weights=onto(device, loss.class_weights))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
-        """Sum the sample weights by head, 1 for a loss that is a sum; `targets` has the whole batch."""
+        """Sum the sample weights by head, 1 for a loss that is a sum; `targets` contains the whole batch."""
         return {
             name: torch.ones((), dtype=torch.float64, device=targets[name].device)
             if loss.is_summed
@@ -123,7 +123,7 @@ class Objective:
         self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
     ) -> Denominators:
         """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
-        # Whether the loss is divided by the number of samples, which is known without asking the other processes.
+        # The loss is divided by the number of samples, which is known without asking the other processes.
         if share.samples is not None and all(loss.is_unweighted for loss in self.losses.values()):
             exact_dtype = torch.float32 if share.samples <= MAX_EXACT_FLOAT32 else torch.float64
             # Created on the device: a copy from the host would wait for the device.
@@ -132,7 +132,7 @@ class Objective:
         local_sums = dict.fromkeys(self.losses, torch.zeros((), dtype=torch.float64))
         if batch is not None:
             local_sums = self.denominators(batch.targets)
-        # Those of a sum add up to 1 over all processes.
+        # Denominators of a summed loss must add up to 1 over all processes.
         sums = [
             value * share.weight if share.weight != 1 and self.losses[name].is_summed else value
             for name, value in local_sums.items()
@@ -142,7 +142,7 @@ class Objective:
 
     @property
     def split_obstacle(self) -> str:
-        """Why the loss of a batch cannot be computed from the losses of its parts; empty if it can."""
+        """Reason why the loss of a batch cannot be computed from the losses of its parts; empty if it can."""
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
     def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
@@ -155,15 +155,15 @@ class Objective:
         """Return the contribution of these samples to the loss; a scalar.
 
         Args:
-            outputs: (N, C) for a single head, (N, members, C) of an ensemble, or a mapping by head name.
-            targets: of the same samples.
-            denominators: `denominators` of the whole batch.
+            outputs: (N, C) for a single head, (N, members, C) for an ensemble, or a mapping by head name.
+            targets: targets of the same samples.
+            denominators: result of `denominators` for the whole batch.
         """
         total_loss = None
         for name, loss in self.losses.items():
             head_outputs = outputs[name] if isinstance(outputs, Mapping) else outputs
             denominator = denominators[name]
-            if loss.partial or loss.custom:  # without a label in the whole batch, the head adds 0 / 1
+            if loss.partial or loss.custom:  # without any label in the batch, the head adds 0 / 1
                 denominator = torch.where(denominator > 0, denominator, 1.0)
             # Half precision has too few digits for the sum of a loss.
             float_outputs = head_outputs if head_outputs.dtype == torch.float64 else head_outputs.float()
@@ -227,9 +227,9 @@ def compute_class_weights(requested: str | Mapping[str, float], head: Head, targ
     """Compute the weights of a head's classes, shape (C,); None for equal weights and for regression.
 
     Args:
-        requested: `none`, `balanced`, or weights by class, 1 for those that are not named.
-        head: the output.
-        targets: those of all training samples.
+        requested: `none`, `balanced`, or weights by class, 1 for classes that are not named.
+        head: output of the network.
+        targets: targets of all training samples.
     """
     if requested == "none" or not head.classes:
         return None
@@ -239,14 +239,14 @@ def compute_class_weights(requested: str | Mapping[str, float], head: Head, targ
 
 
 def balance_labels(targets: Tensor) -> Tensor:
-    """Weight of each label of multi-label targets (N, C): samples without it / samples with it; 1 if either is 0."""
+    """Compute label weights of multi-label targets (N, C): samples without / with the label; 1 if either is 0."""
     positives = (targets > 0.5).sum(dim=0).double()
     negatives = len(targets) - positives
     return torch.where((positives > 0) & (negatives > 0), negatives / positives.clamp_min(1), 1.0).float()
 
 
 def balance_classes(targets: Tensor, classes: int) -> Tensor:
-    """Weight of each class, shape (C,): samples / (classes * samples of the class); 0 for a class without samples."""
+    """Compute class weights, shape (C,): samples / (classes * samples of the class); 0 for a class without samples."""
     labels = targets[targets != NO_LABEL]
     counts = torch.bincount(labels, minlength=classes).double()
     weights = len(labels) / (classes * counts)
@@ -254,7 +254,7 @@ def balance_classes(targets: Tensor, classes: int) -> Tensor:
 
 
 def need_targets(heads: Mapping[str, Head], weighting: str | Mapping[str, float]) -> bool:
-    """Return whether `build_objective` needs the training targets, to compute balanced class weights."""
+    """Return whether `build_objective` needs the training targets for balanced class weights."""
     return any((head.class_weights or weighting) == "balanced" for head in heads.values())
 
 
@@ -268,11 +268,11 @@ def build_objective(
     """Build the objective of a job.
 
     Args:
-        spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
-        heads: the outputs.
+        spec: loss of the job; None for cross entropy, BCE or MSE, by kind of head.
+        heads: outputs of the network.
         targets: all training targets, for class weights; may be empty unless `need_targets`.
         weighting: `none`, `balanced`, or weights by class, for heads without `class_weights`.
-        custom: the terms of the user's loss, which replaces `spec`.
+        custom: terms of the user's loss, which replaces `spec`.
     """
     if custom is not None:
         return Objective(heads, {name: HeadLoss(custom, None, custom=custom) for name in heads})

@@ -1,10 +1,10 @@
 """Handles non-finite numbers (NaN, infinity) and jumps of the loss, and scales the loss in fp16.
 
-A single bad step is skipped; the weights stay unchanged. After three in a row, or if a weight is not finite when a
-checkpoint is due, the run rolls back to the last checkpoint, and the bad batches are skipped from then on. A jump of
-the loss does the same if the job requests a rollback. The second rollback ends the run. If the fp16 scaler skips 20
-steps in a row, or falls below its minimum scale, the run ends with advice, or rolls back and continues in fp32 if the
-job says so.
+A single bad step is skipped; the weights stay unchanged. After three bad steps in a row, or if a weight is not finite
+when a checkpoint is due, the run rolls back to the last checkpoint and skips the bad batches from then on. A jump of
+the loss has the same effect if the job requests a rollback. The second rollback ends the run. If the fp16 scaler skips
+20 steps in a row, or falls below its minimum scale, the run ends with advice, or rolls back and continues in fp32 if
+the job says so.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_SCALER_SKIPS = 20
 SPIKE_FACTOR = 10.0
 SPIKE_WINDOW_STEPS = 50
 MIN_SPIKE_SHARE = 0.5
-"""Share of the first losses; jumps of smaller losses are normal and ignored."""
+"""Share of the first losses; jumps to smaller losses are normal and ignored."""
 ROLLBACK_ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
 
 
 class RollBack(Exception):
-    """The run must go back to its last checkpoint, from which the same process continues."""
+    """The run must go back to its last checkpoint; the same process continues from there."""
 
 
 class NotFinite(RollBack):
@@ -46,11 +46,11 @@ class Fp16Collapse(RollBack):
 
 
 class NonfiniteGuard:
-    """Counts bad steps and decides what follows.
+    """Counts bad steps and decides how the run reacts.
 
     Args:
-        on_spike: what follows if the loss jumps: `ignore`, `warn` or `rollback`.
-        fp16: bounds of the scaler, and what follows if it collapses.
+        on_spike: reaction to a jump of the loss: `ignore`, `warn` or `rollback`.
+        fp16: bounds of the scaler, and the reaction to its collapse.
     """
 
     def __init__(self, on_spike: str, fp16: Fp16 | None = None) -> None:
@@ -67,13 +67,13 @@ class NonfiniteGuard:
         """The median loss of the first steps."""
 
     def record_good(self, loss: float, position: tuple[int, int], ids: Callable[[], Ids]) -> str | None:
-        """Record a step with finite numbers; returns a message if the loss jumped. The first 50 steps set the usual
+        """Record a step with finite numbers; returns a message if the loss jumped. The first 50 steps define the usual
         loss.
 
         Args:
-            loss: of the batch, before the update.
+            loss: loss of the batch, before the update.
             position: (epoch, batch).
-            ids: returns the sample ids of the batch.
+            ids: function that returns the sample ids of the batch.
 
         Raises:
             NotFinite: if the loss jumped and the job requests a rollback.
@@ -87,7 +87,7 @@ class NonfiniteGuard:
         raise NotFinite(f"{message}; samples {ids().tolist()}")
 
     def _describe_jump(self, loss: float) -> str | None:
-        """Return the message about a loss that jumped; None if it did not."""
+        """Return the message about a jump of the loss; None if it did not jump."""
         if len(self.recent_losses) < SPIKE_WINDOW_STEPS or self.on_spike == "ignore":
             return None
         usual_loss = statistics.median(self.recent_losses)
@@ -105,12 +105,12 @@ class NonfiniteGuard:
         Args:
             position: (epoch, batch).
             ids: sample ids of the batch.
-            scale: scale of the fp16 scaler, for which skipped steps are normal; None without one.
+            scale: scale of the fp16 scaler, which skips steps in normal operation; None without a scaler.
 
         Raises:
-            NotFinite: if it was the third in a row.
+            NotFinite: if it was the third bad step in a row.
             Fp16Collapse: if the scaler has collapsed and the job continues in fp32.
-            NumericsError: if the scaler has collapsed and the job does not.
+            NumericsError: if the scaler has collapsed and the job has no fallback.
         """
         if scale is not None:
             self.scaler_skips += 1
@@ -178,8 +178,8 @@ def list_nonfinite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     floats = [(name, value) for name, value in tensors if value.is_floating_point()]
     if not floats:
         return []
-    # A sum is not finite if any element is not; only then all elements are checked, which is slower. All sums are read
-    # at once, because each reading waits for a GPU.
+    # A sum is not finite if any element is not; only then are all elements checked, which is slower. All sums are read
+    # at once, because each read waits for the GPU.
     device = floats[0][1].device
     finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in floats])).tolist()
     return [
@@ -192,24 +192,24 @@ def list_nonfinite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
 class Scaler:
     """The scale of the loss in fp16, which keeps small gradients from underflowing to zero.
 
-    The rules are those of `torch.amp.GradScaler`: a step with non-finite gradients is skipped and lowers the scale, a
-    number of good steps in a row raises it. The scale is a Python number with bounds, which can be logged. Where the host
-    does not wait for the result of a step, the device has a copy of scale and count, which follows the same rules one step
-    ahead of the host.
+    The rules are the same as in `torch.amp.GradScaler`: a step with non-finite gradients is skipped and lowers the
+    scale, a number of good steps in a row raises it. The scale is a Python number with bounds, which can be logged. If
+    the host does not wait for the result of a step, the device has a copy of scale and count, which follows the same
+    rules one step ahead of the host.
 
     Args:
-        spec: how the scale changes; None for no scaling.
+        spec: rules for changing the scale; None for no scaling.
     """
 
     def __init__(self, spec: Fp16 | None = None) -> None:
         self.spec = spec
         self.scale = spec.initial_scale if spec else 1.0
         self.good_steps = 0
-        """Steps with finite gradients in a row since the last change of the scale."""
+        """Consecutive steps with finite gradients since the last change of the scale."""
         self.fell_back = False
         """Whether the run has switched to fp32."""
         self.on_device: tuple[Tensor, Tensor] | None = None
-        """`scale` (float32) and `good_steps` (int32) on the device, shape (); None until a step needs them."""
+        """Copies of `scale` (float32) and `good_steps` (int32) on the device, shape (); None before they are needed."""
 
     @property
     def active(self) -> bool:
@@ -217,7 +217,7 @@ class Scaler:
         return self.spec is not None and not self.fell_back
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss times the scale, from which the backward pass starts."""
+        """Return the loss times the scale, for the backward pass."""
         return loss * (self.on_device[0] if self.on_device else self.scale) if self.active else loss
 
     @torch.no_grad()
@@ -232,7 +232,7 @@ class Scaler:
             torch._foreach_mul_(gradients, 1.0 / self.scale)
 
     def update(self, finite: bool) -> None:
-        """After a step: lower the scale if it was skipped, raise it after enough good ones."""
+        """Lower the scale if the step was skipped, raise it after enough good steps."""
         if self.spec is None or self.fell_back:
             return
         if not finite:
@@ -245,7 +245,7 @@ class Scaler:
 
     @torch.no_grad()
     def update_on_device(self, finite: Tensor) -> None:
-        """`update` on the device, for the next step; `update` follows once the host knows `finite`."""
+        """Update the scale on the device for the next step; the host calls `update` once it knows `finite`."""
         if self.spec is None or self.fell_back:
             return
         if self.on_device is None:
@@ -255,12 +255,12 @@ class Scaler:
             )
         scale, good_steps = self.on_device
         grows = good_steps + 1 >= self.spec.growth_interval
-        # In float64, as the host computes it.
+        # Uses float64, as the host does.
         wide_scale = scale.double()
         grown_scale = torch.where(
             grows, (wide_scale * self.spec.growth_factor).clamp(max=self.spec.max_scale), wide_scale
         )
-        # In place: a recorded step knows these tensors.
+        # Changes them in place, because a recorded step uses these tensors.
         good_steps.copy_(torch.where(finite & ~grows, good_steps + 1, torch.zeros_like(good_steps)))
         scale.copy_(torch.where(finite, grown_scale, wide_scale * self.spec.backoff_factor))
 
@@ -271,14 +271,14 @@ class Scaler:
         return {"fallen": True} if self.fell_back else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore from a checkpoint; a switch to fp32 in this process stays."""
+        """Restore the state from a checkpoint; a switch to fp32 in this process is kept."""
         self.fell_back |= bool(state.get("fallen", False))
         if self.spec and state:
             self.scale, self.good_steps = float(state["scale"]), int(state["good"])
             self.leave_device()
 
     def leave_device(self) -> None:
-        """Go on with the host's scale, which must know the result of every step."""
+        """Continue with the host's scale; the host must know the results of all steps."""
         self.on_device = None
 
 

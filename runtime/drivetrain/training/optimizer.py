@@ -1,6 +1,6 @@
-"""The optimizer of a run, torch's own without weight decay on norms and biases, and its learning rates.
+"""Builds the optimizer of a run, one of torch's without weight decay on norms and biases, and sets its learning rates.
 
-The rate of every step comes from the schedule of the spec, or from a scheduler of a Python program. The schedules of the
+The rate of each step comes from the schedule of the spec, or from a scheduler of a Python program. The schedules of the
 spec are pure functions of the step: they have no state to save or restore.
 """
 
@@ -24,20 +24,20 @@ from drivetrain.training.time_target import MAX_EPOCHS, Counters
 from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
 
 FACTOR_KEY = "lr_factor"
-"""Key of a parameter group: the factor of the learning rate."""
+"""Key of the learning rate's factor in a parameter group."""
 
 
 def group_parameters(
     model: nn.Module, weight_decay: float, factors: Mapping[str, float] | None = None
 ) -> list[dict[str, object]]:
-    """Parameters in two groups for each factor of the learning rate: weights with decay; norms, biases and other
-    vectors without.
+    """Divide the parameters into two groups for each factor of the learning rate: weights with decay; norms, biases and
+    other vectors without decay.
 
     Args:
-        model: the network.
-        weight_decay: of the weights.
-        factors: of the learning rate, by the names of the parameters that are trained at any time; 1 for all that are
-            trainable now if None.
+        model: network with the parameters.
+        weight_decay: decay of the weights.
+        factors: factors of the learning rate by name, for all parameters that are trained at any time; None for all
+            parameters that are trainable now, with factor 1.
     """
     factor_of = {name: 1.0 for name, p in model.named_parameters() if p.requires_grad} if factors is None else factors
     trained = [(p, factor_of[name]) for name, p in model.named_parameters() if name in factor_of]
@@ -53,7 +53,7 @@ def group_parameters(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate: each group gets its share of it."""
+    """Set the learning rate, multiplied by each group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group[FACTOR_KEY]
 
@@ -74,15 +74,15 @@ def build(spec: Adam | Sgd, model: nn.Module, factors: Mapping[str, float] | Non
 
 @cache
 def _unhook(kind: Any) -> Any:
-    # torch decorates these methods for its compiler, and the decorators import it at the first call. That takes as long
-    # as importing torch, even in runs that compile nothing. An optimizer is never compiled here.
+    # torch decorates these methods for its compiler, and the decorators import the compiler at the first call. This
+    # takes as long as importing torch, even in runs that compile nothing. An optimizer is never compiled here.
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(methods["step"])})
 
 
 Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
 Schedule = Callable[[float], float]
-"""Step (0 for the first) -> factor on the learning rate."""
+"""Function of the step (from 0) that returns the factor on the learning rate."""
 
 ONE_CYCLE_START = 1 / 25
 ONE_CYCLE_END = 1e-4
@@ -92,7 +92,7 @@ def build_schedule(spec: Spec, steps: int, steps_per_epoch: int) -> Schedule:
     """Build the factor on the learning rate as a function of the step.
 
     Args:
-        spec: the schedule of the job.
+        spec: schedule of the job.
         steps: optimizer steps of the whole run.
         steps_per_epoch: optimizer steps per epoch.
     """
@@ -108,17 +108,17 @@ def build_schedule(spec: Spec, steps: int, steps_per_epoch: int) -> Schedule:
         case StepDown():
             return lambda step: spec.factor ** (step // (steps_per_epoch * spec.epochs))
         case Plateau() | Constant():
-            # The drops of a plateau schedule depend on metrics: `BestMetric.factor` is multiplied to the rate.
+            # The drops of a plateau schedule depend on metrics: the rate is multiplied by `BestMetric.factor`.
             return lambda step: 1.0
 
 
 def _decay(share: float) -> float:
-    """Half a cosine, from 1 at 0 to 0 at 1."""
+    """Return half a cosine: 1 at share 0, falling to 0 at share 1."""
     return (1 + math.cos(math.pi * share)) / 2
 
 
 def _apply_warmup(step: float, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
-    """Return a linear rise to 1, then `after_warmup` of the share of the remaining steps that is done."""
+    """Return a linear rise to 1 during the warmup, then `after_warmup` of the finished share of the remaining steps."""
     warmup_steps = warmup * steps
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
@@ -126,7 +126,7 @@ def _apply_warmup(step: float, steps: int, warmup: float, after_warmup: Callable
 
 
 def _one_cycle(step: float, steps: int, warmup: float) -> float:
-    """Cosine from 1/25 up to the peak, then cosine down to 1/10,000 of it (Smith & Topin 2018)."""
+    """Return a cosine from 1/25 up to the peak, then a cosine down to 1/10,000 of it (Smith & Topin 2018)."""
     warmup_steps = max(1.0, warmup * steps) if warmup else 0.0
     if step < warmup_steps:
         return 1 - (1 - ONE_CYCLE_START) * _decay(step / warmup_steps)
@@ -134,18 +134,18 @@ def _one_cycle(step: float, steps: int, warmup: float) -> float:
 
 
 SCHEDULED_KEYS = ("lr", "momentum", "betas")
-"""Keys of a parameter group that schedulers of torch change."""
+"""Keys of a parameter group that torch's schedulers change."""
 
 
 class ScheduledRates:
-    """The rate of each group times a factor that is a function of the step.
+    """Rates that are each group's base rate times a factor, which is a function of the step.
 
     Args:
-        optimizer: whose rates are set.
-        train: has the rate at the top of the schedule, the schedule, and its length.
-        steps_per_epoch: of the run.
-        keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
-        report: called once if the program sets rates, which are lost.
+        optimizer: optimizer whose rates are set.
+        train: peak rate, schedule and its length.
+        steps_per_epoch: optimizer steps per epoch.
+        keeps_rates: whether each group keeps its own rate as the base, because the optimizer belongs to a program.
+        report: function that is called once if the program sets rates, which are lost.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class ScheduledRates:
         self.schedule = build_schedule(train.schedule, self.total_steps, steps_per_epoch)
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
         self.last_rates: list[float] | None = None
-        """The rates of the last step by group, if `keeps_rates`."""
+        """Rates of the last step by group, if `keeps_rates`."""
         self.has_warned = False
 
     def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
-        """Set rate * schedule * factor; with `train.within` the share of its time says where the schedule is."""
+        """Set rate * schedule * factor; with `train.within` the position in the schedule is the share of its time."""
         scheduled_step = counters.step if time_share is None else min(time_share, 1.0) * (self.total_steps - 1)
         scheduled_factor = self.schedule(scheduled_step) * factor
         rate = float(self.rate * scheduled_factor)
@@ -186,31 +186,31 @@ class ScheduledRates:
         return rate
 
     def restart(self, counters: Counters) -> None:
-        """Forget the rates of the last step; the next ones depend on the step alone."""
+        """Forget the rates of the last step; the next rates depend only on the step."""
         self.last_rates = None
 
 
 class ProgramRates:
-    """The rates of a program's optimizer, which its callbacks may set; no schedule changes them."""
+    """Rates of a program's optimizer, which its callbacks may set; no schedule changes them."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
     def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
-        """Set nothing."""
+        """Return the current rate without setting anything."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def restart(self, counters: Counters) -> None:
-        """Do nothing, since a checkpoint holds the rates."""
+        """Do nothing, since a checkpoint contains the rates."""
 
 
 class SchedulerRates:
-    """The rates that a scheduler of torch sets. After a resume or a rollback, its steps are repeated from the first.
+    """Rates set by a scheduler of torch. After a resume or a rollback, its steps are repeated from the first.
 
     Args:
-        optimizer: whose rates are set.
-        scheduler: of this optimizer.
-        every: `step` or `epoch`: when the scheduler steps.
+        optimizer: optimizer whose rates are set.
+        scheduler: scheduler of this optimizer.
+        every: interval of the scheduler's steps: `step` or `epoch`.
     """
 
     def __init__(self, optimizer: Optimizer, scheduler: LRScheduler, every: str) -> None:
@@ -221,7 +221,7 @@ class SchedulerRates:
         self.scheduler_steps = 0
 
     def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
-        """Step the scheduler up to the present step or epoch."""
+        """Step the scheduler up to the current step or epoch."""
         due_steps = counters.step if self.every == "step" else counters.epoch
         with warnings.catch_warnings():
             # torch warns if the scheduler steps before the optimizer, as it does after a resume.
@@ -232,7 +232,7 @@ class SchedulerRates:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def restart(self, counters: Counters) -> None:
-        """Start the scheduler again, up to the present step or epoch."""
+        """Start the scheduler again, and step it up to the current step or epoch."""
         load_group_settings(self.optimizer, self.initial_groups)
         self.scheduler.load_state_dict(copy.deepcopy(self.initial_state))
         self.scheduler_steps = 0
@@ -250,7 +250,7 @@ def build_rates(
     steps_per_epoch: int,
     report: Callable[[str, str], None],
 ) -> LearningRates:
-    """The object that sets the rates, by the program's scheduler or the spec's schedule; `report` records an event."""
+    """Build the object that sets the rates by the program's scheduler or the spec's schedule; `report` adds events."""
     if user_parts.schedule:
         return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
     if user_parts.optimizer and train.schedule == Constant(name="constant"):

@@ -1,8 +1,8 @@
 """Lets all processes stop, retry or roll back together when one of them has a problem, so that none waits for another.
 
-One process may get a signal or see a non-finite number while the others do not. So each reports its problem with the loss
-of its step, before the gradients are used. The most serious one counts for all, and all raise the same error. A problem
-between two steps is reported in the next step, which all compute and drop.
+One process may get a signal or see a non-finite number while the others do not. So each process reports its problem
+with the loss of its step, before the gradients are used, and all processes raise the most serious problem. A problem
+between two steps is reported in the next step, which all processes compute and drop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
 
 
 class ComputeAgain(Exception):
-    """The gradients of a step cannot be used, and the same step has to be computed again; no weight has changed."""
+    """The gradients of a step cannot be used, and the step must be computed again; no weight has changed."""
 
 
 class HalfUpdated(RollBack):
@@ -40,22 +40,22 @@ a checkpoint.
 
 
 class Peers:
-    """The processes that train together, and the problem of this one; a process alone raises its own at the same places."""
+    """The processes that train together, and this process's problem; a single process raises it at the same points."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
         self.problem: BaseException | None = None
         """The problem of this process that the others do not know yet."""
         self.reported: BaseException | None = None
-        """Its value in the last exchange."""
+        """Value of `problem` in the last exchange."""
         self.measure_time_share: Callable[[], float] = lambda: 0.0
-        """Returns the share of `train.within` that is used; that of rank 0 counts for all."""
+        """Function that returns the used share of `train.within`; all processes use rank 0's value."""
         self.time_share = 0.0
-        """Its value in the last exchange, over all processes."""
+        """Rank 0's value of this share in the last exchange."""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """A block whose stop or rollback becomes this process's problem, unless it has one, until the next exchange."""
+        """Keep a stop or rollback in the block as this process's problem until the next exchange, unless it has one."""
         try:
             yield
         except (RollBack, Stopped, KeyboardInterrupt) as problem:
@@ -63,30 +63,30 @@ class Peers:
 
     @contextlib.contextmanager
     def same_outcome(self) -> Iterator[None]:
-        """A block after which all processes raise the most serious problem that one of them had in it.
+        """Raise in all processes the most serious problem that any of them had in the block.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         with self.catching():
             yield
         self.raise_gravest()
 
     def raise_gravest(self) -> None:
-        """Exchange problems, and raise the most serious one in all processes; return if none has a problem."""
+        """Exchange problems, and raise the most serious one in all processes; return if there is no problem."""
         gravest = self.choose_gravest(self.ranks.all_gather(self.notes()))
         if gravest is not None:
             raise gravest
 
     def notes(self) -> list[float]:
-        """Return what this process tells the others in an exchange."""
+        """Return the numbers that this process sends to the others in an exchange."""
         return [self.gravity, self.measure_time_share()]
 
     def choose_gravest(self, rows: Sequence[Sequence[float]]) -> BaseException | None:
-        """The most serious problem after an exchange: this process's own if none is more serious; None if there is none.
+        """Choose the most serious problem after an exchange, this process's own in a tie; None if there is no problem.
 
         Args:
-            rows: the notes of each process, by rank.
+            rows: notes of each process, by rank.
         """
         gravities, self.time_share = [int(row[0]) for row in rows], rows[0][1]
         gravest, is_own = max(gravities), max(gravities) == self.gravity
@@ -103,16 +103,16 @@ class Peers:
             return 0
         kind = MemoryError if torch_errors.is_out_of_memory(self.problem) else type(self.problem)
         if issubclass(kind, KeyboardInterrupt):
-            kind = Interrupted  # Ctrl-C in a Python program, whose handlers are not ours
+            kind = Interrupted  # Ctrl-C in a Python program, which has its own signal handlers
         return next(
             position for position, (problem_kind, _) in enumerate(PROBLEM_KINDS, 1) if issubclass(kind, problem_kind)
         )
 
 
 def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
-    """Return the error of one of several processes that ran out of memory with so many `samples` at a time.
+    """Build the error for one of several processes that ran out of memory with `samples` samples at a time.
 
-    The others may be adding up its gradients already, so no process can try the step again.
+    The other processes may already be summing its gradients, so no process can try the step again.
     """
     description = f"memory ran out in process {ranks.number + 1} of {ranks.count} with {samples} samples at a time"
     ranks.announce_end(description)
@@ -124,6 +124,6 @@ def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
 
 
 def find_first_text(ranks: Ranks, text: str) -> str:
-    """Find the text of the first process that has one, in all processes; empty if none has."""
+    """Return in all processes the text of the first process that has one; empty if none has one."""
     has_text = [bool(row[0]) for row in ranks.all_gather([float(bool(text))])]
     return ranks.copy_text_from(has_text.index(True), text) if any(has_text) else ""

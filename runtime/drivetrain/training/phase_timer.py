@@ -1,4 +1,4 @@
-"""Measures the time of a run by phase, and of this process."""
+"""Measures the time of a run by phase, and the time of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 class PhaseTimer:
     """Seconds by phase, on a monotonic clock.
 
-    Phases can nest: while an inner one runs, the outer one is paused, so that all phases add up to the total.
+    Phases can nest: while an inner phase runs, the outer phase is paused, so all phases add up to the total.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class PhaseTimer:
 
     @property
     def current_phase(self) -> str:
-        """The innermost phase that is open."""
+        """Name of the innermost open phase."""
         return self.open_phases[-1] if self.open_phases else "between two phases"
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of the `with` block."""
+        """Count the time of the `with` block as phase `name`."""
         self._count_open_phase()
         self.open_phases.append(name)
         try:
@@ -51,7 +51,7 @@ class PhaseTimer:
         self.last_switch = now
 
     def time_waiting(self, name: str, items: Iterable[Item]) -> Generator[Item]:
-        """Pass items through, and count the time of waiting for each as phase `name`; closes a generator with itself."""
+        """Yield the items, and count the time of waiting for them as phase `name`; close a generator at the end."""
         source = iter(items)
         try:
             while True:
@@ -66,7 +66,7 @@ class PhaseTimer:
 
 
 def process_seconds() -> float:
-    """Return the seconds since this process began, on a clock that cannot be set (except on macOS)."""
+    """Return the seconds since this process started, on a clock that cannot be set (except on macOS)."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         import psutil
 

@@ -1,4 +1,4 @@
-"""Measures where the time of a training goes: by phase of a step, by operator, and relative to what the machine can do.
+"""Measures the time of a training by phase of a step, by operator, and relative to the speed of the machine.
 
 Nothing here changes the computation, so the run stays bit-identical.
 """
@@ -26,18 +26,18 @@ from drivetrain.training.run import Run
 
 TRACE_FILE = "trace.json.gz"
 WARMUP_STEPS = 10
-"""Steps before profiling: the first ones load kernels, fill caches and compile."""
+"""Number of steps before profiling: the first steps load kernels, fill caches and compile."""
 PROFILED_STEPS = 5
-"""Steps that are profiled."""
+"""Number of profiled steps."""
 MAX_OPERATORS = 20
-"""Operators that are recorded."""
+"""Largest number of recorded operators."""
 
 
 class Profiler:
-    """Counts steps, and profiles some of them.
+    """Counts steps and profiles some of them.
 
     Args:
-        run: whose folder gets the files.
+        run: run to profile; its folder gets the files.
     """
 
     def __init__(self, run: Run) -> None:
@@ -48,7 +48,7 @@ class Profiler:
         self.warmup_steps = min(WARMUP_STEPS, max(1, run.total_steps - run.counters.step - PROFILED_STEPS))
 
     def step(self) -> None:
-        """Call after every step."""
+        """Count a step, and start or end profiling; must be called after every step."""
         self.steps_done += 1
         if self.steps_done == self.warmup_steps:
             from torch.profiler import ProfilerActivity, profile
@@ -61,7 +61,7 @@ class Profiler:
             self.close()
 
     def close(self) -> None:
-        """Stop profiling, if it is active, and write the results; a failure is only recorded as an event."""
+        """Stop profiling if it is active, and write the results; a failure is only recorded as an event."""
         if self.profile is None:
             return
         seconds = time.perf_counter() - self.started
@@ -97,21 +97,21 @@ def _rank_operators(profile: Any, steps: int, seconds: float, device: str) -> di
 
 
 MATRIX_SIDE = 1024
-"""Rows and columns of the matrix product: large enough for every kernel, milliseconds on a CPU."""
+"""Rows and columns of the matrix product: large enough for every kernel, milliseconds of time on a CPU."""
 PRODUCT_REPEATS = 5
 COUNTED_SAMPLES = 64
 MIN_RUN_SECONDS = 20.0
-"""Seconds; shorter runs are not representative enough to be compared."""
+"""Length of a run from which its speed is representative enough to be compared."""
 
 
 def measure_flops(run: Run) -> dict[str, float] | None:
-    """FLOPs per training sample, and FLOP/s of a large matrix product in the run's precision.
+    """Measure the FLOPs per training sample, and the FLOP/s of a large matrix product in the run's precision.
 
     Matrix products, convolutions and attention are counted with torch's FLOP counter: three times a forward pass, once
     for forward and twice for backward. Recurrent layers in a single library call are not counted.
 
-    None if they would mean little: part of the network is frozen or cached, no FLOPs were counted, or the run was too
-    short.
+    The result is None if it would mean little: part of the network is frozen or cached, no FLOPs were counted, or the
+    run was too short.
     """
     if (
         run.kept_in_eval_mode
@@ -134,7 +134,7 @@ def measure_flops(run: Run) -> dict[str, float] | None:
 
 
 def _count_forward_flops(run: Run) -> float:
-    """FLOPs per sample of a forward pass, averaged over a few."""
+    """Count the FLOPs of a forward pass per sample, averaged over a few samples."""
     batch = next(iter(fetch_in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
     run.model.eval()
     with torch.no_grad(), count_flops() as counter:
@@ -143,7 +143,7 @@ def _count_forward_flops(run: Run) -> float:
 
 
 def measure_product(device: torch.device, dtype: torch.dtype | None, side: int = MATRIX_SIDE) -> float:
-    """FLOP/s of a large matrix product, the best of a few."""
+    """Measure the FLOP/s of a large matrix product, the best of a few."""
     first, second = (torch.randn(side, side, device=device).to(dtype or torch.float32) for _ in range(2))
     best = float("inf")
     for _ in range(PRODUCT_REPEATS + 1):
@@ -154,11 +154,11 @@ def measure_product(device: torch.device, dtype: torch.dtype | None, side: int =
 
 
 STEP_PHASES = ("forward", "train", "optimizer", "compile")
-"""The phases of a step. `train` holds all that is not listed: backward, loss, preprocessing, records."""
+"""Phases of a step. `train` includes everything else: backward, loss, preprocessing, records."""
 
 
 def split_step_time(run: Run) -> None:
-    """Make the timer of a run split the time of its steps into forward, backward, update and compilation."""
+    """Let the timer of a run split the time of its steps into forward, backward, update and compilation."""
     # On a GPU calls return before the computation ends.
     if run.device.type != "cpu":
         return
@@ -166,14 +166,14 @@ def split_step_time(run: Run) -> None:
 
 
 class StepPhases:
-    """Counts parts of a step as phases of their own during training; an evaluation stays one phase."""
+    """Counts parts of a training step as separate phases; an evaluation stays one phase."""
 
     def __init__(self, run: Run) -> None:
         self.clock = run.clock
         self.compiles_next = run.plan.value("compile") is not False
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a part of a step, by its name."""
+        """Return a context that times a part of a step by its name."""
         if self.clock.open_phases[-1:] != ["train"]:
             return contextlib.nullcontext()
         # The first forward pass counts as compilation.
@@ -182,18 +182,18 @@ class StepPhases:
 
 
 class RankSampler:
-    """The measurements of one process, from now on; rank 0 keeps those of all.
+    """Measurements of one process from now on; rank 0 collects the measurements of all processes.
 
-    They travel through the store with each sample of the monitor, so no step waits for them.
+    They are sent through the store with each sample of the monitor, so no step waits for them.
 
     Args:
-        run: of this process.
+        run: run of this process.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.memory_bytes = self.peak_bytes = 0
-        # Each thread has a number of its own, and samples are taken in another one than that of the training.
+        # torch's thread count is a setting of each thread, and samples are taken outside the training thread.
         self.threads = torch.get_num_threads()
         run.ranks.waits.phase = lambda: run.clock.current_phase
         self.store = stores.connect_again() if run.ranks.count > 1 else None
@@ -226,7 +226,7 @@ class RankSampler:
         ranks, store = self.run.ranks, self.store
         if store is None:
             return
-        # The process that keeps the store may have left.
+        # The process that runs the store may have ended.
         with contextlib.suppress(RuntimeError):
             if not ranks.is_rank0:
                 store.set(f"record/{ranks.number}", rank_record.record_to_text(self.measure()))

@@ -1,6 +1,6 @@
 """Shows the progress of a run: a live view on a terminal, single lines everywhere else.
 
-The live view reads the run folder, as `drivetrain watch` does, and is painted by its own thread.
+The live view reads the run folder, as `drivetrain watch` does, and is drawn by its own thread.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from drivetrain.training.run import Run
 from drivetrain.training.time_target import EVALUATION_SHARE
 
 MAX_COLUMNS_SHOWN = 4
-"""Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
+"""Largest number of target columns whose metrics are all shown in the line of an epoch."""
 MAX_EPOCHS_LOGGED = 20
-"""Number of epochs up to which each has a line in a log, however short they are."""
+"""Number of epochs up to which every epoch has a line in a log, however short it is."""
 
 
 class Progress:
@@ -33,30 +33,30 @@ class Progress:
 
     Args:
         total: steps of the run.
-        forecast: of its end, if one was made before.
+        forecast: forecast of its end, if there is an earlier one.
     """
 
     def __init__(self, total: int, forecast: Forecast | None = None) -> None:
         self.total_steps, self.forecast = total, forecast or {}
         self.line_printed_at = -float("inf")
         self.epoch_logged_at = -float("inf")
-        """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
+        """Time of the last line of an epoch, in seconds of `time.monotonic`."""
         self.estimate: TimeLeft | None = None
         self.is_decoding = self.is_correction_due = False
-        """Whether this epoch decodes images that the others read decoded, and whether the forecast is still of that epoch."""
+        """Whether this epoch decodes images that later epochs read from a cache, and whether the forecast is based on it."""
         self.live_view: LiveView | None = None
         self.cpu_seconds = 0.0
         """CPU seconds of the live view, known after it is closed."""
 
     def report_step(self, run: Run, step: int, loss: float) -> None:
-        """Report step number `step`."""
+        """Report step number `step` and its loss."""
         now = time.monotonic()
         if self.estimate is None:
             self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
             self.live_view = LiveView(run.folder) if is_live_terminal() else None
             self.is_decoding = bool(run.plan.value("decode_cache")) and not run.counters.epoch
         if self.is_decoding and run.counters.epoch:
-            # What decoding has cost says nothing about the epochs that read decoded images.
+            # The cost of decoding says nothing about epochs that read decoded images.
             self.is_decoding, self.is_correction_due = False, bool(self.forecast.get("steps"))
             self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
         self.estimate.add(now, step)
@@ -75,7 +75,7 @@ class Progress:
         say(f"{progress}  {self._format_time_left(run, now)}")
 
     def _report_forecast(self, run: Run, estimate: TimeLeft, now: float) -> None:
-        """Print and store the forecast once there are steps enough, and again where those of the first epoch misled it."""
+        """Print and store the forecast once there are enough steps; correct it after a first epoch with decoding."""
         if (self.forecast and not self.is_correction_due) or not (forecast := make_forecast(run, estimate, now)):
             return
         note = "later epochs need not decode the images again" if self.is_decoding else "no evaluation is timed yet"
@@ -86,7 +86,7 @@ class Progress:
         self._write_length(run)
 
     def _write_length(self, run: Run) -> float:
-        """Write what `watch` needs to the run folder; returns the assumed cost of an evaluation in steps."""
+        """Write the data for `watch` to the run folder; returns the assumed cost of an evaluation in steps."""
         evaluation = len(run.dataset.validation) / run.batches.batch_size * EVALUATION_SHARE
         ahead = {
             "steps": self.total_steps,
@@ -110,9 +110,9 @@ class Progress:
         return format_time_left(None if seconds_left is None else min(seconds_left, seconds_allowed), at_most)
 
     def report_evaluation(self, run: Run, best: str) -> None:
-        """Report an evaluation; `best` says that it is the best so far, and why if that does not show.
+        """Report an evaluation; `best` says that it is the best so far, and the reason if it is not obvious.
 
-        Of many short epochs a log has about EPOCHS_LOGGED; metrics.jsonl has all.
+        A log has about MAX_EPOCHS_LOGGED of many short epochs; metrics.jsonl has all of them.
         """
         now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.total_epochs
         is_logged = epoch in (1, count) or epoch % -(-count // MAX_EPOCHS_LOGGED) == 0
@@ -127,7 +127,7 @@ class Progress:
             say(f"epoch {epoch}/{count}  {metrics_text}{f'  {best}' if best else ''}")
 
     def close(self) -> None:
-        """Close the live view, and leave its last state on the screen."""
+        """Close the live view and leave its last state on the screen."""
         if self.live_view:
             self.live_view.close()
             self.cpu_seconds += self.live_view.cpu_seconds
@@ -135,7 +135,7 @@ class Progress:
 
 
 def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
-    """Measure a function that returns the samples per second and the share of waiting since its last call."""
+    """Return a function that measures samples per second and the share of waiting since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
 
     def since() -> dict[str, Any]:
@@ -147,7 +147,7 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
             "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
         }
         if run.device.type == "cuda":
-            # Bytes of this process's tensors, and those that its allocator has reserved.
+            # Bytes of this process's tensors, and bytes that its allocator has reserved.
             values["gpu_allocated"] = torch.cuda.memory_allocated(run.device)
             values["gpu_reserved"] = torch.cuda.memory_reserved(run.device)
         before[:] = [now, samples, waited]

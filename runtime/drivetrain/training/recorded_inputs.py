@@ -1,10 +1,10 @@
 """Records a run's inputs when it starts, and checks them when it is resumed.
 
     data.json            fingerprints of data files, files of a pretrained network, and arrays passed in by a program
-    preprocessing.json   what was computed from the data: vocabulary, categories, scales, classes
+    preprocessing.json   values computed from the data: vocabulary, categories, scales, classes
 
-A resumed run, and an evaluation of it, preprocess their data as recorded: weights are never used with another
-preprocessing than in their training.
+A resumed run and its evaluations preprocess their data as recorded: weights are never used with another preprocessing
+than in their training.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from drivetrain.training.run import Run
 from drivetrain.training.start_checks import first_difference
 
 COPIED_KEYS = ("model.arguments.", "train.loss.arguments.")
-"""Keys of files that are copied with the user's code if they are small."""
+"""Keys whose files are copied with the user's code if they are small."""
 MAX_LISTED_CHANGES = 5
-"""Largest number of changes that are listed."""
+"""Largest number of listed changes."""
 SLOW_SECONDS = 1.0
-"""Seconds; if recording takes longer, a line is printed."""
+"""Duration of recording from which a line is printed."""
 UNRECORDED = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
 MakeError = Callable[[str], DrivetrainError]
-"""Makes the error for a change, given what has changed."""
+"""Function that makes the error for a change from its description."""
 
 
 def load_data(job: Job, folder: Path) -> Dataset:
-    """Load the data of a run; if it is resumed, only unchanged data, preprocessed in the same way.
+    """Load the data of a run; a resumed run accepts only unchanged data, preprocessed in the same way.
 
     Raises:
-        DataError: if it cannot be used.
-        CheckpointError: if it has changed.
+        DataError: if the data cannot be used.
+        CheckpointError: if the data has changed.
     """
     recorded = read_records(folder) if checkpoint.can_resume(folder) else None
     if recorded is not None:
@@ -67,7 +67,7 @@ def load_data(job: Job, folder: Path) -> Dataset:
         dataset = load(job)
     else:
         dataset = load_unchanged(job, folder, recorded, lambda changed: _changed_data_error(folder, changed, "--new"))
-    # Now, so that a mistake in it does not come up after the training.
+    # Load the test data now, so that a mistake in it does not appear only after the training.
     add_test(job, dataset)
     return dataset
 
@@ -76,13 +76,13 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeEr
     """Load the data of a run, preprocessed as when the run started.
 
     Args:
-        job: of the run.
-        folder: of the run.
-        recorded: the recorded preprocessing and heads.
-        refuse: makes the error for a change.
+        job: job of the run.
+        folder: folder of the run.
+        recorded: recorded preprocessing and heads.
+        refuse: function that makes the error for a change.
 
     Raises:
-        DataError: if it cannot be used.
+        DataError: if the data cannot be used.
         DrivetrainError: if a file was changed, removed or added since the run started.
     """
     record = RunFiles(folder).read_object(DATA_FILE)
@@ -96,13 +96,13 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeEr
 
 
 def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
-    """A pretrained network of the hub is the one that the run began with, whatever its branch means by now."""
+    """Use the hub commit of the pretrained network that the run started with, even if its branch has moved on."""
     if commit := record.get("pretrained_commit"):
         job.fix_commit(str(commit))
 
 
 def read_records(folder: Path) -> InputRecord | None:
-    """Read the recorded preprocessing and heads; None if the run was started with a version that did not record them.
+    """Read the recorded preprocessing and heads; None if an older version that did not record them started the run.
 
     Raises:
         CheckpointError: if one of the two files is missing or damaged.
@@ -130,11 +130,11 @@ def read_records(folder: Path) -> InputRecord | None:
 
 
 def _check_types(record: Mapping[str, Any]) -> None:
-    """Check that a record holds what a run writes there; its folder can be from anybody.
+    """Check that a record has the structure that runs write; its folder may come from anybody.
 
     Raises:
-        TypeError: if not.
-        LookupError: if something is missing.
+        TypeError: if a value has another type.
+        LookupError: if a key is missing.
     """
     tables = [entry["rows"] for entry in record["files"].values()]
     for table in tables:
@@ -145,7 +145,7 @@ def _check_types(record: Mapping[str, Any]) -> None:
 
 
 def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
-    """Record the inputs of a new run; for a resumed one, check arrays that a program passed in.
+    """Record the inputs of a new run; for a resumed run, check the arrays that a program passed in.
 
     Raises:
         CheckpointError: if the arrays have changed.
@@ -203,7 +203,7 @@ def _refuse_changes(changes: Sequence[str], refuse: MakeError) -> None:
 
 
 def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]:
-    """Recorded files that have changed, each with its key."""
+    """List the recorded files that have changed, each with its key."""
     changes = []
     for key, entry in record.items():
         if key not in places:
@@ -215,7 +215,7 @@ def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list
 
 
 def _list_added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
-    """Files that were not there when the run started, each with its key."""
+    """List the files that did not exist when the run started, each with its key."""
     return [
         f"{_base_folder(path, path.is_dir()) / name} was not there ({key})"
         for key, path, names in _list_files(places, dataset)
@@ -233,7 +233,7 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         if before.get(name) != now.get(name)
     ]
     computed = json.loads(json.dumps(dataset.preprocessing))
-    # What only an older version stored, such as axes that it doubted, says nothing about the data.
+    # Values that only an older version stored, such as uncertain axes, say nothing about the data.
     differences += [
         f"{name} of the preprocessing"
         for name, value in computed.items()
@@ -247,7 +247,7 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
 
 
 def _find_paths(job: Job) -> dict[str, Path]:
-    """Find the paths that the spec names and a run reads, by key."""
+    """Find the paths in the spec that a run reads, by key."""
     model: Any = getattr(job, "model", None)
     paths = {dot_key(key): job.resolve(path) for key, path in job.data_paths()}
     if name := hub_name.find_weights_name(job):
@@ -265,7 +265,7 @@ def _find_paths(job: Job) -> dict[str, Path]:
 
 
 def _list_strings(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield all strings among the arguments of a user function: each could be a path."""
+    """Yield all strings in the arguments of a user function: each could be a path."""
     if isinstance(value, str):
         yield key_path, value
     elif isinstance(value, Mapping | list | tuple):
@@ -274,7 +274,7 @@ def _list_strings(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
-    """Key, path and file names of what is read; a folder that only user code reads has no file names."""
+    """Yield key, path and file names of everything that is read; a folder that only user code reads has no file names."""
     for key, base in places.items():
         names = list(dataset.files.get(key, ()))
         if key.startswith(COPIED_KEYS) and code_files.list_copies(base, base.name):
@@ -290,15 +290,15 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
 
 
 def _base_folder(path: Path, folder: bool) -> Path:
-    """Return the folder that file names are relative to."""
+    """Return the folder to which file names are relative."""
     return path if folder else path.parent
 
 
 def check_data_of_nodes(run: Run) -> None:
-    """Refuse to train on different files; each machine reads its own.
+    """Refuse to train if machines have different files; each machine reads its own.
 
     Raises:
-        DataError: if a machine has another file than the leader's.
+        DataError: if a file of a machine differs from the leader's.
     """
     if NODES not in os.environ:
         return

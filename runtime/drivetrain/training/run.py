@@ -1,4 +1,4 @@
-"""A run: all that a training knows, and where it is. `assemble` makes it."""
+"""Holds everything that a training needs, with its current position. `assemble` makes a run."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class Run:
     replaced: Dataset | None = None
     """The original dataset, if cached activations of a frozen prefix have replaced it."""
     cached: str = ""
-    """The name of that prefix."""
+    """Name of the cached prefix."""
     prefix_dtype: torch.dtype | None = None
-    """dtype in which a frozen prefix is computed once; None for fp32."""
+    """dtype for computing a frozen prefix once; None for fp32."""
     stage: int = 0
-    """How many unfreezings of `model.unfreeze` have happened."""
+    """Number of unfreezings of `model.unfreeze` so far."""
     batches: Batches
     objective: Objective
     """The loss of all heads."""
     kept_in_eval_mode: list[nn.Module]
-    """Modules that stay in evaluation mode, because they are frozen or the program has put them there."""
+    """Modules that stay in evaluation mode, because they are frozen or the program has set this mode."""
     step: Step
     signals: Signals
     events: EventLog
@@ -74,12 +74,12 @@ class Run:
     earlier_samples: int = 0
     """Samples processed by earlier attempts."""
     local_samples: int = 0
-    """Samples that this process has trained on itself, in this attempt."""
+    """Samples that this process itself has trained on in this attempt."""
     metrics: MetricsLog | None = None
     last_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
     identity: dict[str, str] = field(default_factory=dict)
-    """Name and value of everything beside spec and plan that the exact bits of the run depend on."""
+    """Name and value of everything besides spec and plan that determines the exact bits of the run."""
     batch_parts: BatchParts
     """Divides each batch among the processes."""
     lr_groups: list[LrGroup] = field(default_factory=list)
@@ -87,19 +87,19 @@ class Run:
     user_parts: UserParts = field(default_factory=UserParts)
     """Optimizer, schedule, metrics and callbacks of a Python program."""
     solvable_heads: Mapping[str, SolvableHead] = field(default_factory=dict)
-    """The heads, if they are solved in place of the first epochs; else empty."""
+    """Heads that are solved in place of the first epochs; empty if they are trained."""
     unsolved_reason: str = ""
-    """Why the heads are not solved, though only they are trained at first."""
+    """Reason why the heads are not solved, though only they are trained at first."""
     stop_reason: str | None = None
-    """Why a callback ends the training; None if it goes on."""
+    """Reason why a callback ends the training; None if it continues."""
     effective_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The rows of `effective_settings.compare_with_plan`, as they were last reported."""
+    """Rows of `effective_settings.compare_with_plan` as last reported."""
     rates: LearningRates = field(init=False)
     ema: Ema | None = field(init=False)
     best_metric: BestMetric = field(init=False)
     numerics: NonfiniteGuard = field(init=False)
     time_target: TimeTarget | None = field(init=False)
-    """The time of a run with `train.within`."""
+    """Time of a run with `train.within`."""
 
     def __post_init__(self) -> None:
         train = self.job.train
@@ -116,17 +116,17 @@ class Run:
 
     @property
     def peers(self) -> Peers:
-        """The processes that train together, with the problem of this one that the others do not know yet."""
+        """The processes that train together, with this process's problem that the others do not know yet."""
         return self.step.peers
 
     @property
     def ranks(self) -> Ranks:
-        """The same processes, and the number of this one."""
+        """The same processes, and the number of this process."""
         return self.peers.ranks
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run, if nothing ends it early; with `train.within` by the speed so far."""
+        """Optimizer steps of the whole run if nothing ends it early; with `train.within` estimated from the speed so far."""
         if self.ends_solved:
             return 1
         if self.time_target:
@@ -137,12 +137,12 @@ class Run:
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of the whole run, the last one perhaps in part, if nothing ends it early."""
+        """Epochs of the whole run if nothing ends it early; the last epoch may be incomplete."""
         return -(-self.total_steps // self.batches.per_epoch) if self.time_target else self.job.train.epochs
 
     @property
     def ends_solved(self) -> bool:
-        """Whether solving the heads is the whole training, since nothing is unfrozen later."""
+        """Whether solving the heads is the whole training, because nothing is unfrozen later."""
         return (self.counters.solved or self.solves_heads) and not self.network.unfreezing.epochs
 
     @property
@@ -151,14 +151,14 @@ class Run:
         return bool(self.solvable_heads) and not self.counters.step
 
     def reached_step_limit(self) -> bool:
-        """Return whether the run has made the optimizer steps of `train.steps`, or used the time of `train.within`."""
+        """Return whether the run has finished the steps of `train.steps` or used up the time of `train.within`."""
         if self.time_target:
             return self.peers.time_share >= 1
         limit = self.job.train.steps
         return limit is not None and self.counters.step >= limit
 
     def begin_time(self) -> None:
-        """Start to measure the share of `train.within` that is used, before the first step."""
+        """Start to measure the used share of `train.within`, before the first step."""
         target, counters = self.time_target, self.counters
         if target is None or self.ends_solved:
             return
@@ -175,7 +175,7 @@ class Run:
 
     @property
     def readable(self) -> Dataset:
-        """The dataset with the samples as the user knows them, not the activations that may have replaced them."""
+        """The dataset with the user's samples, not the activations that may have replaced them."""
         return self.replaced or self.dataset
 
     def record_step(self) -> None:
@@ -187,13 +187,13 @@ class Run:
         self.step.record(CapturedStep(CudaGraphs(self.device).record, update_average, report))
 
     def train_mode(self) -> None:
-        """Set training mode, except for the modules that are kept in evaluation mode."""
+        """Set training mode, except for modules that are kept in evaluation mode."""
         self.model.train()
         for module in self.kept_in_eval_mode:
             module.eval()
 
     def set_learning_rates(self) -> float:
-        """Set the learning rates of the next step; returns that of the first parameter group."""
+        """Set the learning rates of the next step; returns the rate of the first parameter group."""
         share = self.peers.time_share if self.time_target else None
         return self.rates.set(self.counters, self.best_metric.factor(), share)
 

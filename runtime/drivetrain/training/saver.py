@@ -1,7 +1,7 @@
 """Decides when a run saves checkpoints, writes them in the background if memory allows a copy, and handles a full disk.
 
-A failed save during the run is recorded as an event and tried again. A failed save at the end of the run ends it with a
-StorageError, exit 7.
+A failed save during the run is recorded as an event and tried again. A failed save at the end of the run ends the run
+with a StorageError, exit code 7.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAX_SAVE_SHARE = 0.02
 RETRY_SECONDS = 10.0
 """Seconds before a failed save is tried again."""
 COPY_FACTOR = 1.5
-"""Free memory that a copy in memory requires, as a multiple of its size."""
+"""Free memory that is required for a copy in memory, as a multiple of its size."""
 
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint that is yet to be written."""
+    """A checkpoint that is not written yet."""
 
     name: str
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
@@ -48,7 +48,7 @@ class PendingCheckpoint:
     frozen: frozenset[str]
     """Names of the parameters that are frozen now."""
     metrics_problem: str | None
-    """Why metrics up to this step are not on disk; a checkpoint without them could not be resumed from."""
+    """Reason why metrics up to this step are not on disk; without them a run could not resume from the checkpoint."""
 
 
 class Saver:
@@ -84,10 +84,10 @@ class Saver:
             raise NotFinite(f"not finite: {', '.join(nonfinite[:5])}")
 
     def save_periodically(self) -> None:
-        """Save during the run; in the background if memory allows a copy.
+        """Save during the run, in the background if memory allows a copy.
 
         Raises:
-            NotFinite: if a weight is not finite; nothing is written then.
+            NotFinite: if a weight is not finite; nothing is written.
         """
         with self.run.clock.phase("checkpoint"), self.run.signals.protect_section():
             start = time.monotonic()
@@ -112,7 +112,7 @@ class Saver:
         """Save now, in the foreground.
 
         Raises:
-            StorageError: if that is not possible.
+            StorageError: if the checkpoint cannot be written.
             NotFinite: if a weight is not finite.
         """
         fault_point("last checkpoint")
@@ -124,7 +124,7 @@ class Saver:
             return self._write_and_prune(snapshot)
 
     def warn_if_disk_small(self) -> None:
-        """Record an event if the disk has no space for all that the run will save; it may be freed until then."""
+        """Record an event if the disk has no space for everything that the run will save; it may be freed in time."""
         run, keep = self.run, self.run.job.checkpoint.keep
         weight_bytes = _count_bytes(run.model.state_dict()) + (_count_bytes(run.ema.average) if run.ema else 0)
         checkpoint_bytes = weight_bytes + count_moments(run.job.train.optimizer) * sum(
@@ -177,7 +177,7 @@ class Saver:
             self.background_save = None
 
     def _try_to_write(self, snapshot: PendingCheckpoint) -> None:
-        """Write a checkpoint; if that fails, record an event, and copy the weights of a best evaluation for another try."""
+        """Write a checkpoint; if that fails, record an event, and keep a copy of the best weights for another try."""
         try:
             if self.unsaved_best is not None:
                 self._write_and_prune(self.unsaved_best)
@@ -216,12 +216,12 @@ class Saver:
             try:
                 return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
             except StorageError:
-                # The folder can be renamed while the checkpoint is written, too.
+                # The folder can also be renamed while the checkpoint is written.
                 if not self._restore_folder_name():
                     raise
 
     def _restore_folder_name(self) -> str:
-        """Give the run folder its name again; returns its other name if somebody has renamed it, or an empty text."""
+        """Restore the name of the run folder; returns its other name if somebody has renamed it, else an empty text."""
         if other := self.folder.restore():
             self.run.events.add("storage", NamedFolder.MESSAGE.format(other, self.folder.path), self.run.counters.step)
         return other
@@ -248,18 +248,18 @@ def _copy_to_cpu(snapshot: PendingCheckpoint) -> PendingCheckpoint:
 
 
 class NonSavingRank(Saver):
-    """The saver of every process but rank 0, which saves for all."""
+    """Saver of all processes except rank 0, which saves for all."""
 
     def is_due(self, *, epoch_ended: bool = False) -> bool:
-        """Never."""
+        """Return False: rank 0 saves."""
         return False
 
     def warn_if_disk_small(self) -> None:
-        """Nothing to write."""
+        """Write nothing."""
 
     def save_best(self, notes: Mapping[str, object]) -> None:
-        """Nothing to write."""
+        """Write nothing."""
 
     def save_final(self) -> Path:
-        """Nothing to write."""
+        """Return the folder without writing anything."""
         return self.run.checkpoints

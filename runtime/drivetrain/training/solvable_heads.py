@@ -1,4 +1,4 @@
-"""Finds out whether the heads of a network can be solved: whether they are linear, and nothing else is trained at first."""
+"""Finds out whether the heads of a network can be solved: they must be linear, and nothing else may be trained at first."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from drivetrain.training.sparse_rows import SparseRows
 from drivetrain.training.user_parts import UserParts
 
 MEMORY_DIVISOR = 4
-"""The features may take 1/MEMORY_DIVISOR of the free memory."""
+"""Divisor of the free memory that gives the largest size of the features."""
 MAX_PRODUCTS = 5_000_000_000
-"""Products of values and weights for the outputs of all texts: with a quarter of it the solution took 38 s of CPU time, as long as
-3,500 steps (80,000 texts of 120 tokens, 50 outputs).
+"""Largest number of products of values and weights for the outputs of all texts: with a quarter of it, solving took 38 s
+of CPU time, as long as 3,500 steps (80,000 texts of 120 tokens, 50 outputs).
 """
 
 
@@ -41,7 +41,7 @@ class LayerHead:
         self.width, self.outputs, self.has_bias = layer.in_features, layer.out_features, layer.bias is not None
 
     def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Read the vectors that the layer gets."""
+        """Read the input vectors of the layer."""
         return inputs[0].flatten(0, -2).float()
 
     def join_features(self, parts: Sequence[Any]) -> Tensor:
@@ -79,12 +79,12 @@ class BagHead:
 
 
 SolvableHead = LayerHead | BagHead
-"""A linear head: its outputs are a product of weights and the features that it reads from what its module gets."""
+"""A linear head: its outputs are the product of weights and the features that it reads from its module's inputs."""
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """Conditions under which the heads of a network are solved."""
+    """Conditions for solving the heads of a network."""
 
     job: Job
     network: Model
@@ -96,10 +96,10 @@ class HeadTraining:
     """Bytes."""
 
     def find_heads(self) -> tuple[Mapping[str, SolvableHead], str]:
-        """The heads that are solved, by name, none if they are not, and why not where only heads are trained at first.
+        """Find the heads to solve by name, and if there are none, the reason why heads that are trained alone are not solved.
 
         Raises:
-            SpecError: if `train.solve_heads` asks for what is not possible.
+            SpecError: if `train.solve_heads` is true and the heads cannot be solved.
         """
         requested = self.job.train.solve_heads
         if requested is False:
@@ -121,14 +121,14 @@ class HeadTraining:
         )
 
     def _find_bags(self) -> dict[str, BagHead]:
-        """Find the heads of a bag of words that is trained as a whole; none for another network."""
+        """Find the heads of a bag of words that is trained as a whole; empty for other networks."""
         bag = self.forward.network
         if not isinstance(bag, WordBag) or not all(parameter.requires_grad for parameter in bag.parameters()):
             return {}
         return {name: BagHead(bag, number) for number, name in enumerate(bag.names)}
 
     def _find_trained_heads(self) -> dict[str, LayerHead]:
-        """Find the linear layers of the heads, if they are all that is trained at first; else none."""
+        """Find the linear layers of the heads if nothing else is trained at first, else return an empty dictionary."""
         first = {
             name for name, p in self.forward.network.named_parameters() if p.requires_grad
         } - self.network.unfreezing.first.keys()
@@ -144,7 +144,7 @@ class HeadTraining:
         return self._match_heads(trained.values())
 
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
-        """Return the layer whose output is that of the network, by head; none unless every head has one."""
+        """Return by head the layer whose output is an output of the network."""
         computed: list[tuple[nn.Linear, Tensor]] = []
         with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.forward.network), torch.no_grad():
             for layer in layers:
@@ -162,7 +162,7 @@ class HeadTraining:
         }
 
     def _find_obstacle(self, heads: Mapping[str, SolvableHead]) -> str | None:
-        """Explain why the heads cannot be solved, or by themselves are not."""
+        """Explain why the heads cannot be solved, or are not solved unless requested; None if they are."""
         job, requested = self.job, self.job.train.solve_heads is True
         if len(heads) != len(self.dataset.heads):
             return "more than linear outputs is trained in the first epoch"
@@ -183,13 +183,13 @@ class HeadTraining:
         return describe_changing_inputs(job)
 
     def _find_obstacle_of_bags(self, heads: Mapping[str, BagHead]) -> str | None:
-        """Explain why a bag of words cannot be solved, or by itself is not."""
+        """Explain why a bag of words cannot be solved, or is not solved unless requested; None if it is."""
         model: Any = getattr(self.job, "model", None)
         if not isinstance(model, TextEncoder):
             return "it starts from weights, which a solution would replace"
         if model.weights:
             return "it starts from model.weights, which a solution would replace"
-        # The default is there for encoders; it is said that it has no effect.
+        # The default is meant for encoders; a message says that it has no effect.
         if model.dropout and model.dropout != TextEncoder.model_fields["dropout"].default:
             return f"model.dropout: {model.dropout:g} drops other words in every step"
         splits: list[Any] = [self.dataset.train, self.dataset.validation]
@@ -200,7 +200,7 @@ class HeadTraining:
         outputs, width = sum(head.outputs for head in heads.values()), max(head.width for head in heads.values())
         if values * outputs > MAX_PRODUCTS and self.job.train.solve_heads is not True:
             return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them all the same"
-        # Each value with its column, while they are sorted in three forms; weights, gradients and the solver's memory of both.
+        # Values with their columns while they are sorted in three forms; weights, gradients and the solver's history of both.
         return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 8))
 
     def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:
@@ -208,7 +208,7 @@ class HeadTraining:
         return self._compare_with_memory(4 * width * (len(self.dataset.train) + len(self.dataset.validation)))
 
     def _compare_with_memory(self, needed: int) -> str | None:
-        """Explain why so many bytes of features are too many; None if they are not."""
+        """Explain that `needed` bytes of features are too many; None if they fit."""
         if needed * MEMORY_DIVISOR > (available := self.free_memory):
             return f"the features take {format_bytes(needed)}, more than a quarter of the {format_bytes(available)} that are free"
         return None

@@ -1,6 +1,6 @@
-"""Solves the heads of a frozen network on its features, in place of the epochs in which nothing else is trained.
+"""Solves the heads of a frozen network on its features, in place of the epochs that train nothing else.
 
-Layers that are unfrozen later go on from there: first probe, then fine-tune (Kumar et al. 2022).
+Layers that are unfrozen later continue from there: first probe, then fine-tune (Kumar et al. 2022).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.training.sparse_rows import SparseRows
 
 
 def announce_solving(run: Run) -> None:
-    """Say whether the heads are solved, and why not where only they are trained at first."""
+    """Record whether the heads are solved, or the reason why heads that are trained alone at first are not."""
     if run.solves_heads:
         text = f"solved in place of {_describe_replaced_epochs(run)} (train.solve_heads)"
         if run.ends_solved:
@@ -34,7 +34,7 @@ def announce_solving(run: Run) -> None:
 
 
 def solve_heads(run: Run) -> None:
-    """Solve the heads of the run's network, and go to the end of the epochs that this takes the place of."""
+    """Solve the heads of the run's network, and advance to the end of the epochs that this replaces."""
     fault_point("solve heads", run)
     began = time.monotonic()
     with run.clock.phase("train"):
@@ -74,7 +74,7 @@ def _describe_solution(head: tuple[str, Solution]) -> str:
 
 
 def _describe_replaced_epochs(run: Run) -> str:
-    """Return the epochs that are not trained."""
+    """Describe the epochs that are not trained."""
     later = run.network.unfreezing.epochs
     epochs = later[0] if later else run.job.train.epochs
     return "the epoch" if epochs == 1 else f"the first {epochs} epochs" if later else f"all {epochs} epochs"
@@ -86,14 +86,14 @@ def _pass_replaced_epochs(run: Run) -> None:
     counters.solved = True
     counters.samples += len(run.dataset.train)
     if later:
-        # The schedule goes by steps: what is unfrozen learns at the rate of its epoch.
+        # The schedule counts steps: unfrozen layers learn at the rate of their epoch.
         counters.epoch, counters.step = later[0] - 1, later[0] * run.batches.per_epoch
     else:
         counters.step += 1
 
 
 def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
-    """Collect the features and targets of all samples by head; features that several heads have are stored once."""
+    """Collect the features and targets of all samples by head; features of several heads are stored once."""
     head_inputs: dict[str, tuple[Tensor, ...]] = {}
     features: dict[str, list[Tensor | SparseRows]] = {name: [] for name in run.solvable_heads}
     targets: dict[str, list[Tensor]] = {name: [] for name in run.solvable_heads}
@@ -115,6 +115,6 @@ def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatur
                 targets[name].append(batch.targets[name])
                 if owners[name] == name:
                     features[name].append(head.read_features(head_inputs[name]))
-    # Outside of inference mode, so that gradients can be computed from them.
+    # Joined outside of inference mode, so that gradients can be computed from them.
     joined = {name: run.solvable_heads[name].join_features(parts) for name, parts in features.items() if parts}
     return {name: HeadFeatures(joined[owners[name]], torch.cat(parts).clone()) for name, parts in targets.items()}

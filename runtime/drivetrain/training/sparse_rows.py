@@ -1,4 +1,4 @@
-"""Rows of a wide matrix with few values in each, such as the counts of the words of a text."""
+"""Rows of a wide matrix with few values in each row, such as word counts of texts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_ROWS = 2
-"""Rows in which a column must occur to count: what one text alone has says nothing of others."""
+"""Number of rows that must have a column for it to count: words of a single text say nothing about other texts."""
 
 
 @dataclass(frozen=True)
 class SparseRows:
-    """A matrix (N, width) as the columns and values of its rows, one row after the other."""
+    """A matrix (N, width), stored as the columns and values of one row after the other."""
 
     columns: Tensor
     """(values,) int64."""
     values: Tensor
     """(values,) float32."""
     counts: Tensor
-    """How many values each row has, (N,) int64."""
+    """Number of values in each row, (N,) int64."""
     width: int
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class SparseRows:
 
     @classmethod
     def from_padded(cls, columns: Tensor, values: Tensor, width: int) -> SparseRows:
-        """From padded rows (N, places), whose padding has the value 0; a column that is twice in a row is added up."""
+        """Build the matrix from padded rows (N, places); padding has the value 0, repeated columns of a row are added up."""
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         is_real = values != 0
         keys, places = torch.unique(rows[is_real] * width + columns[is_real], return_inverse=True)
@@ -41,7 +41,7 @@ class SparseRows:
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
-        """One matrix after the other."""
+        """Join matrices one below the other."""
         columns, values, counts = (
             torch.cat([getattr(part, name) for part in parts]).clone() for name in ("columns", "values", "counts")
         )
@@ -53,7 +53,7 @@ class SparseRows:
         return replace(self, columns=self.columns[kept], values=self.values[kept], counts=self.counts[is_selected])
 
     def select_columns(self, selected: Tensor) -> SparseRows:
-        """Columns by their ascending numbers, numbered anew."""
+        """Return the columns with the ascending numbers `selected`, which are numbered from 0 again."""
         numbers = torch.full((self.width,), -1, device=selected.device)
         numbers[selected] = torch.arange(len(selected), device=selected.device)
         columns = numbers[self.columns]
@@ -63,14 +63,14 @@ class SparseRows:
         return SparseRows(columns[kept], self.values[kept], counts, len(selected))
 
     def divide_columns(self, scale: Tensor) -> SparseRows:
-        """With the values of each column divided by its scale, (width,)."""
+        """Return the matrix with each column divided by its scale, (width,)."""
         return replace(self, values=self.values / scale[self.columns])
 
     def measure_rarity(self) -> Tensor:
-        """Measure the scale of each column, (width,), infinite for those of fewer than LEAST_ROWS rows.
+        """Measure the scale of each column, (width,); infinite for columns of fewer than LEAST_ROWS rows.
 
-        Divided by it, rows have a length of about 1, and columns that are in few rows count more, as in TF-IDF (Spärck Jones
-        1972). Rare columns are not standardized: that would make the most of what is in hardly any row.
+        Divided by it, rows have a length of about 1, and columns of few rows count more, as in TF-IDF (Spärck Jones 1972).
+        Columns are not standardized, because that would give the rarest columns the most weight.
         """
         documents = torch.bincount(self.columns, minlength=self.width)
         rarity = ((1 + len(self)) / (1 + documents)).log() + 1
@@ -87,7 +87,7 @@ class SparseRows:
 
     @cached_property
     def starts(self) -> Tensor:
-        """Where the values of each row begin."""
+        """Position of the first value of each row."""
         return self.counts.cumsum(0) - self.counts
 
     def multiply(self, weight: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class SparseRows:
 
 
 class SparseProduct(torch.autograd.Function):
-    """`SparseRows.multiply` with a gradient: the product with the transposed matrix, five times as fast as PyTorch's own."""
+    """`SparseRows.multiply` with a gradient: a product with the transposed matrix, five times as fast as PyTorch's own."""
 
     @staticmethod
     def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:

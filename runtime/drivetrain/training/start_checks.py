@@ -1,8 +1,8 @@
-"""Checks before the first step: that all processes of a run have the same data, network and plan, and that its batches
+"""Checks before the first step that all processes of a run have the same data, network and plan, and that its batches
 can be trained.
 
-Each process loads data and builds the network itself. User code that uses unseeded random numbers, or iterates over a
-set or a folder listing, can give other results in each.
+Each process loads the data and builds the network itself. User code that uses unseeded random numbers, or iterates over
+a set or a folder listing, can give different results in each process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
     """Refuse to train different networks or different data.
 
     Args:
-        fingerprint: of the samples, as recorded in a checkpoint.
+        fingerprint: fingerprint of the samples, as recorded in a checkpoint.
 
     Raises:
         DataError: if samples, targets or preprocessing differ.
@@ -60,7 +60,7 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
 
 
 def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
-    """Which process differs from rank 0 in which of the texts by name; None if all are equal."""
+    """Describe which process differs from rank 0 in which of the named texts; None if all are equal."""
     # Six bytes of a digest fit into a float64 exactly.
     digests = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in texts.values()]
     first_row, *other_rows = ranks.all_gather(digests)
@@ -72,7 +72,7 @@ def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
 
 
 def note_same_samples(ranks: Ranks, dataset: Dataset) -> list[str]:
-    """Return a warning if all processes read the same from an iterable, by their first sample."""
+    """Return a warning if all processes read the same samples from an iterable, judged by the first one."""
     if ranks.count == 1 or not isinstance(dataset.train, StreamSplit):
         return []
     content = b"".join(value.numpy().tobytes() for value in dataset.train.gather(np.arange(1)))
@@ -86,10 +86,10 @@ def note_same_samples(ranks: Ranks, dataset: Dataset) -> list[str]:
 
 
 def check_plan(ranks: Ranks, plan: Plan) -> None:
-    """Refuse to train under different plans; there is nothing to compare on a single machine.
+    """Refuse to train with different plans; there is nothing to compare on a single machine.
 
     Raises:
-        SpecError: if a machine has decided otherwise.
+        SpecError: if a machine has made another decision.
     """
     if NODES not in os.environ:
         return
@@ -121,7 +121,7 @@ def refuse_single_samples(job: Job, forward: ForwardPass, processes: int) -> Non
     """Refuse sizes that are too small for a network that needs two samples at once, if `processes` share a batch.
 
     Raises:
-        SpecError: naming the key that makes them so small.
+        SpecError: if a size is too small; names its key.
     """
     if forward.min_samples == 1:
         return
@@ -141,11 +141,11 @@ def refuse_single_samples(job: Job, forward: ForwardPass, processes: int) -> Non
 
 
 def check_divisible(job: Job, dataset: Dataset, processes: int) -> None:
-    """Refuse several processes if the user's loss cannot be put together from those of their shares, or if a batch of an iterable has
-    less than a sample for each.
+    """Refuse several processes if the user's loss cannot be combined from the losses of their shares, or if a batch of an
+    iterable has fewer samples than processes.
 
     Raises:
-        SpecError: naming the key that asks for them.
+        SpecError: if they are refused; names the key.
     """
     if processes > 1 and isinstance(dataset.train, StreamSplit) and job.train.batch < processes:
         raise job.spec_error(

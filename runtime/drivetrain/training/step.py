@@ -40,9 +40,9 @@ class Step:
         self.exchange = GradientExchange(self.peers.ranks)
         self.recorded: CapturedStep | None = None
         self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """A context in which a signal may interrupt the step: a compilation takes longer than a user would wait."""
+        """Context that lets a signal interrupt the step: a compilation takes longer than a user would wait."""
         self.report: Callable[[str, str], None] = lambda kind, text: say(text)
-        """Records an event, of kind memory, compile or numbers."""
+        """Function that records an event, of kind memory, compile or numbers."""
 
     def use_micro_batch(self, samples: int | None) -> None:
         """Set the micro-batch size; None for the whole batch."""
@@ -54,7 +54,7 @@ class Step:
         self.updater.scaler = Scaler(scaling)
 
     def compile(self, *, graphs: bool = False) -> None:
-        """Compile the forward pass; if the compiler fails, it continues without, reported once."""
+        """Compile the forward pass; if the compiler fails, training continues without it, which is reported once."""
         report = functools.partial(self.report, "compile")
         self.forward.compiled = CompiledForward(self.forward.compute, graphs=graphs, report=report)
 
@@ -63,12 +63,12 @@ class Step:
         self.recorded, self.forward.is_recorded, self.updater.rounds_rates = recorded, True, True
 
     def forget_last_step(self) -> None:
-        """Forget the last step, whose result may not have been read, before a checkpoint is restored."""
+        """Forget the last step, whose result may not have been read yet, before a checkpoint is restored."""
         self._drop_recordings()
         self.updater.last_result = None
 
     def fall_back_to_fp32(self) -> None:
-        """Compute in fp32 without scaling from now on."""
+        """Switch to fp32 without scaling from now on."""
         self._drop_recordings()
         self.forward.dtype, self.updater.scaler.fell_back = None, True
 
@@ -84,7 +84,7 @@ class Step:
 
         Raises:
             SpecError: if a buffer of the network has another shape than before training.
-            OutOfMemory: if a single sample is too much, or the batch is and its loss cannot be split.
+            OutOfMemory: if a single sample is too large, or the batch is too large and its loss cannot be split.
             RestartSmaller: if memory ran out in one of several processes.
             HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
@@ -103,8 +103,8 @@ class Step:
     def compute_gradients(self, batch: Batch | None, share: BatchShare = WHOLE) -> BatchLoss:
         """Compute the gradients of the whole batch, over all processes; raises as `__call__`.
 
-        A problem of one process travels with its loss: all drop the step, and raise the most serious one. A process that
-        trains alone has no batch if a problem came before it.
+        A problem of one process is sent with its loss: all processes drop the step and raise the most serious problem. A
+        process that trains alone has no batch if a problem came before it.
         """
         forward, updater, exchange, peers = self.forward, self.updater, self.exchange, self.peers
         # A forward pass changes BatchNorm's statistics even if the step fails.
@@ -115,7 +115,7 @@ class Step:
         compute_loss = exchange.join(forward.compute_loss)
         sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
         while True:
-            # Gradients that other code has left, such as the step of a second network, are none of this batch.
+            # Gradients of other code, such as the step of a second network, do not belong to this batch.
             updater.optimizer.zero_grad(set_to_none=True)
             missing = torch.zeros((), dtype=torch.float64, device=forward.device)
             loss = missing if batch is None else self._try_batch(batch, share, denominators, compute_loss)
@@ -133,7 +133,7 @@ class Step:
                 raise problem
 
     def update(self, loss: BatchLoss, samples: int) -> StepResult:
-        """Update the weights with the gradients of a batch, of which this process has computed `samples`.
+        """Update the weights with the gradients of a batch; this process has computed `samples` of its samples.
 
         Raises:
             RestartSmaller: if memory ran out in one of several processes.
@@ -158,14 +158,14 @@ class Step:
         """Compute the gradients of this process's share of a batch; an error becomes a problem of all processes.
 
         Returns:
-            The sum of the losses, a scalar; nothing that matters after a problem.
+            The sum of the losses, a scalar; meaningless after a problem.
         """
         ranks = self.peers.ranks
-        # A process that left its backward pass would leave the others waiting for its gradients.
+        # If a process left its backward pass, the others would wait for its gradients forever.
         is_alone = ranks.count == 1
         total = torch.zeros((), dtype=torch.float64, device=self.forward.device)
         try:
-            # Raises at once if a signal has come before.
+            # Raises at once if a signal has already arrived.
             with self.interruptible() if is_alone else ranks.raising_peer_errors(), self.forward.trying(share.seed):
                 micro_batches = list(self.forward.split(batch))
                 for number, micro_batch in enumerate(micro_batches, 1):
@@ -173,7 +173,7 @@ class Step:
                         loss = compute_loss(micro_batch, denominators)
                         self.updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
                         total = total + loss.detach()
-                        del loss  # or its graph would stay until the next one is complete
+                        del loss  # otherwise its graph would stay in memory until the next one is complete
         except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
             self._keep_problem(error, len(batch))
             return total
@@ -183,7 +183,7 @@ class Step:
         return total
 
     def _keep_problem(self, error: BaseException, samples: int) -> None:
-        """Keep an error as this process's problem; raises what no new try of a batch of `samples` can avoid."""
+        """Keep an error as this process's problem; raise it if another try of a batch of `samples` would fail too."""
         if isinstance(error, KeyboardInterrupt):
             self.peers.problem = error
         elif not torch_errors.is_out_of_memory(error):
@@ -194,7 +194,7 @@ class Step:
             self.peers.problem = error.with_traceback(None)
 
     def _allow_other_kernels(self, error: BaseException) -> ComputeAgain:
-        """Allow operations without a deterministic kernel if that is what `error` is about, else raise it."""
+        """Allow operations without a deterministic kernel if one caused `error`, else raise `error`."""
         operation = torch_settings.find_nondeterministic_operation(error)
         if operation is None or not self.forward.deterministic_only:
             raise error
@@ -207,7 +207,7 @@ class Step:
         return ComputeAgain(f"{operation} has no deterministic kernel")
 
     def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
-        """Compute a micro-batch, to find operations without a deterministic kernel: nobody can leave an exchange."""
+        """Compute a micro-batch to find operations without a deterministic kernel, as no process can leave an exchange."""
         micro_batch = next(iter(self.forward.split(batch)))
         try:
             with self.forward.trying(share.seed):

@@ -1,8 +1,8 @@
 """Records the steps of a run: metrics, events about numbers and CPUs, progress.
 
 The result of a step that a GPU is still computing is recorded after the next steps have been queued, so the GPU never
-waits for the host, even if that pauses for a few steps. A rollback after a bad step then comes as much later, with the
-same outcome: it restores a checkpoint, and a skipped step has changed nothing.
+waits for the host, even if the host pauses for a few steps. A rollback after a bad step is then delayed by as many steps,
+with the same outcome: it restores a checkpoint, and a skipped step has changed nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from drivetrain.training.saver import Saver
 from drivetrain.training.step_result import StepResult
 
 MAX_STEPS_LATE = 3
-"""Steps that may be queued after one whose result is not read yet; a GPU holds the batches of all of them."""
+"""Number of steps that may be queued after a step whose result is not read yet; a GPU holds all their batches."""
 MAX_JUMPS_SHOWN = 3
-"""Jumps of the loss that have a line in the log: a few wrong labels make one in each epoch."""
+"""Number of jumps of the loss that are shown in the log: a few wrong labels cause a jump in each epoch."""
 
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step whose update has been made, or queued on the device."""
+    """A step whose update is done, or queued on the device."""
 
     number: int
     """Counted from 1."""
@@ -49,18 +49,18 @@ class StepRecords:
     def __init__(self, run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> None:
         self.run, self.saver, self.progress, self.profiler = run, saver, progress, profiler
         self.pending = deque[TrainedStep]()
-        """The last steps, whose results have not been read yet."""
+        """Last steps, whose results have not been read yet."""
         self.jump_count = 0
         """Jumps of the loss in this attempt."""
         self.cpu_sharing = watch_neighbors(run)
 
     def add(self, result: StepResult, learning_rate: float) -> None:
-        """Record the step MAX_STEPS_LATE before the present one, or all if the host has the present result already.
+        """Record the step MAX_STEPS_LATE before the current step, or all steps if the host already has the current result.
 
         Raises:
             NotFinite: if the run must roll back.
-            Fp16Collapse: if it must continue in fp32.
-            NumericsError: if fp16 has collapsed and the job says so.
+            Fp16Collapse: if the run must continue in fp32.
+            NumericsError: if fp16 has collapsed and the job has no fallback.
         """
         run, counters = self.run, self.run.counters
         is_whole = run.batch_parts.is_whole(run.batches.size(counters.batch))
@@ -70,7 +70,7 @@ class StepRecords:
         self._record_all_but(MAX_STEPS_LATE if result.on_device else 0)
 
     def flush(self) -> None:
-        """Record the last steps, if that has not been done; raises as `add`."""
+        """Record the steps that are not recorded yet; raises the same errors as `add`."""
         self._record_all_but(0)
 
     def _record_all_but(self, count: int) -> None:
@@ -78,9 +78,9 @@ class StepRecords:
             self._record(self.pending.popleft())
 
     def end_step(self, result: StepResult | None) -> None:
-        """Profile, save and report a step, unless it is going to be undone or a signal stops the run.
+        """Profile, save and report a step, unless it will be undone or a signal stops the run.
 
-        `result` is that of the step, or None if its batch was skipped.
+        `result` is the result of the step, or None if its batch was skipped.
         """
         run = self.run
         if run.peers.problem or run.signals.peek():
@@ -99,7 +99,7 @@ class StepRecords:
                 run.stop_reason = run.user_parts.callbacks.call("on_step", info)
 
     def check_last_step(self) -> None:
-        """Record the last step of an epoch, and check the weights before they are evaluated, unless there is a problem."""
+        """Record the last step of an epoch and check the weights before their evaluation, unless there is a problem."""
         if self.cpu_sharing:
             self.cpu_sharing.look_at_neighbors()
         if self.run.peers.problem is not None:
@@ -111,22 +111,22 @@ class StepRecords:
 
     @contextlib.contextmanager
     def complete_at_stop(self) -> Iterator[None]:
-        """A block of steps. If it ends with a problem that does not undo the last steps, they are recorded before.
+        """Record the last steps when the block of steps ends with a problem that does not undo them.
 
         Raises:
-            RollBack: in place of a stop, if the step was not finite: the run goes back first, and is stopped afterwards.
+            RollBack: instead of a stop, if a step was not finite: the run rolls back first, and is stopped afterwards.
         """
         try:
             yield
         except (RollBack, Stopped, Interrupted) as problem:
-            # A stop saves a checkpoint, so the steps before it need their rows. A problem of another process: rank 0 may
-            # already have recorded the row when it saved, and all must skip the same batches.
+            # A stop saves a checkpoint, so the steps before it need their rows. After a problem of another process, rank 0
+            # may already have recorded the row when it saved, and all processes must skip the same batches.
             if not isinstance(problem, RollBack) or problem is not self.run.peers.reported:
                 self.flush()
             raise
 
     def close(self) -> None:
-        """Give the CPUs back to the process as they were."""
+        """Restore the CPUs of the process."""
         if self.cpu_sharing:
             self.cpu_sharing.close()
 
@@ -151,7 +151,7 @@ class StepRecords:
         self.progress.report_step(run, step.number, loss)
 
     def _check_numbers(self, step: TrainedStep) -> None:
-        """Record a jump of the loss, or numbers that are not finite; raises as `add`."""
+        """Record a jump of the loss, or numbers that are not finite; raises the same errors as `add`."""
         run, result = self.run, step.result
         if result.finite:
             message = run.numerics.record_good(result.loss, step.position, lambda: run.batches.order(*step.position)[0])

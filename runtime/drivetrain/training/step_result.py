@@ -1,4 +1,4 @@
-"""The loss of a batch and the result of its step, which is read from the GPU in one transfer, at the latest possible moment."""
+"""Holds the loss of a batch and the result of its step, which is read from the GPU in one transfer, as late as possible."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class BatchLoss:
     total: Tensor
     """A scalar."""
     sample_hashes: Sequence[float] = ()
-    """A hash of the sample ids that each process has computed, by rank, for the digest of the batch."""
+    """Hashes of the sample ids that each process has computed, by rank, for the digest of the batch."""
 
 
 class StepResult:
-    """The result of a step. Its numbers stay on the device until one of them is looked at.
+    """The result of a step. Its numbers stay on the device until one of them is read.
 
     Args:
         values: loss and gradient norm, a tensor of shape (2,) on the device.
         finite: whether both are finite, a boolean tensor of shape () on the device.
-        on_device: whether the device itself has skipped the update of weights, buffers and scale unless `finite`.
-        on_read: called once with `finite`, when the host has read it.
+        on_device: whether the device itself skips the update of weights, buffers and scale unless `finite`.
+        on_read: function that is called once with `finite`, when the host has read it.
     """
 
     def __init__(self, values: Tensor, finite: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> None:
@@ -69,12 +69,12 @@ class StepResult:
 
     @property
     def finite(self) -> bool:
-        """False if loss or gradient norm were not finite; the weights are then unchanged."""
+        """Whether loss and gradient norm are finite; otherwise the weights are unchanged."""
         return all(map(math.isfinite, self.read()))
 
 
 def _copy_without_waiting(values: Tensor) -> Tensor:
-    """Start a copy to the host; where no memory can be pinned (WSL#8447), it waits for the GPU."""
+    """Start a copy to the host; wait for the GPU if no memory can be pinned (WSL#8447)."""
     try:
         return values.to("cpu", non_blocking=True)
     except RuntimeError as error:

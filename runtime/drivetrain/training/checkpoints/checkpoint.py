@@ -5,8 +5,8 @@
       best-96/    the weights of the best evaluation
 
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
-its parent fsynced; only then are older checkpoints removed. A checkpoint that does not match its manifest is never loaded.
-A folder that will be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
+its parent fsynced; only then are older checkpoints removed. A checkpoint must match its manifest to be loaded. A folder
+that will be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def save(
     state: Mapping[str, object],
     frozen: Collection[str] = (),
 ) -> Path:
-    """Write the checkpoint `folder/name` atomically; the parameters named in `frozen` are written once for all checkpoints.
+    """Write the checkpoint `folder/name` atomically; parameters named in `frozen` are written once for all checkpoints.
 
     Raises:
         StorageError: if it cannot be written; nothing is left behind.
@@ -260,11 +260,10 @@ def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dic
 
 
 def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
-    """Create the file `path` as a hard link to an identical file in a checkpoint of `folder`; write it if there is none.
+    """Create the file `path` as a link to an identical file in a checkpoint of `folder`; write it if there is none.
 
-    Every checkpoint stays complete: it can be verified, copied and removed on its own, and the file system frees the file
-    with its last link. Where the file system has no hard links, the file is written each time. The SHA-256 of both files
-    is compared, so a damaged file is not linked.
+    Every checkpoint stays complete: it can be verified, copied and removed on its own. Without hard links on the file
+    system, the file is written each time. Files are compared by SHA-256, so a damaged file is not linked.
 
     Raises:
         OSError: if it cannot be written.

@@ -12,8 +12,8 @@ from drivetrain.system.files import hash_file, read_json
 from drivetrain.system.run_files import STATE_FILE
 
 PLAIN_FORMAT, FROZEN_FORMAT = 1, 2
-"""Formats without and with a file of frozen weights. Each has its own number, so that an older version refuses an unknown
-one.
+"""Formats without and with a file of frozen weights. Each has its own number, so that a version refuses formats that it
+does not know.
 """
 FORMATS = (PLAIN_FORMAT, FROZEN_FORMAT)
 MANIFEST = "MANIFEST.json"

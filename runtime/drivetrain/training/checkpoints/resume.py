@@ -40,7 +40,7 @@ def describe_promise(*, deterministic: bool, on_gpu: bool) -> str:
 
 
 def _fingerprint(split: Split) -> str:
-    """Return the size of a split and a digest of its targets; the digest is empty if targets require reading every sample."""
+    """Return the size of a split and a digest of its targets, empty if targets require reading every sample."""
     digest = hashlib.sha256()
     for name, values in {} if isinstance(split, JointTargets) else split.targets.items():
         digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())

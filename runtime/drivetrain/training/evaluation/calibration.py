@@ -3,9 +3,9 @@
 Networks are usually overconfident. One number, fitted to the validation samples so that a probability of 0.8 is right in
 80 % of cases, corrects most of it and changes no predicted class (Guo et al. 2017).
 
-The threshold for a label, or for the second of two classes, need not be 0.5, which is not the best for F1. Another
-threshold is used only if the metric gains more than chance explains: each half of the samples is predicted with the best
-threshold of the other half, and the standard error of the gain comes from resampled samples (paired bootstrap).
+The threshold for a label, or for the second of two classes, need not be 0.5, which is not the best for F1. Another one
+is used only if the metric gains more than chance explains: each half of the samples is predicted with the other half's
+best threshold, and the standard error of the gain comes from resampled samples (paired bootstrap).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drivetrain.data.dataset import Head
 TEMPERATURES = tuple(2 ** (step / 4) for step in range(-8, 13))
 """Temperatures from 0.25 to 8 in steps of a factor of 1.19; between two of them the loss is nearly a parabola."""
 PRIOR_DEVIATION = 0.5
-"""Standard deviation of the prior on log(temperature): a few samples without a mistake must not lead to a temperature of 0."""
+"""Standard deviation of the prior on log(temperature): a few samples without a mistake must not give temperature 0."""
 MAX_VALUES_AT_ONCE = 1 << 22
 """Largest number of outputs times temperatures that are computed at once."""
 
@@ -56,7 +56,7 @@ def sum_log_losses(outputs: Tensor, truth: Tensor) -> Tensor:
 
 
 def choose_temperature(log_losses: Sequence[float], samples: int) -> Temperature | None:
-    """Choose the most probable temperature, given the mean log loss at each of TEMPERATURES; None without finite losses.
+    """Choose the most probable temperature from the mean log loss at each of TEMPERATURES; None without finite losses.
 
     It is the minimum of a parabola over log(temperature) through the best of TEMPERATURES and its neighbors.
     """
@@ -126,8 +126,8 @@ CLASS_METRICS: Mapping[str, Score] = {"f1": _compute_macro_f1, "balanced_accurac
 
 
 def measure_gains(rows: Tensor, metrics: Mapping[str, Score], decisive_metric: str) -> dict[str, list[list[float]]]:
-    """Measure for each label, under the name of the decisive metric: the best output threshold, the metric at threshold 0,
-    the metric at the best threshold of the other half of the samples, and the standard error of the difference.
+    """Measure for each label, under the name of the decisive metric: the best output threshold, the metric at threshold
+    0, the metric at the best threshold of the other half of the samples, and the standard error of the difference.
 
     Args:
         rows: outputs, and 1 where the label is true, (2, N, labels).
@@ -162,7 +162,7 @@ def _measure_gain(outputs: Tensor, truth: Tensor, score: Score) -> list[float]:
 
 
 def _find_best(outputs: Tensor, truth: Tensor, score: Score) -> float:
-    """Find the output threshold with the best score, midway between two of the outputs; 0 without two different outputs."""
+    """Find the output threshold with the best score, midway between two outputs; 0 without two different outputs."""
     ranked, order = outputs.sort(descending=True, stable=True)
     last_of_ties = (ranked[1:] != ranked[:-1]).nonzero()[:, 0]
     if not len(last_of_ties):

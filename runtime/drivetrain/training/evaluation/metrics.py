@@ -94,7 +94,7 @@ class MetricAccumulator:
             score.gather(ranks)
 
     def metrics(self, prefix: str = "validation/") -> dict[str, float]:
-        """Return all metrics by name, such as `validation/accuracy`; with several heads `validation/<head>/accuracy`."""
+        """Return all metrics by name, such as `validation/accuracy`, for several heads `validation/<head>/accuracy`."""
         self._add_waiting()
         by_name: dict[str, float] = {}
         total_loss = 0.0
@@ -113,11 +113,11 @@ class MetricAccumulator:
         return combined | by_name
 
     def confusion(self, decisive_metric: str = "") -> dict[str, object]:
-        """Return details by head. With exclusive classes: the confusion matrix (truth by row) and the worst mistakes; with
-        labels: the counts of each label; with numbers: true and predicted numbers, and the largest errors.
+        """Return details by head. Exclusive classes: confusion matrix (truth by row) and worst mistakes; labels: counts
+        of each label; numbers: true and predicted numbers, and the largest errors.
 
         Args:
-            decisive_metric: metric that chooses the weights; thresholds are measured for it, and not at all if it is empty.
+            decisive_metric: metric that chooses the weights; thresholds are measured for it, none if it is empty.
         """
         metric_name = decisive_metric.rpartition("/")[2]
         records = {name: score.to_json(metric_name) for name, score in self.scores.items()}

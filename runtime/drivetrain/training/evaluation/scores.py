@@ -32,7 +32,7 @@ class Scores:
         """Add a batch: outputs (N, outputs), and the targets of the same samples."""
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; those of different samples can be added."""
+        """Return the counts; counts of different samples can be added."""
         return []
 
     def gather(self, ranks: Ranks) -> None:
@@ -50,8 +50,8 @@ class Scores:
 class LabelScores(Scores):
     """Scores of labels that can be true together (multi-label), predicted from the head's thresholds.
 
-    The scores are the share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions
-    (micro_f1), and the mean average precision of the labels that occur (map), which needs the order of all outputs.
+    The scores are the share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all
+    decisions (micro_f1), and the mean average precision of the labels that occur (map), which needs all outputs.
     """
 
     def __init__(self, head: Head) -> None:
@@ -74,7 +74,7 @@ class LabelScores(Scores):
         self.kept_rows.append(torch.stack([outputs.float(), truth.float()]))
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; those of different samples can be added."""
+        """Return the counts; counts of different samples can be added."""
         return [self.label_counts, self.exact_matches, self.samples]
 
     def gather(self, ranks: Ranks) -> None:
@@ -96,16 +96,16 @@ class LabelScores(Scores):
         return scores | _list_at_half(self.at_half)
 
     def average_precision(self) -> Tensor:
-        """Compute the area below the curve of precision over recall for each label, shape (labels,), as a sum of steps. It
-        is 0 for a label without samples. Equal outputs form one step.
+        """Compute the area below the curve of precision over recall for each label, shape (labels,), as a sum of steps.
+        It is 0 for a label without samples. Equal outputs form one step.
         """
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
         outputs, truth = self.kept_rows[0]
         return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """Return classes, number of samples, and for each label the true, predicted and correctly predicted samples and the
-        average precision; also the gain of other thresholds in the decisive metric.
+        """Return classes, number of samples, and for each label the true, predicted and correctly predicted samples and
+        the average precision; also the gain of other thresholds in the decisive metric.
         """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
@@ -149,11 +149,11 @@ def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
 class ClassScores(Scores):
     """Scores of exclusive classes; `matrix` is (classes, classes), truth by row.
 
-    Scores of the predicted class: accuracy, and macro F1 and balanced accuracy (mean recall) over the classes that occur.
-    Scores of the probabilities: log loss, Brier score (squared distance from the truth; for two classes of one class only),
-    and expected calibration error (Guo et al. 2017), the gap between confidence and accuracy in bins of equal width. For two
-    classes also the area below the ROC curve and the mean of both average precisions, which need all outputs and samples of
-    both classes. For two classes, and for classes that are whole numbers, also Cohen's kappa with quadratic weights.
+    Scores of the predicted class: accuracy, macro F1 and balanced accuracy (mean recall) over the classes that occur.
+    Scores of the probabilities: log loss, Brier score (squared distance from the truth, for two classes of one class
+    only), and expected calibration error (Guo et al. 2017), the gap between confidence and accuracy in equal bins. For
+    two classes also the area below the ROC curve and the mean of both average precisions, which need all outputs and
+    samples of both classes. For two classes, or whole numbers as classes, Cohen's kappa with quadratic weights.
     """
 
     BINS = 15
@@ -173,7 +173,7 @@ class ClassScores(Scores):
         self.bins = torch.zeros(self.BINS, 3, dtype=torch.float64)
         """Sums of confidence, of correct predictions and of samples, by bin."""
         self.kept_rows: list[Tensor] = [torch.zeros(2, 0, 1)]
-        """Rows of two classes: difference of the outputs, and 1 where the second class is true, each (2, N, 1) of a batch."""
+        """Rows of two classes: difference of the outputs, and 1 for the second class, each (2, N, 1) of a batch."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes)."""
@@ -206,7 +206,7 @@ class ClassScores(Scores):
         self.bins += torch.stack(sums, dim=1)
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; those of different samples can be added."""
+        """Return the counts; counts of different samples can be added."""
         return [self.matrix, self.losses, self.bins, self.scaled_losses]
 
     def gather(self, ranks: Ranks) -> None:
@@ -251,7 +251,7 @@ class ClassScores(Scores):
         }
 
     def calibration(self) -> dict[str, object]:
-        """Return data to calibrate a model: samples, confidence and correct predictions by bin, log loss by temperature."""
+        """Return calibration data: samples, confidence and correct predictions by bin, log loss by temperature."""
         total = max(1, int(self.matrix.sum()))
         losses = (self.scaled_losses / total).tolist()
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
@@ -313,7 +313,7 @@ class NumberScores(Scores):
         self.samples += len(truth)
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; those of different samples can be added."""
+        """Return the counts; counts of different samples can be added."""
         return [self.sums, self.samples]
 
     def compute(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ def _measure_losses(run: Run) -> tuple[float, float]:
 
 
 def default_batch_size(run: Run) -> int:
-    """Return the samples per evaluation batch if training batches are not split: more, since no activations are saved."""
+    """Return the samples per evaluation batch if training batches are not split: more, without saved activations."""
     training_batch = run.job.train.batch
     return max(training_batch, min(256, 4 * training_batch))
 

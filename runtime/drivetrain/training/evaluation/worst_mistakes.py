@@ -1,7 +1,7 @@
 """Collects the worst mistakes of an evaluation: samples with the most confident wrong classes.
 
-An evaluation keeps their ids. At the end of the run, the mistakes of the best evaluation are written with a name and, for
-images, a small picture, so that the report needs no data.
+An evaluation keeps their ids. At the end of the run, the mistakes of the best evaluation are written with a name and,
+for images, a small picture, so that the report needs no data.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ MAX_ERRORS = 12
 MAX_PLOTTED = 300
 """Number of samples in the plot of predicted against true numbers, per head."""
 SCATTER_FACTOR, SCATTER_MODULUS = 1_103_515_245, 2**31
-"""Constants of `id * SCATTER_FACTOR % SCATTER_MODULUS`, which gives samples an order unrelated to their order in the file."""
+"""Constants of `id * SCATTER_FACTOR % SCATTER_MODULUS`, an order of samples that is unrelated to the file's order."""
 
 
 class NumberSamples:
