@@ -1,4 +1,4 @@
-"""Prepares a batch for a step: moves it to the device, preprocesses, augments and mixes it with the process's seed."""
+"""Prepares a batch for a step: moves it to the device, preprocesses, augments and mixes it, and seeds its dropout."""
 
 from __future__ import annotations
 

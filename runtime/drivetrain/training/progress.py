@@ -43,7 +43,7 @@ class Progress:
         """Time of the last line of an epoch, in seconds of `time.monotonic`."""
         self.estimate: TimeLeft | None = None
         self.is_decoding = self.is_correction_due = False
-        """Whether this epoch decodes images that later epochs read from a cache, and whether the forecast is based on it."""
+        """Whether this epoch decodes images that later epochs read from a cache, and whether the forecast uses it."""
         self.live_view: LiveView | None = None
         self.cpu_seconds = 0.0
         """CPU seconds of the live view, known after it is closed."""

@@ -274,7 +274,7 @@ def _list_strings(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
-    """Yield key, path and file names of everything that is read; a folder that only user code reads has no file names."""
+    """Yield key, path and file names of all read data; a folder that only user code reads has no file names."""
     for key, base in places.items():
         names = list(dataset.files.get(key, ()))
         if key.startswith(COPIED_KEYS) and code_files.list_copies(base, base.name):

@@ -126,7 +126,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run if nothing ends it early; with `train.within` estimated from the speed so far."""
+        """Optimizer steps of the whole run if nothing ends it early; with `train.within` estimated from the speed."""
         if self.ends_solved:
             return 1
         if self.time_target:

@@ -1,4 +1,4 @@
-"""Finds out whether the heads of a network can be solved: they must be linear, and nothing else may be trained at first."""
+"""Finds out whether the heads of a network can be solved: they must be linear and at first be trained alone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from drivetrain.training.user_parts import UserParts
 MEMORY_DIVISOR = 4
 """Divisor of the free memory that gives the largest size of the features."""
 MAX_PRODUCTS = 5_000_000_000
-"""Largest number of products of values and weights for the outputs of all texts: with a quarter of it, solving took 38 s
-of CPU time, as long as 3,500 steps (80,000 texts of 120 tokens, 50 outputs).
+"""Largest number of products of values and weights for the outputs of all texts: with a quarter of it, solving took
+38 s of CPU time, as long as 3,500 steps (80,000 texts of 120 tokens, 50 outputs).
 """
 
 
@@ -96,7 +96,7 @@ class HeadTraining:
     """Bytes."""
 
     def find_heads(self) -> tuple[Mapping[str, SolvableHead], str]:
-        """Find the heads to solve by name, and if there are none, the reason why heads that are trained alone are not solved.
+        """Find the heads to solve by name; if there are none, also the reason why heads trained alone are not solved.
 
         Raises:
             SpecError: if `train.solve_heads` is true and the heads cannot be solved.
@@ -200,7 +200,7 @@ class HeadTraining:
         outputs, width = sum(head.outputs for head in heads.values()), max(head.width for head in heads.values())
         if values * outputs > MAX_PRODUCTS and self.job.train.solve_heads is not True:
             return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them all the same"
-        # Values with their columns while they are sorted in three forms; weights, gradients and the solver's history of both.
+        # Values with their columns while sorted in three forms; weights, gradients and the solver's history of both.
         return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 8))
 
     def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:

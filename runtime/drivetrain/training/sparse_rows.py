@@ -32,7 +32,7 @@ class SparseRows:
 
     @classmethod
     def from_padded(cls, columns: Tensor, values: Tensor, width: int) -> SparseRows:
-        """Build the matrix from padded rows (N, places); padding has the value 0, repeated columns of a row are added up."""
+        """Build the matrix from padded rows (N, places) with padding of value 0; repeated columns are added up."""
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         is_real = values != 0
         keys, places = torch.unique(rows[is_real] * width + columns[is_real], return_inverse=True)
@@ -69,8 +69,8 @@ class SparseRows:
     def measure_rarity(self) -> Tensor:
         """Measure the scale of each column, (width,); infinite for columns of fewer than LEAST_ROWS rows.
 
-        Divided by it, rows have a length of about 1, and columns of few rows count more, as in TF-IDF (Spärck Jones 1972).
-        Columns are not standardized, because that would give the rarest columns the most weight.
+        Divided by it, rows have a length of about 1, and columns of few rows count more, as in TF-IDF (Spärck Jones
+        1972). Columns are not standardized, because that would give the rarest columns the most weight.
         """
         documents = torch.bincount(self.columns, minlength=self.width)
         rarity = ((1 + len(self)) / (1 + documents)).log() + 1
@@ -98,7 +98,7 @@ class SparseRows:
 
 
 class SparseProduct(torch.autograd.Function):
-    """`SparseRows.multiply` with a gradient: a product with the transposed matrix, five times as fast as PyTorch's own."""
+    """`SparseRows.multiply` with a gradient: a product with the transposed matrix, five times as fast as PyTorch's."""
 
     @staticmethod
     def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:

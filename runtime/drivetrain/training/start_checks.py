@@ -141,8 +141,8 @@ def refuse_single_samples(job: Job, forward: ForwardPass, processes: int) -> Non
 
 
 def check_divisible(job: Job, dataset: Dataset, processes: int) -> None:
-    """Refuse several processes if the user's loss cannot be combined from the losses of their shares, or if a batch of an
-    iterable has fewer samples than processes.
+    """Refuse several processes if the user's loss cannot be combined from the losses of their shares, or if a batch of
+    an iterable has fewer samples than processes.
 
     Raises:
         SpecError: if they are refused; names the key.

@@ -103,8 +103,8 @@ class Step:
     def compute_gradients(self, batch: Batch | None, share: BatchShare = WHOLE) -> BatchLoss:
         """Compute the gradients of the whole batch, over all processes; raises as `__call__`.
 
-        A problem of one process is sent with its loss: all processes drop the step and raise the most serious problem. A
-        process that trains alone has no batch if a problem came before it.
+        A problem of one process is sent with its loss: all processes drop the step and raise the most serious problem.
+        A process that trains alone has no batch if a problem came before it.
         """
         forward, updater, exchange, peers = self.forward, self.updater, self.exchange, self.peers
         # A forward pass changes BatchNorm's statistics even if the step fails.
@@ -207,7 +207,7 @@ class Step:
         return ComputeAgain(f"{operation} has no deterministic kernel")
 
     def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
-        """Compute a micro-batch to find operations without a deterministic kernel, as no process can leave an exchange."""
+        """Compute a micro-batch to find operations without a deterministic kernel before the exchange starts."""
         micro_batch = next(iter(self.forward.split(batch)))
         try:
             with self.forward.trying(share.seed):

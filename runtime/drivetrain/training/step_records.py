@@ -1,8 +1,8 @@
 """Records the steps of a run: metrics, events about numbers and CPUs, progress.
 
 The result of a step that a GPU is still computing is recorded after the next steps have been queued, so the GPU never
-waits for the host, even if the host pauses for a few steps. A rollback after a bad step is then delayed by as many steps,
-with the same outcome: it restores a checkpoint, and a skipped step has changed nothing.
+waits for the host, even if the host pauses for a few steps. A rollback after a bad step is then delayed by as many
+steps, with the same outcome: it restores a checkpoint, and a skipped step has changed nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StepRecords:
         self.cpu_sharing = watch_neighbors(run)
 
     def add(self, result: StepResult, learning_rate: float) -> None:
-        """Record the step MAX_STEPS_LATE before the current step, or all steps if the host already has the current result.
+        """Record the step MAX_STEPS_LATE before the current step, or all steps if the host has the current result.
 
         Raises:
             NotFinite: if the run must roll back.
@@ -119,8 +119,8 @@ class StepRecords:
         try:
             yield
         except (RollBack, Stopped, Interrupted) as problem:
-            # A stop saves a checkpoint, so the steps before it need their rows. After a problem of another process, rank 0
-            # may already have recorded the row when it saved, and all processes must skip the same batches.
+            # A stop saves a checkpoint, so the steps before it need their rows. After a problem of another process,
+            # rank 0 may already have recorded the row when it saved, and all processes must skip the same batches.
             if not isinstance(problem, RollBack) or problem is not self.run.peers.reported:
                 self.flush()
             raise

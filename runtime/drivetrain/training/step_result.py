@@ -1,4 +1,4 @@
-"""Holds the loss of a batch and the result of its step, which is read from the GPU in one transfer, as late as possible."""
+"""The loss of a batch and the result of its step, which is read from the GPU in one transfer, as late as possible."""
 
 from __future__ import annotations
 

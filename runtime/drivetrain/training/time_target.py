@@ -1,6 +1,6 @@
-"""The position of a run, and how much of the time of `train.within` it has used.
+"""The position of a run, and its used share of the time of `train.within`.
 
-The schedule of such a run is a function of this share, and the training ends where it is 1.
+The schedule of such a run is a function of this share, and the training ends when it reaches 1.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Counters:
     """The position of the run."""
 
     epoch: int = 0
-    """The current epoch, from 0."""
+    """Current epoch, from 0."""
     batch: int = 0
-    """Batches of this epoch that are done."""
+    """Finished batches of this epoch."""
     step: int = 0
-    """Optimizer steps that are done."""
+    """Finished optimizer steps."""
     samples: int = 0
     """Samples processed."""
     solved: bool = False
@@ -34,53 +34,53 @@ class Counters:
     """Training time of earlier attempts."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
+        """Set the values from a checkpoint in place, because step and batches hold this object."""
         vars(self).update(vars(Counters(**saved)))
 
 
 COMMAND_BEGAN = "DRIVETRAIN_COMMAND_BEGAN"
-"""Environment variable of a trainer: when its command began, on the monotonic clock that all processes share."""
+"""Environment variable of a trainer: start of its command on the monotonic clock that all processes share."""
 MAX_EPOCHS = 100
-"""A small data set would be repeated thousands of times within an hour, and learned by heart."""
+"""Limit of epochs: a small data set would be repeated thousands of times within an hour, and learned by heart."""
 MIN_TRAINING_SHARE = 0.1
-"""Less of the time is no training: a schedule has no time to rise and fall."""
+"""Smallest share of the time for training: with less, a schedule has no time to rise and fall."""
 ENDING_SECONDS = 7.0
-"""For what follows the last evaluation: model, report, and the start of the process of the simple models. Where other programs
-have slowed down the start as well, up to twice as long."""
+"""Time after the last evaluation for model, report, and the process start of the simple models. If other programs also
+slowed down the start, it may take twice as long."""
 SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
-"""Time for the simple models, which say what the network's result is worth: a share of the training, at most this."""
+"""Time for the simple models that the network's result is compared with: a share of the training, and its maximum."""
 RESERVED_SHARE, RESERVED_SECONDS = 0.05, 6.0
-"""Share of `train.within` that stays free for them, since they seldom need all of theirs; of short times these seconds, at most a tenth."""
+"""Share of `train.within` reserved for the simple models, which seldom need all their time, and its minimum seconds."""
 EVALUATION_SHARE = 1 / 3
-"""Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
+"""Assumed cost of an evaluation batch relative to a training step, until one is timed: it runs forward only."""
 MAX_EVALUATION_SHARE = 0.25
-"""The longest evaluation that is assumed, as a share of the time, until one was timed."""
+"""Longest assumed evaluation, as a share of the time, until one is timed."""
 
 
 class TimeTarget:
     """The time of a run with `train.within`, which passes only while one of its commands runs.
 
     Args:
-        job: has the time.
-        began: when the command began, on the monotonic clock, if no supervisor says so.
-        evaluation_batches: of an evaluation.
-        test_batches: of the final test.
+        job: job with the time limit.
+        began: start of the command on the monotonic clock, if no supervisor has set it.
+        evaluation_batches: number of batches of an evaluation.
+        test_batches: number of batches of the final test.
     """
 
     def __init__(self, job: Job, began: float, evaluation_batches: float, test_batches: float) -> None:
         self.job, self.seconds = job, parse_duration(job.train.within or "")
         self.command = self.origin = float(os.environ.get(COMMAND_BEGAN, began))
-        """When this command began, and when the first one would have begun if no time had passed between them."""
+        """Start of this command, and start of the first command as if no time had passed between the commands."""
         self.start_seconds = self.trained_seconds = 0.0
         """Seconds used before the first step of each command, and by training before this command."""
         self.evaluation_batches, self.test_share = evaluation_batches, test_batches / max(evaluation_batches, 1e-9)
         self.evaluation_seconds: float | None = None
-        """Of the longest evaluation so far."""
+        """Seconds of the longest evaluation so far."""
         self.step_seconds, self.last_step = math.inf, (time.monotonic(), 0)
-        """Of the fastest step so far, since the first ones allocate memory; and when the last one ended, with its number."""
+        """Seconds of the fastest step so far, as first steps allocate memory; end time and number of the last step."""
 
     def begin(self) -> None:
-        """Count the time until the first step, in which no schedule can rise or fall.
+        """Subtract the time before the first step, during which no schedule can rise or fall.
 
         Raises:
             SpecError: if hardly any time is left.
@@ -100,7 +100,7 @@ class TimeTarget:
         )
 
     def read_clock(self) -> float:
-        """Return the seconds that are used."""
+        """Return the used seconds."""
         return time.monotonic() - self.origin
 
     def seconds_left(self) -> float:
@@ -108,7 +108,7 @@ class TimeTarget:
         return self.seconds - self._reserve_seconds() - self.read_clock()
 
     def measure_share(self, step: int, epochs: float) -> float:
-        """Return the share of the training that is done, by the clock or by the epochs so far."""
+        """Return the finished share of the training, by the clock or by the epochs so far."""
         now, (before, earlier_step) = time.monotonic(), self.last_step
         if step > earlier_step:
             self.step_seconds = min(self.step_seconds, (now - before) / (step - earlier_step))
@@ -118,11 +118,11 @@ class TimeTarget:
         return max(time_share, epochs / MAX_EPOCHS)
 
     def add_evaluation(self, seconds: float) -> None:
-        """Reserve as much for the last evaluation as the longest one took."""
+        """Reserve the time of the longest evaluation for the last one."""
         self.evaluation_seconds = max(seconds, self.evaluation_seconds or 0.0)
 
     def _reserve_seconds(self) -> float:
-        """Return the seconds for what follows the last step, simple models included."""
+        """Return the seconds needed after the last step, including the simple models."""
         evaluation = self.evaluation_seconds
         if evaluation is None:
             step_seconds = 0.0 if math.isinf(self.step_seconds) else self.step_seconds
@@ -137,15 +137,15 @@ class TimeTarget:
         )
 
     def state(self, share: float) -> dict[str, float]:
-        """Return the state for a checkpoint; `share` is what all processes know."""
+        """Return the state for a checkpoint; `share` is the value that all processes use."""
         clock = {"used": self.read_clock(), "command": self.command, "origin": self.origin}
         return {**clock, "trained": self.read_clock() - self.start_seconds, "limit": self.seconds, "share": share}
 
     def load(self, state: Mapping[str, float]) -> float:
-        """Restore `state`, of this command or of an earlier one, whose time counts without the pause.
+        """Restore the `state` of this command, or of an earlier one without the pause in between.
 
         Returns:
-            The share that was used; 0 if a run that extends another has more time.
+            The used share of the time; 0 if an extended run has more time.
         """
         self.origin = state["origin"] if state["command"] == self.command else self.command - state["used"]
         self.trained_seconds = state["trained"]

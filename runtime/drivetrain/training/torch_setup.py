@@ -1,4 +1,4 @@
-"""Sets torch's process-wide settings for a run, whatever an earlier run in the process has left."""
+"""Sets torch's process-wide settings for a run, whatever an earlier run in the process has set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IGNORED_WARNINGS = (
     r"scatter_add_\w+ does not have a deterministic implementation",
     r"This instance was constructed with capturable=True",
 )
-"""Warnings of torch about what the plan has decided, or what does not matter here: integers are added in any order."""
+"""Warnings of torch about decisions of the plan, or without meaning here: sums of integers do not depend on order."""
 
 
 def apply_settings(job: Job, hardware: Hardware, device: torch.device) -> None:
@@ -35,10 +35,10 @@ def apply_settings(job: Job, hardware: Hardware, device: torch.device) -> None:
 
 
 def _count_allowed_bytes(job: Job, hardware: Hardware) -> int | None:
-    """Return the bytes of the GPU that tensors may use; None if nothing but the GPU itself is the limit.
+    """Return the GPU memory in bytes that tensors may use; None if the GPU itself is the only limit.
 
-    Under WSL2 the driver moves memory to the host instead of refusing it, and steps become 5 to 20 times slower without
-    a word (microsoft/WSL#11050); with a limit they run out of memory, which halves the micro-batch.
+    Under WSL2 the driver silently moves memory to the host instead of refusing it, and steps become 5 to 20 times
+    slower (microsoft/WSL#11050); with a limit they run out of memory, which halves the micro-batch.
     """
     if hardware.gpu is None or (job.limits.gpu_memory is None and not hardware.wsl2):
         return None
@@ -47,6 +47,6 @@ def _count_allowed_bytes(job: Job, hardware: Hardware) -> int | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has computed what was started."""
+    """Wait until a GPU has finished the queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Trains an assembled run from its first step or last checkpoint to its end, with all of its records.
+"""Trains an assembled run from its first step or last checkpoint to its end, and writes all its records.
 
 TensorBoard gets an overview of the run before its first step.
 """
@@ -47,7 +47,7 @@ from drivetrain.training.saver import NonSavingRank, Saver
 
 
 def train(run: Run, *, trace: bool = False) -> str:
-    """Train an assembled run to its end, and write its model and records; returns why it ended.
+    """Train an assembled run to its end, and write its model and records; returns the reason for the end.
 
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
@@ -66,7 +66,7 @@ def train(run: Run, *, trace: bool = False) -> str:
     with _build_monitor(run, run.metrics) as monitor:
         try:
             reason = _train_and_disconnect(run, saver, progress, profiler)
-            # Only rank 0 writes the model. A signal from here on stops the run after another save.
+            # Only rank 0 writes the model. From here on, a signal stops the run after another save.
             if not run.ranks.is_rank0:
                 return reason
             best, test_results = _write_model(run, saver)
@@ -75,7 +75,7 @@ def train(run: Run, *, trace: bool = False) -> str:
                 profiler.close()
             progress.close()
             run.metrics.close()
-    # CPU seconds, which the report shows as the cost of watching.
+    # CPU seconds that the report shows as the cost of watching.
     watching_seconds = {"monitor": monitor.cpu_seconds, "live view": progress.cpu_seconds}
     result = _build_result(run, best, reason, monitor.peak, watching_seconds)
     if progress.forecast:
@@ -86,7 +86,7 @@ def train(run: Run, *, trace: bool = False) -> str:
 
 
 def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
-    """Save, write the best weights and the records about them; returns them, and the results on the test data."""
+    """Save, and write the best weights and their records; returns the weights and the results on the test data."""
     try:
         with raise_stopped():
             saver.save_final()
@@ -114,10 +114,10 @@ def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:
 
 
 def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
-    """Train until the end; returns why it ended. All processes stay connected until rank 0 has saved.
+    """Train until the end, and return the reason for it. All processes stay connected until rank 0 has saved.
 
     Raises:
-        Stopped: on a signal or when `max_time` is spent, after a checkpoint if there is progress.
+        Stopped: on a signal or when `max_time` is used up, after a checkpoint if there is progress.
     """
     try:
         with raise_stopped():
@@ -161,7 +161,7 @@ def _prepare_run(run: Run) -> Saver:
     saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     run.begin_time()
     if not loaded:
-        # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
+        # This detects a full or read-only disk now, not after an epoch, and provides a checkpoint to roll back to.
         try:
             saver.save_final()
         except NotFinite as problem:
@@ -176,7 +176,7 @@ def _prepare_run(run: Run) -> Saver:
 
 
 def _warn_of_sizes(run: Run) -> None:
-    """Print a line if the batch is larger than the data, or `train.steps` more than the epochs have."""
+    """Print a line if the batch is larger than the data, or if `train.steps` exceeds the steps of the epochs."""
     samples = run.batches.samples
     if run.job.train.batch > samples and not run.ends_solved:
         say(
@@ -190,7 +190,7 @@ def _warn_of_sizes(run: Run) -> None:
 
 
 def _save_after_stop(run: Run, saver: Saver, stop: Stopped) -> Stopped:
-    """Save if a step was trained; returns the error, with where it was saved and how to resume."""
+    """Save if a step was trained; returns the error with the path of the checkpoint and how to resume."""
     action = "run the same command"
     if run.time_left() <= 0 and run.counters.samples == run.earlier_samples:
         action = "raise train.max_time (it passed before this attempt finished a step), and run the command"
@@ -240,23 +240,23 @@ def _build_result(
 
 
 SHOWN_IMAGES = 16
-"""Images of the first batch that are shown."""
+"""Number of images of the first batch that are shown."""
 
 
 def show_overview(run: Run) -> None:
-    """Show the plan, and for images the first batch. The run's random numbers are not affected."""
+    """Show the plan, and the first batch of images, without changing the run's random numbers."""
     assert run.metrics is not None
     entries: dict[str, Value] = {"plan": format_plan(run.plan)}
     try:
         entries |= _draw_first_batch(run)
     except Exception as error:
-        # The training reports a sample that cannot be read; here only its picture is missing.
+        # The training will report an unreadable sample; here only the picture is missing.
         run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
     run.metrics.board.put(run.counters.step, entries)
 
 
 def format_plan(plan: Plan) -> str:
-    """Format the decisions as a Markdown table."""
+    """Format the decisions of a plan as a Markdown table."""
     rows = [
         (
             row.name,
@@ -284,11 +284,11 @@ def _draw_first_batch(run: Run) -> dict[str, Value]:
 
 
 MIN_SIDE_PIXELS = 96
-"""Pixels; smaller images are enlarged to this side."""
+"""Minimum side in pixels; smaller images are enlarged to it."""
 
 
 def tile(images: Tensor, mean: object = None, std: object = None) -> Image.Image:
-    """Images (N, channels, height, width) in a grid of four columns, with the normalization undone."""
+    """Arrange images (N, channels, height, width) in a grid of four columns, and undo their normalization."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
     else:

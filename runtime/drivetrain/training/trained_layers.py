@@ -1,6 +1,6 @@
-"""Trained layers of a network: takes a run to the stage of `model.unfreeze` of its epoch, and describes it for the user.
+"""Brings the trained layers of a run to the stage of `model.unfreeze` in its epoch, and describes it for the user.
 
-The stage is a function of the epoch, so nothing is saved, and a resumed run is in the same one; a rollback goes back.
+The stage is a function of the epoch: it is not saved, a resumed run is in the same stage, and a rollback returns to it.
 The optimizer holds all parameters that are trained at any time; it has no state for a parameter before its first
 gradient.
 """
@@ -15,11 +15,11 @@ from drivetrain.system.console import Detail
 from drivetrain.training.run import Run
 
 STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "step_graph")
-"""Optimizations of the forward pass, which depend on what is frozen; in the order in which they are applied."""
+"""Optimizations of the forward pass that depend on frozen layers, in the order of their application."""
 
 
 def enter_stage(run: Run) -> None:
-    """Freeze and unfreeze as in the present epoch."""
+    """Freeze and unfreeze layers for the current epoch."""
     unfreezing, epoch = run.network.unfreezing, run.counters.epoch
     if unfreezing.stage(epoch) == run.stage:
         return
@@ -31,7 +31,7 @@ def enter_stage(run: Run) -> None:
 
 
 def announce_stage(run: Run) -> None:
-    """Record what is unfrozen, at the beginning of the epoch in which it is."""
+    """Record the unfrozen layers at the beginning of the epoch that unfreezes them."""
     unfreezing, epoch = run.network.unfreezing, run.counters.epoch
     names = unfreezing.names(epoch)
     if not names or run.counters.batch:
@@ -86,7 +86,7 @@ def describe_unfreezing(run: Run) -> list[str]:
 
 
 def _count_first_epoch(run: Run) -> int:
-    """Parameters that are trained in the first epoch."""
+    """Count the parameters that are trained in the first epoch."""
     first = run.network.unfreezing.first
     return sum(p.numel() for name, p in run.model.named_parameters() if p.requires_grad and name not in first)
 

@@ -1,4 +1,4 @@
-"""The update of the weights in a training step: gradients are clipped by their norm, and a bad step changes nothing."""
+"""Updates the weights in a training step: gradients are clipped by their norm, and a bad step changes nothing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from drivetrain.training.step_result import StepResult, build_result, stack_loss
 
 
 class Updater:
-    """Updates the weights with the gradients of a batch, or restores what its forward pass has changed.
+    """Updates the weights with the gradients of a batch, or undoes the changes of its forward pass.
 
     Args:
-        network: whose buffers a failed step restores.
-        optimizer: of all parameters that are trained in any epoch.
+        network: network whose buffers are restored after a failed step.
+        optimizer: optimizer of all parameters that are trained in any epoch.
         clip_norm: largest gradient norm; None for no clipping.
     """
 
@@ -38,13 +38,13 @@ class Updater:
         self.device = next((p.device for p in self.parameters), torch.device("cpu"))
         self.buffers, self.scaler = Buffers(network), Scaler()
         self.prefers_device = False
-        """Whether the device decides if an update is made, where it can; the host then reads the result later."""
+        """Whether the device decides about an update if it can; the host then reads the result later."""
         self.rounds_rates = False
-        """Whether learning rates are rounded to float32, as they are in recorded steps."""
+        """Whether learning rates are rounded to float32, as in recorded steps."""
         self.last_result: StepResult | None = None
-        """The result of the last step, which is read before that of the next."""
+        """Result of the last step, which is read before the result of the next step."""
         self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
-        """The context that measures the time of `optimizer`."""
+        """Function that returns the context for measuring the time of `optimizer`."""
 
     def update(self, loss: Tensor) -> StepResult:
         """Update the weights with the gradients of a batch, unless its loss or a gradient is not finite."""
@@ -60,7 +60,7 @@ class Updater:
         return result
 
     def update_on_device(self, loss: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same without a number that the host reads, so that a CUDA graph can record it; `rates` by group, float32.
+        """Update like `update`, but without reading numbers on the host, for a CUDA graph; `rates` by group, float32.
 
         Returns:
             Loss and gradient norm, shape (2,), and whether both are finite, shape ().
@@ -78,7 +78,7 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
 
     def can_update_on_device(self) -> bool:
-        """Whether the device can skip an update with numbers that are not finite, without waiting for the host."""
+        """Return whether the device can skip an update with non-finite numbers without waiting for the host."""
         return self.prefers_device and can_skip_update(self.optimizer) and self.buffers.are_in_place()
 
     def rates_on_device(self) -> Tensor:
@@ -86,8 +86,8 @@ class Updater:
         return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
 
     def follow_results(self) -> Callable[[bool], None]:
-        """Make the callback of the next result, once the host has read it: the scale follows all steps in their order."""
-        # Weak: a result that nobody else has will never be read.
+        """Make a callback for the host's reading of the next result: the scale follows all steps in their order."""
+        # A weak reference, as a result that nothing else refers to will never be read.
         last = weakref.ref(self.last_result) if self.last_result else lambda: None
 
         def follow(finite: bool) -> None:

@@ -1,4 +1,4 @@
-"""Converts batches of a loop that the user writes, and what its model returns, for a training step."""
+"""Converts the batches of a user's own loop, and the outputs of its model, for a training step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOSS_FORMS = (
 
 
 class WholeBatch(Batch):
-    """A batch that is not split: of nested tensors, of objects such as graphs, or of tensors with several numbers of rows."""
+    """A batch that is not split: nested tensors, objects such as graphs, or tensors with different numbers of rows."""
 
     def to(self, device: torch.device) -> WholeBatch:
         """Move all tensors, and all objects that have `to`, to `device`."""
@@ -47,7 +47,7 @@ class WholeBatch(Batch):
 
 
 def change_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change every object that has `to`, such as a tensor, within nested tuples, lists and mappings; keep all else."""
+    """Change every object with a `to`, such as a tensor, in nested tuples, lists and mappings; keep other values."""
     if hasattr(value, "to"):
         return change(value)
     if isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def change_leaves(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def is_sequence(value: object) -> bool:
-    """Return whether a value is a plain tuple or list; a packed sequence of torch is a single object."""
+    """Return whether a value is a plain tuple or list; torch's packed sequences are single objects."""
     return isinstance(value, tuple | list) and not hasattr(value, "to")
 
 
@@ -83,12 +83,12 @@ class UserBatches:
     model: nn.Module
     loss: Callable[[Any, Any], Any] | None
     argument_names: tuple[str, ...] = ()
-    """The keys of the current batch, if it is a mapping."""
+    """Keys of the current batch, if it is a mapping."""
     has_called_loss: bool = False
     whole: str = ""
-    """Why the current batch is a `WholeBatch`; empty if it can be split."""
+    """Reason why the current batch is a `WholeBatch`; empty if it can be split."""
     bound: set[tuple[Any, ...]] = field(default_factory=set)
-    """Forms of batches that are known to be arguments of the model."""
+    """Forms of batches that are known to match the model's arguments."""
 
     def list_untrained(self) -> list[str]:
         """List the names of trainable parameters of the loss that the model does not have."""
@@ -103,7 +103,7 @@ class UserBatches:
         ]
 
     def to_batch(self, user_batch: Any) -> Batch:
-        """Convert a batch of the user. It can be split if it holds tensors with one row for each sample.
+        """Convert a batch of the user. It can be split if all its values are tensors with one row for each sample.
 
         Raises:
             DataError: if the batch has none of the forms in BATCH_FORMS.
@@ -145,7 +145,7 @@ class UserBatches:
         return tuple(inputs), {"": targets}
 
     def _check_arguments(self, inputs: tuple[Any, ...]) -> None:
-        """Check that the inputs are arguments of the model.
+        """Check that the inputs match the arguments of the model.
 
         Raises:
             DataError: if the model has other arguments.
@@ -177,13 +177,13 @@ class UserBatches:
         self.bound.add(form)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Return the model, called with the inputs of a batch."""
+        """Call the model with the inputs of a batch, and return its outputs."""
         if self.argument_names:
             return self.model(**dict(zip(self.argument_names, inputs, strict=True)))
         return self.model(*inputs)
 
     def weighted_values(self, inputs: Inputs, targets: Targets) -> Any:
-        """The argument of `weight_of` for some samples: their targets, or the model's inputs if it computes the loss."""
+        """Return the argument of `weight_of` for samples: targets, or the inputs if the model computes the loss."""
         if self.loss is not None:
             return targets if self.argument_names else targets[""]
         if self.argument_names:
@@ -194,7 +194,7 @@ class UserBatches:
         """Return the mean loss of some samples; a float32 scalar.
 
         Raises:
-            SpecError: if the loss or the model raises, or returns something else than LOSS_FORMS.
+            SpecError: if the loss or the model raises, or returns something not in LOSS_FORMS.
         """
         name, loss = "the model", outputs
         if self.loss is None:
@@ -214,7 +214,7 @@ class UserBatches:
         return (loss if loss.dtype == torch.float64 else loss.float()).mean()
 
     def _call_loss(self, outputs: Any, targets: Any) -> Any:
-        """Call the loss; the first call refuses one that combines every sample with every other by mistake."""
+        """Call the loss; the first call refuses a loss that combines every sample with every other by mistake."""
         assert self.loss is not None
         if self.has_called_loss or self.whole or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.loss(outputs, targets)
@@ -222,7 +222,7 @@ class UserBatches:
         with watch_broadcasts(len(targets)) as broadcast_texts:
             loss = self.loss(outputs, targets)
         if broadcast_texts:
-            # A constant of the loss may be as long as the batch, so other numbers of rows decide.
+            # A constant of the loss may be as long as the batch, so check with other numbers of rows.
             with torch.random.fork_rng(devices=[]):
                 broadcast = find_broadcast(copy.deepcopy(self.loss), outputs.detach(), targets)
             if broadcast:
@@ -230,10 +230,10 @@ class UserBatches:
         return loss
 
     def _find_loss(self, outputs: Any) -> Any:
-        """Find the loss in what the model returns.
+        """Find the loss in the outputs of the model.
 
         Raises:
-            SpecError: if the model returns several values, and none is called `loss`.
+            SpecError: if the model returns several values and none is called `loss`.
         """
         if isinstance(outputs, Tensor):
             return outputs
@@ -255,7 +255,7 @@ class UserBatches:
 
 
 def _is_usable(value: object) -> bool:
-    """Whether a model may get a value: a tensor, an object with `to`, something that holds such, None or a number."""
+    """Return whether a value can be given to a model: None, a number, or tensors and objects with `to`, also nested."""
     return value is None or isinstance(value, bool | int | float) or _holds_tensors(value)
 
 
@@ -271,7 +271,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _to_float32(outputs: Any) -> Any:
-    """Outputs of half precision as float32, since half precision has too few digits for a loss."""
+    """Convert outputs of half precision to float32, because half precision has too few digits for a loss."""
 
     def change(value: Any) -> Any:
         is_half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)

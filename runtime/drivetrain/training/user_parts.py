@@ -1,4 +1,4 @@
-"""Optimizer, scheduler, metrics and callbacks that a Python program hands to its training."""
+"""Optimizer, scheduler, metrics and callbacks that a Python program passes to its training."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class UserMetrics:
     def find_broadcast(
         self, outputs: Tensor, targets: Mapping[str, Tensor], heads: Mapping[str, Head]
     ) -> tuple[str, str] | None:
-        """Find the first metric that combines every sample with every other, and a description; None if there is none.
+        """Find the first metric that combines every sample with every other, and describe it; None if there is none.
 
-        Copies of the metrics get samples as in `add`. An error is raised by the evaluation, not here.
+        Copies of the metrics get samples as in `add`. Their errors are ignored; the evaluation raises them.
         """
         for name, metric in self.metrics.items():
             trial = UserMetrics()
@@ -83,7 +83,7 @@ class UserMetrics:
         """Compute the value of each metric, as `validation/NAME`.
 
         Raises:
-            UserCodeError: if a metric raises, or gives no single number.
+            UserCodeError: if a metric raises or does not return a single number.
         """
         values: dict[str, float] = {}
         for name, metric in self.metrics.items():
@@ -108,18 +108,18 @@ Scheduling = LRScheduler | Callable[[Optimizer], LRScheduler]
 
 
 class UserOptimizer:
-    """An optimizer over the parameters of one network; measurements before the training get copies of it.
+    """An optimizer for the parameters of one network; measurements before the training get copies of it.
 
     Args:
-        optimizer: the one of the program.
-        model: the network whose parameters it updates.
+        optimizer: optimizer of the program.
+        model: network whose parameters it updates.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer, self.model = optimizer, model
 
     def build(self, model: nn.Module) -> Optimizer:
-        """Build the optimizer itself for its own network; for a copy of that network, a copy with the same state."""
+        """Return the optimizer itself for its own network; for a copy of the network, a copy with the same state."""
         optimizer = self.optimizer
         if model is not self.model:
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
@@ -134,25 +134,25 @@ class UserOptimizer:
         return optimizer
 
     def copy(self) -> Optimizer:
-        """A copy over copies of its parameters; the network stays out of it, since not every network can be copied."""
+        """Copy the optimizer with its parameters, but not the network, because not every network can be copied."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         copies = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in parameters}
         return copy.deepcopy(self.optimizer, copies)
 
 
 class UserSchedule:
-    """A scheduler of a Python program, or a function that makes one for an optimizer.
+    """A scheduler of a Python program, or a function that makes a scheduler for an optimizer.
 
     Args:
-        scheduling: the scheduler or the function.
-        every: `step` or `epoch`: when the scheduler steps.
+        scheduling: scheduler or function.
+        every: interval of the scheduler's steps: `step` or `epoch`.
     """
 
     def __init__(self, scheduling: Scheduling, every: str) -> None:
         self.scheduling, self.every = scheduling, every
 
     def build(self, optimizer: Optimizer) -> LRScheduler:
-        """Build the scheduler of this optimizer; a scheduler object is copied for a copy of its optimizer."""
+        """Build the scheduler for this optimizer; a scheduler object is copied for a copy of its optimizer."""
         if not isinstance(self.scheduling, LRScheduler):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -162,7 +162,7 @@ class UserSchedule:
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
 
     def build_trial(self, optimizer: Optimizer) -> LRScheduler:
-        """Build a scheduler of a copy of the optimizer, which shares its parameters; its steps change nothing."""
+        """Build a scheduler for a copy of the optimizer with the same parameters; its steps change nothing."""
         trial_optimizer = copy.copy(optimizer)
         # A rate may be a tensor, which schedulers change in place.
         trial_optimizer.param_groups = [
@@ -172,9 +172,9 @@ class UserSchedule:
         return self.build(trial_optimizer)
 
     def find_end(self, optimizer: Optimizer, steps: int) -> tuple[int, Exception] | None:
-        """The number of steps after which the scheduler raises, and its error; None if it makes `steps` of them."""
+        """Find the number of steps after which the scheduler raises, and its error; None if it completes all `steps`."""
         scheduler = self.build_trial(optimizer)
-        if _calls_functions(scheduler):  # one of the user may count its calls
+        if _calls_functions(scheduler):  # a user's function may count its calls
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the optimizer makes no steps
@@ -187,16 +187,16 @@ class UserSchedule:
 
 
 def _calls_functions(scheduler: LRScheduler) -> bool:
-    """Return whether a scheduler, or one that it holds, computes rates by functions of the user."""
+    """Return whether a scheduler, or a scheduler inside it, computes rates with functions of the user."""
     held = [scheduler, *getattr(scheduler, "_schedulers", [])]
     return any(getattr(each, "lr_lambdas", None) for each in held)
 
 
 def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
-    """Explain why a checkpoint cannot hold this optimizer's state, found with one step of a copy; None if it can.
+    """Explain why a checkpoint cannot store this optimizer's state, after one step of a copy; None if it can.
 
     Raises:
-        Exception: whatever the optimizer's step raises.
+        Exception: any error of the optimizer's step.
     """
     trial_optimizer = optimizer.copy()
     layers = optimizer.model.modules()
@@ -214,7 +214,7 @@ def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
 
 
 def read_group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The plain values of each parameter group, some of which optimizers and schedulers change during the training."""
+    """Read the plain values of each parameter group; optimizers and schedulers change some of them during training."""
     groups = [
         {key: value.item() if _is_number(value) else value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -223,7 +223,7 @@ def read_group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def load_group_settings(optimizer: Optimizer, saved: Iterable[Mapping[str, Any]]) -> None:
-    """Restore what `read_group_settings` has returned, also after a round trip through JSON."""
+    """Restore the result of `read_group_settings`, also after a round trip through JSON."""
     for group, values in zip(optimizer.param_groups, saved, strict=True):
         for key, value in values.items():
             if _is_number(group.get(key)):

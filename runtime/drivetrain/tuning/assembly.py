@@ -1,4 +1,4 @@
-"""Assembles a run, for the trainer and for the library: data and network are measured, then the final plan is applied."""
+"""Assembles a run for the trainer and the library: measures with data and network, then applies the final plan."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def assemble_run(
     *,
     is_measured: bool = False,
 ) -> Run:
-    """Assemble the run of a folder with hardware.json and plan.json; the plan is finalized, applied and recorded.
+    """Assemble the run of a folder with hardware.json and plan.json; finalize, apply and record its plan.
 
-    With `is_measured`, nothing is measured.
+    With `is_measured`, nothing is measured again.
 
     Raises:
         Replanned: if a compilation was interrupted, so that another process must run the plan in the folder.
@@ -71,7 +71,7 @@ def assemble_run(
 
 
 def load_assembly(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | None = None) -> Assembly:
-    """Load data, network and plan of such a folder before anything is measured."""
+    """Load data, network and plan of a run folder before anything is measured."""
     timer = timer or PhaseTimer()
     machine = hardware.from_json(RunFiles(folder).read_json(HARDWARE_FILE))
     device_check.check_build(machine)
@@ -103,14 +103,14 @@ def load_assembly(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | 
 def measure_plan(
     assembly: Assembly, decide: Callable[[Mapping[str, Measurement]], Plan], *, can_restart: bool = False
 ) -> Assembly:
-    """Measure what the job leaves open; returns the same with the plan that follows.
+    """Measure the open decisions of the job; returns the assembly with the resulting plan.
 
     Args:
         assembly: data, network and plan so far.
-        decide: makes the plan with these measurements.
+        decide: function that makes a plan from measurements.
         can_restart: whether another process can take over if a compilation is interrupted.
     """
-    # The micro-batch that fits comes first, since the tuner measures with it.
+    # The micro-batch is measured first, because the tuner measures with it.
     memory_measurements = MicroBatchSearch(assembly).load_or_measure()
     if memory_measurements:
         assembly = replace(assembly, plan=decide(memory_measurements))
@@ -119,7 +119,7 @@ def measure_plan(
 
 
 def apply_plan(assembly: Assembly, timer: PhaseTimer) -> Run:
-    """Assemble the run of these data and this network under their plan; reports and records the effective settings."""
+    """Assemble the run with its plan; report and record the effective settings."""
     run = assembly.assemble(timer)
     if run.ranks.count > 1:
         batch_norm_note = "; BatchNorm normalizes each share by itself" * assembly.facts.has("BatchNorm")

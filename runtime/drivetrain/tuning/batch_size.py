@@ -19,18 +19,18 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import measuring_child
 
 MIN_SIZE, MAX_SIZE = 8, 4096
-"""Sizes that are tried: doubled from the first up to at most this."""
+"""Smallest and largest size to try; sizes are doubled in between."""
 MIN_STEPS_PER_EPOCH = 20
 """Smallest number of steps per epoch."""
 MIN_SPEEDUP = 1.05
-"""Speedup that a larger batch must have."""
+"""Speedup that a larger batch must reach."""
 
 
 def refuse_auto(job: Job, who: str) -> None:
     """Refuse `auto` for commands that do not measure it.
 
     Raises:
-        SpecError: with what can be done instead.
+        SpecError: if the batch size is `auto`; says which commands measure it.
     """
     if job.train.batch_size == "auto":
         raise job.spec_error(
@@ -47,13 +47,13 @@ def measure_once(
     """Measure the batch size if it is `auto`, once per run; returns `batch_size` if it was measured.
 
     Args:
-        folder: of the run, which keeps the result.
-        plain: whether the run has all optimizations off.
+        folder: run folder, which stores the result.
+        plain: whether all optimizations of the run are off.
 
     Raises:
         SpecError: if the run has several processes.
-        MeasurementEnded: if it could not be measured.
-        Stopped: if a signal came meanwhile.
+        MeasurementEnded: if the measurement failed.
+        Stopped: if a signal arrived in the meantime.
     """
     if job.train.batch_size != "auto":
         return {}
@@ -74,25 +74,25 @@ def measure_once(
 
 
 def read_measured(run: Path, job: Job) -> dict[str, int]:
-    """Read what a run has measured by key of `train:`, as far as its job asks for it; empty before."""
+    """Read the measured values of a run by key of `train:` if its job asks for them; empty before the measurement."""
     size = RunFiles(run).read_object(BATCH_SIZE_FILE).get("batch_size") if job.train.batch_size == "auto" else None
     return {"batch_size": size} if isinstance(size, int) else {}
 
 
 def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
-    """Return the assignments that give a run the first size that one of the other runs of its command has measured."""
+    """Return the assignments that set the first size that another run of the same command has measured."""
     measured = next(filter(None, (read_measured(run, job) for run in runs)), {})
     return tuple(f"train.{key}={value}" for key, value in measured.items())
 
 
 def find_largest_size(samples: int) -> int:
-    """Find the largest batch size that is tried for so many training samples: the first one, doubled."""
+    """Find the largest batch size to try for a number of training samples: MIN_SIZE, doubled repeatedly."""
     doublings = max(1, samples // MIN_STEPS_PER_EPOCH // MIN_SIZE).bit_length() - 1
     return min(MAX_SIZE, MIN_SIZE << doublings, samples)
 
 
 def choose_size(speeds: Mapping[int, float]) -> int:
-    """Choose the smallest size within 5 % of the fastest; a larger batch would cost steps without a gain.
+    """Choose the smallest size within 5 % of the fastest size; a larger batch would cost steps without a gain.
 
     Args:
         speeds: samples per second by size.
@@ -102,13 +102,13 @@ def choose_size(speeds: Mapping[int, float]) -> int:
 
 
 def still_gains(speeds: Mapping[int, float]) -> bool:
-    """Return whether either of the last two doublings was faster, so that another may be."""
+    """Return whether one of the last two doublings was faster, so another doubling may be, too."""
     last_speeds = list(speeds.values())[-3:]
     return len(last_speeds) < 3 or max(last_speeds[1:]) >= MIN_SPEEDUP * last_speeds[0]
 
 
 def describe_learning_rate(job: Job, size: int) -> str:
-    """Advise on the learning rate, which is not changed, for another batch size.
+    """Advise on the learning rate for another batch size; the rate itself is not changed.
 
     The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,
     arXiv:2205.10287).

@@ -1,4 +1,4 @@
-"""Runs the measuring programs of `tuning/processes` in a child, under a plan: to their end, or step by step."""
+"""Runs the measuring programs of `tuning/processes` in a child with a plan: to their end, or step by step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from drivetrain.tuning.paired_timing import TimedBlock
 PACKAGE = "drivetrain.tuning.processes"
 NOTHING: Mapping[str, object] = {}
 RESULT = "result.json"
-"""In the folder: what a program has measured, for its parent."""
+"""File in the folder with the result of a program for its parent."""
 
 
 class MeasurementEnded(SystemExit):
-    """A measuring program has ended with an exit code that ends the command, too; it has printed why."""
+    """A measuring program has failed and printed the reason; its exit code also ends the command."""
 
 
 def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
@@ -51,10 +51,10 @@ def measure(
     """Run a measuring program; returns its exit code.
 
     Args:
-        program: the name of its file.
-        folder: gets hardware, plan and results.
-        plan: sets threads, OpenMP runtime and allocator.
-        request: what the program takes beside them.
+        program: name of its file.
+        folder: folder for hardware, plan and results.
+        plan: plan with threads, OpenMP runtime and allocator.
+        request: other arguments of the program.
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())
     RunFiles(folder).write_json("plan.json", plan.to_json())
@@ -63,7 +63,7 @@ def measure(
         code = child_process.run_child(command, plan.environment(machine), forward)
         if code not in signals.CRASH_EXIT_CODES or forward.sent:
             return code
-        # A kernel that crashes is one that an optimization has chosen: measured once more without them.
+        # An optimization has probably chosen the crashed kernel: measure again without optimizations.
         crash = process_death.describe(folder, code, f"{PACKAGE}.{program}")
         safe_plan = process_death.turn_optimizations_off(plan, crash)
         if safe_plan:
@@ -78,11 +78,11 @@ def measure(
 
 
 def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> Any:
-    """Run a measuring program in a folder of its own; returns what it has stored.
+    """Run a measuring program in a temporary folder; returns its stored result.
 
     Raises:
         MeasurementEnded: if it failed.
-        Stopped: if a signal came meanwhile.
+        Stopped: if a signal arrived in the meantime.
     """
     with tempfile.TemporaryDirectory(prefix="measure-") as scratch:
         code = measure(program, Path(scratch), source, plan, machine)
@@ -102,21 +102,21 @@ class MeasuringCall:
     signals: Signals
     request: Mapping[str, Any] = field(default_factory=dict)
     answer: Callable[[Any], None] = say
-    """Sends a line to the parent, in a program that answers it."""
+    """Function that sends a line to the parent, in a program that answers requests."""
 
     def store(self, result: object) -> None:
-        """Hand a result to the parent, which called `measure_result`."""
+        """Store a result for the parent, which called `measure_result`."""
         write_json(self.folder / RESULT, result)
 
 
 @dataclass(frozen=True)
 class VariantReady:
-    """Report of a variant when it is ready."""
+    """Report of a variant that is ready."""
 
     numbers: list[tuple[float, float]]
     """Loss and gradient norm of the first steps."""
     first: float
-    """Seconds of the very first step, which includes compilation."""
+    """Seconds of the first step, which includes compilation."""
     step: float
     """Approximate seconds of a normal step."""
     batch: float
@@ -125,7 +125,7 @@ class VariantReady:
 
 
 class RunningVariant(Worker):
-    """A running variant; raises ChildEnded if it does not get through its first steps."""
+    """A running variant; raises ChildEnded if it dies in its first steps."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(command, environment, log)
@@ -144,17 +144,17 @@ class RunningVariant(Worker):
         return TimedBlock(count, answer["seconds"], answer["waited"])
 
     def read_answer(self) -> Any:
-        """Read the next answer, which also says how much memory was used."""
+        """Read the next answer, and update the peak memory from it."""
         answer = super().read_answer()
         self.peak = max(self.peak, answer["peak"])
         return answer
 
 
 class VariantPool:
-    """Starts variants, and stops them all at the end.
+    """Starts variants, and stops all of them at the end.
 
     Args:
-        scratch: a folder with hardware.json, for plans and logs.
+        scratch: folder with hardware.json, for plans and logs.
     """
 
     def __init__(self, machine: Hardware, scratch: Path, source: SpecSource) -> None:
@@ -174,7 +174,7 @@ class VariantPool:
             shutil.rmtree(self.compile_cache, ignore_errors=True)
 
     def start(self, plan: Plan, assignments: Sequence[str] = ()) -> RunningVariant:
-        """Start a variant and wait until its first steps are done; raises ChildEnded if it does not get that far."""
+        """Start a variant and wait until its first steps are done; raises ChildEnded if it dies before."""
         name = f"arm-{len(self.variants)}"
         plan_file = self.scratch / f"{name}.json"
         write_json(plan_file, plan.to_json())
@@ -187,7 +187,7 @@ class VariantPool:
         return variant
 
     def _environment(self, plan: Plan) -> dict[str, str]:
-        """The plan's environment, with an empty compile cache: earlier runs should not change the measured compile
+        """Return the plan's environment with an empty compile cache, so earlier runs do not change the measured compile
         time.
         """
         environment = plan.environment(self.machine)

@@ -1,6 +1,6 @@
-"""The commands that measure a job without training it: find-lr and memory here, bench in its own folder.
+"""Commands that measure a job without training it: find-lr and memory here, bench in its own folder.
 
-The parent makes the plan and starts a child under it, as for a training. No run folder is touched.
+The parent makes the plan and starts a child with it, as for a training. No run folder is changed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class MeasuringRequest:
     spec: Path
     assignments: Sequence[str] = ()
     output: Path | None = None
-    """Folder for picture and numbers; runs/COMMAND-<name> if None."""
+    """Folder for pictures and numbers; runs/COMMAND-<name> if None."""
 
     def load(self) -> tuple[Job, Hardware, Path, SpecSource]:
-        """The job, the hardware that it may use, the output folder, which exists then, and the spec for child processes.
+        """Load the job; returns it with its hardware, the created output folder, and the spec for child processes.
 
         Raises:
             DrivetrainError: if the spec, the requested devices or the folder cannot be used.
@@ -53,7 +53,7 @@ class MeasuringRequest:
 
 @dataclass(frozen=True)
 class LrRangeRequest(MeasuringRequest):
-    """The options of `drivetrain find-lr`, a learning-rate range test (Smith 2017)."""
+    """Options of `drivetrain find-lr`, a learning-rate range test (Smith 2017)."""
 
     command = "find-lr"
     lowest: float = 1e-6
@@ -65,7 +65,7 @@ def find_lr(request: LrRangeRequest) -> int:
     """Run the test on the assembled run, whose weights are discarded; returns the exit code.
 
     Raises:
-        DrivetrainError: for every problem found before the test starts.
+        DrivetrainError: if a problem is found before the test starts.
     """
     if not 0 < request.lowest < request.highest:
         raise SpecError(
@@ -82,7 +82,7 @@ def find_lr(request: LrRangeRequest) -> int:
 
 @dataclass(frozen=True)
 class MemoryRequest(MeasuringRequest):
-    """The options of `drivetrain memory`."""
+    """Options of `drivetrain memory`."""
 
     command = "memory"
 
@@ -91,7 +91,7 @@ def measure_memory(request: MemoryRequest) -> int:
     """Predict and measure the peak memory by micro-batch; returns the exit code.
 
     Raises:
-        DrivetrainError: for every problem found before the measurement starts.
+        DrivetrainError: if a problem is found before the measurement starts.
     """
     job, machine, output, source = request.load()
     return measuring_child.measure("memory_profile", output, source, plans.resolve(job, machine), machine)

@@ -1,4 +1,4 @@
-"""Ablation: plain PyTorch, each optimization added in turn, all, and all without each; every step a paired comparison.
+"""Measures an ablation in paired comparisons: plain, each optimization added in turn, all, and all without each.
 
 A ratio is a speedup: above 1 the optimization makes training faster.
 """
@@ -17,13 +17,13 @@ from drivetrain.tuning.measuring_child import RunningVariant, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05
-"""The steps explain the total if their product differs by at most this, or by less than the noise of both."""
+"""Largest difference (of the logarithms) between the steps' product and the total, unless the noise is larger."""
 MAX_NOISE = 0.15
-"""With more noise than this, nothing can be said."""
+"""Largest noise for a statement about the total."""
 
 
 Start = Callable[..., RunningVariant]
-"""(plan, assignments) -> a variant that is ready; raises ChildEnded."""
+"""Function of (plan, assignments) that returns a ready variant or raises ChildEnded."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class AblationStep:
     loss_off: float | None = None
     """Largest relative difference of the first losses from plain fp32 on the same batches."""
     first_seconds: float | None = None
-    """Seconds that the first step took beyond a normal one."""
+    """Extra seconds of the first step, relative to a normal step."""
     disturbed: float | None = None
-    """Share of the time for which threads of both variants waited for a CPU that others used, over the pairs that
-    count.
+    """Share of the time that threads of both variants waited for a CPU that others used, over the selected
+    pairs.
     """
     note: str = ""
 
@@ -63,7 +63,7 @@ class AblationStep:
 
 @dataclass(frozen=True)
 class Ablation:
-    """All steps, in the order in which they were measured."""
+    """All steps, in the order of measurement."""
 
     steps: tuple[AblationStep, ...]
 
@@ -73,18 +73,18 @@ class Ablation:
 
     @property
     def total(self) -> AblationStep | None:
-        """All against plain, if it was measured."""
+        """Comparison of all with plain, if it was measured."""
         return next((step for step in self.steps if step.kind == "all" and step.pair), None)
 
     @property
     def product(self) -> float:
-        """The product of the single steps' ratios."""
+        """Product of the single steps' ratios."""
         return math.prod(step.pair.median for step in self.list_steps("added") if step.pair)
 
     @property
     def explains_total(self) -> bool | None:
-        """Whether the product matches the total within twice the standard error of both; None if the noise is too
-        high.
+        """Whether the product matches the total within twice the standard error of both; None with too much
+        noise.
         """
         if self.total is None or self.total.pair is None:
             return None
@@ -96,7 +96,7 @@ class Ablation:
 
 
 def _standard_error(pair: PairedTiming) -> float:
-    """Standard error of the median log ratio, from the interquartile range of the pairs."""
+    """Estimate the standard error of the median log ratio from the interquartile range of the pairs."""
     if len(pair.ratios) < 4:
         return 0.0
     low, high = pair.interquartile_range()
@@ -111,7 +111,7 @@ def measure_ablation(
 
 
 class _AblationRunner:
-    """Keeps at most three variants running: plain, the last accepted one, and the one being compared."""
+    """Runs at most three variants at a time: plain, the last accepted variant, and the compared variant."""
 
     def __init__(self, plan: Plan, start: Start, rounds: int, report: Callable[[str], None]) -> None:
         self.plan, self.start, self.rounds, self.report = plan, start, rounds, report
@@ -162,7 +162,7 @@ class _AblationRunner:
     def _measure_beside_best(
         self, empty: AblationStep, rows: Sequence[Decision], assignments: Sequence[str] = ()
     ) -> AblationStep:
-        """Compare one more variant with the best plan, and stop it."""
+        """Compare another variant with the best plan, and stop it."""
         try:
             variant = self.start(self.plan.only([row.name for row in rows]), assignments)
             slow, fast = (self.best, variant) if assignments else (variant, self.best)
@@ -170,13 +170,13 @@ class _AblationRunner:
             variant.close()
         except ChildEnded as error:
             return replace(empty, note=f"failed: {error}")
-        # Losses of another job are no measure of its rounding.
+        # Losses of another job do not measure rounding.
         return replace(measured, loss_off=None) if assignments else measured
 
     def _measure(
         self, empty: AblationStep, slow: RunningVariant, fast: RunningVariant, reported: RunningVariant
     ) -> AblationStep:
-        """Measure the step with its measurements; speed, step time and memory are those of the variant `reported`."""
+        """Measure a step; returns it with speed, step time and memory of the variant `reported`."""
         pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.ready.step), self.rounds)
         pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
         self.report(f"bench: {empty.kind} {empty.name}: {pair.format_spread()}")
@@ -196,7 +196,7 @@ class _AblationRunner:
 
 
 def _compare_losses(ready: VariantReady, reference: VariantReady) -> float:
-    """Largest relative difference of the losses; infinite if one is NaN."""
+    """Compute the largest relative difference of the losses; infinite if one of them is NaN."""
     pairs = [(loss, true_loss) for (loss, _), (true_loss, _) in zip(ready.numbers, reference.numbers, strict=True)]
     errors = [abs(loss - true_loss) / max(abs(true_loss), 1e-6) for loss, true_loss in pairs]
     return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)

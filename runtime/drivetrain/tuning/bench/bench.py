@@ -1,9 +1,9 @@
-"""`drivetrain bench`: what each optimization of a job's plan gains here, on the job's network and batches.
+"""`drivetrain bench`: measures the gain of each optimization of a job's plan on the job's network and batches.
 
     final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json
 
-Plain first, then each optimization added to the ones before, then all without each. Every variant is a process of its
-own under its own plan, so that threads, OpenMP runtime and allocator are measured, too. The parent does not load torch.
+The order is plain, each optimization added to the earlier ones, then all without each. Every variant is a separate
+process with its own plan, so threads, OpenMP runtime and allocator are measured too. The parent does not load torch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from drivetrain.tuning.measuring_child import VariantPool
 from drivetrain.tuning.measuring_request import MeasuringRequest
 
 MIN_SHOWN_COMPILE_SECONDS = 1.0
-"""A longer first step is worth mentioning."""
+"""Extra time of the first step from which it is shown."""
 NOISY_SHARE = 0.1
-"""Share of the time without a CPU from which on a warning is shown."""
+"""Share of the time without a CPU above which a warning is shown."""
 _LEGEND = """  +     speedup over the row above; `all together` is relative to plain, `with` compares a variant with all
   -     all without this setting; the speed is what the setting contributes to all
   [ ]   interquartile range of the paired measurements
@@ -51,11 +51,11 @@ _PREFIXES = {"added": "+ ", "without": "- ", "against": "with "}
 
 @dataclass(frozen=True)
 class BenchRequest(MeasuringRequest):
-    """The request of `drivetrain bench`."""
+    """Request of `drivetrain bench`."""
 
     command = "bench"
     against: Sequence[str] = ()
-    """Settings of a variant of the job that is compared at the end."""
+    """Settings of a job variant that is compared at the end."""
     rounds: int = 8
     json: bool = False
 
@@ -69,7 +69,7 @@ def bench_command(request: BenchRequest) -> str:
 
 
 def explain_ratios(ablation: Ablation) -> str:
-    """Return whether the single steps explain the total."""
+    """Explain whether the single steps account for the total."""
     if ablation.total is None or ablation.total.pair is None:
         return "all optimizations are off in this plan, so there is nothing to compare"
     ratios = [f"{step.pair.median:.2f}" for step in ablation.list_steps("added") if step.pair]
@@ -83,7 +83,7 @@ def explain_ratios(ablation: Ablation) -> str:
 
 
 def describe_left_out(plan: Plan) -> str:
-    """List the optimizations that are off in the plan, and so not measured."""
+    """List the optimizations that are not measured because they are off in the plan."""
     on = {row.name for row in plan.list_enabled()}
     off = [f"{row.name} ({format_value(row.value)})" for row in plan.decisions if row.name not in on]
     return f"not measured because off in this plan: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
@@ -108,14 +108,14 @@ def write_results(
     """Write bench.json.
 
     Raises:
-        StorageError: if they cannot be written.
+        StorageError: if it cannot be written.
     """
     with blame_storage(folder):
         write_json(folder / "bench.json", _list_results(ablation, plan, job, machine, request))
 
 
 def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
-    """Print the table with its conclusions, or the JSON."""
+    """Print the table and its conclusions, or the JSON."""
     if as_json:
         say_json(parse_json((folder / "bench.json").read_text(encoding="utf-8")))
         return
@@ -132,7 +132,7 @@ def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, f
 
 
 def ablation_table(ablation: Ablation) -> Table:
-    """One row per step, without empty columns."""
+    """Build a table with one row per step and no empty columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
     table.add_column("configuration", overflow="fold")
     cells = [_cells(step) for step in ablation.steps]
@@ -168,7 +168,7 @@ def _cells(step: AblationStep) -> dict[str, str]:
 
 
 def format_ratio(value: float) -> str:
-    """Three significant digits, whole numbers in full: 0.0123, 48.3, 1,860."""
+    """Format a value with three significant digits, or as a whole number from 100: 0.0123, 48.3, 1,860."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -190,10 +190,10 @@ def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, r
 
 
 def bench(request: BenchRequest) -> int:
-    """Measure the ablation, print it and write it; returns the exit code.
+    """Measure, write and print the ablation; returns the exit code.
 
     Raises:
-        DrivetrainError: for every problem found before a variant starts.
+        DrivetrainError: if a problem is found before a variant starts.
     """
     if request.rounds < 3:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
@@ -201,7 +201,7 @@ def bench(request: BenchRequest) -> int:
         SpecSource(request.spec, [*request.assignments, *request.against]).load()
     job, machine, output, source = request.load()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        # The plan that `train` would use, finalized by a child that loads model and data.
+        # A child that loads model and data finalizes the plan that `train` would use.
         first, folder = plans.resolve(job, machine), Path(scratch)
         code = measuring_child.measure("final_plan", folder, source, first, machine)
         signals.stop_early()
@@ -218,8 +218,8 @@ def bench(request: BenchRequest) -> int:
 
 
 def _changes_dropout(plan: plans.Plan) -> bool:
-    """Return whether variants have different dropout masks. Not if one compiles: compiled without dropout, it would be
-    compiled again with it.
+    """Return whether variants have different dropout masks. False if one compiles: a variant compiled without dropout would
+    be compiled again with it.
     """
     names = {row.name for row in plan.list_enabled()}
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)

@@ -1,6 +1,6 @@
-"""Memory meters of host and GPU: what this process uses now, its peak, the limit, and what a forward pass saves.
+"""Memory meters of host and GPU: current use and peak of this process, the limit, and the activations of a forward pass.
 
-All sizes in bytes. The host's meter counts what the kernel cannot drop, as `drivetrain.hardware.used_memory` does.
+All sizes are in bytes. The host's meter counts memory that the kernel cannot drop, as `drivetrain.hardware.used_memory`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from drivetrain.models import recompute
 from drivetrain.system import process_tree
 
 FREE_SHARE = 0.1
-"""Share of the limit that stays free."""
+"""Share of the limit to keep free."""
 MIN_FREE_BYTES = 64 << 20
-"""Bytes that stay free at least."""
+"""Minimum number of bytes to keep free."""
 Ceiling = Callable[[], int]
 
 
 class HostMeter:
-    """The memory of this process, under the limit of its cgroup."""
+    """Meter of this process's memory, with the limit of its cgroup."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root, self.highest, self.resets_kernel_peak = root, 0, False
 
     def read_used(self) -> int:
-        """Return the bytes in use now."""
+        """Read the bytes currently in use."""
         now = process_tree.read_own_bytes(self.root)
         self.highest = max(self.highest, now)
         return now
@@ -52,12 +52,12 @@ class HostMeter:
         self.read_used()
 
     def peak(self) -> int:
-        """Peak since `begin`: from the kernel, or the highest `used` if the kernel cannot reset its counter."""
+        """Return the peak since `reset_peak`, from the kernel if it can reset its counter, else the highest reading."""
         released_bytes = process_tree.read_released_bytes(self.root) if self.resets_kernel_peak else 0
         return max(self.read_used() + released_bytes, self.highest)
 
     def read_ceiling(self) -> int:
-        """Read the most that this process may use, if all others stay as they are."""
+        """Read the most that this process may use if the use of all others does not change."""
         limits, available = cgroup.read_limits(self.root), int(psutil.virtual_memory().available)
         room = available if limits.room is None else min(limits.room, available)
         total = available if limits.memory is None else limits.memory
@@ -65,14 +65,14 @@ class HostMeter:
 
     @contextlib.contextmanager
     def guard(self, ceiling: Ceiling, on_saved: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
-        """Check memory at every tensor that is saved for the backward pass, and stop once the limit is passed.
+        """Check memory at every tensor that is saved for the backward pass, and stop if it exceeds the limit.
 
         Args:
-            ceiling: returns the present limit in bytes.
-            on_saved: called with each saved tensor.
+            ceiling: function that returns the current limit in bytes.
+            on_saved: function that is called with each saved tensor.
 
         Raises:
-            MemoryError: in the middle of a pass.
+            MemoryError: if the limit is exceeded, in the middle of a pass.
         """
 
         def check(tensor: Tensor) -> Tensor:
@@ -89,13 +89,13 @@ class HostMeter:
 
 
 class GpuMeter:
-    """The memory of one GPU, from torch's allocator."""
+    """Meter of one GPU's memory, from torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def read_used(self) -> int:
-        """Return the bytes of all tensors now."""
+        """Read the current bytes of all tensors."""
         return torch.cuda.memory_allocated(self.device)
 
     def reset_peak(self) -> None:
@@ -105,18 +105,18 @@ class GpuMeter:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """Peak bytes of tensors since `begin`."""
+        """Return the peak bytes of tensors since `reset_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def read_ceiling(self) -> int:
-        """Read the most that tensors may use, if all other processes stay as they are."""
+        """Read the most that tensors may use if the use of all other processes does not change."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(torch.cuda.memory_reserved(self.device) + free, allowed) - compute_headroom(allowed)
 
     @contextlib.contextmanager
     def guard(self, ceiling: Ceiling) -> Iterator[None]:
-        """No checks: CUDA's allocator raises, and no process is killed."""
+        """Do not check anything: CUDA's allocator raises, and no process is killed."""
         yield
 
 
@@ -129,17 +129,17 @@ def meter_for(device: torch.device) -> MemoryMeter:
 
 
 def compute_headroom(total: int) -> int:
-    """Return the bytes of `total` that stay free."""
+    """Return the bytes of `total` to keep free."""
     return max(MIN_FREE_BYTES, int(FREE_SHARE * total))
 
 
 COUNTED_SAMPLES = 2
-"""BatchNorm needs two."""
+"""Number of samples in the counted pass; BatchNorm needs two."""
 
 
 @dataclass
 class ActivationCount:
-    """Bytes saved in one forward pass."""
+    """Count of the bytes saved in one forward pass."""
 
     network_storages: set[int] = field(default_factory=set)
     """Storages of the network's own parameters and buffers."""
@@ -151,7 +151,7 @@ class ActivationCount:
     """Bytes saved inside each block."""
 
     def add(self, tensor: Tensor) -> None:
-        """Count a saved tensor, once."""
+        """Count a saved tensor once."""
         key = tensor.untyped_storage()._cdata
         if key not in self.network_storages and key not in self.counted:
             self.counted[key] = tensor.detach()
@@ -159,15 +159,15 @@ class ActivationCount:
 
     @property
     def recomputed(self) -> int:
-        """Peak bytes if blocks save only their inputs: all of those, all outside of blocks, and the largest block."""
+        """Peak bytes if blocks save only their inputs: all inputs, everything outside of blocks, and the largest block."""
         return self.total - sum(self.bytes_by_block) + self.input_bytes + max(self.bytes_by_block, default=0)
 
 
 def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
-    """Count the workload with activation bytes of the largest samples.
+    """Count the activation bytes of the largest samples, and return the workload with them.
 
-    Runs one forward pass on the host; network and random state are unchanged. If memory runs out, the count so far is
-    used.
+    This runs one forward pass on the host; network and random state are unchanged. If memory runs out, the count so far
+    is used.
     """
     ids = longest_samples(dataset.train, COUNTED_SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
@@ -192,7 +192,7 @@ def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> 
 
 @contextmanager
 def _watch_blocks(network: nn.Module, count: ActivationCount) -> Iterator[None]:
-    """Count separately for each block."""
+    """Count the bytes of each block separately."""
     totals_before: list[int] = []
 
     def enter(block: nn.Module, inputs: tuple[object, ...]) -> None:

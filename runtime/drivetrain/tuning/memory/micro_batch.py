@@ -1,7 +1,7 @@
-"""Finds the micro-batch for `micro_batch: auto`: which sizes fit in memory, and which of them is fastest.
+"""Finds the micro-batch for `micro_batch: auto`: the fastest of the sizes that fit in memory.
 
-Measured with real steps on a copy of the network, so model, optimizer, buffers and random state of the run do not
-change. If not even one sample fits, blocks are recomputed. Results are cached for this network on this machine.
+It measures real steps on a copy of the network, so model, optimizer, buffers and random state of the run do not change.
+If not even one sample fits, blocks are recomputed. Results are cached for this network on this machine.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult
 
 MIN_SPEEDUP = 1.05
-"""Speedup that a smaller size must have over the largest."""
+"""Speedup that a smaller size must reach over the largest."""
 MIN_STEPS = 50
-"""Steps of a run from which on the fastest size is searched."""
+"""Minimum number of steps of a run for comparing speeds."""
 COMPARED_SIZES = 3
-"""Largest sizes whose speeds are compared."""
+"""Number of the largest sizes whose speeds are compared."""
 ADDED_BYTES = "memory"
-"""The evidence stores under this name how many bytes the chosen size adds to those of the network at rest."""
+"""Name in the evidence for the bytes that the chosen size adds to the network at rest."""
 
 
 class MicroBatchSearch:
-    """The search for one run; it measures with copies of its network."""
+    """Search for one run; it measures with copies of the run's network."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
         self.job, self.plan, self.facts, self.say = assembly.job, assembly.plan, assembly.facts, assembly.say
 
     def load_or_measure(self) -> dict[str, Measurement]:
-        """Measure, or load, the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
+        """Measure or load the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") != CHOICE:
             return {}
         if self.facts.indivisible:
@@ -58,17 +58,17 @@ class MicroBatchSearch:
         text = f"{format_bytes(added_bytes)} of additional memory"
         result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.format_date())
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
-        # A failure is not kept: more memory may be free the next time.
+        # A failure is not stored: more memory may be free the next time.
         if sizes.largest:
             evidence.store(self.assembly.hardware, [key], result, lambda line: self.say(f"fit: {line}"))
         return _select_decisions(result)
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
-        """Return the sizes that fit, and samples per second of the best ones if there is a choice."""
+        """Find the sizes that fit, and the samples per second of the largest sizes if there is a choice."""
         recompute = self.plan.value("gradient_checkpointing") is True
         with torch.random.fork_rng():
             sizes, speeds = self._search_sizes(recompute)
-            # The plan, or the network, leaves no choice about recomputing.
+            # The plan or the network may leave no choice about recomputing.
             may_decide = self._source("gradient_checkpointing") == CHOICE and not recompute
             if not may_decide or gradient_checkpointing.refuse(self.job, self.assembly.hardware, self.facts, True):
                 return sizes, speeds
@@ -77,7 +77,7 @@ class MicroBatchSearch:
                 self.say(f"fit: {sizes.describe_failure()}; retrying with gradient_checkpointing")
                 sizes, speeds = self._search_sizes(True)
                 return replace(sizes, recompute_reason="without it even the smallest micro-batch does not fit"), speeds
-            # Larger micro-batches may pay for recomputing: in speed, if that was measured, or for BatchNorm.
+            # Larger micro-batches may be worth the recomputing: in speed, if it was measured, or for BatchNorm.
             batch = min(self.job.train.batch, len(self.assembly.dataset.train))
             if sizes.largest < batch and (speeds or self._has_batch_norm):
                 self.say(f"fit: {batch} samples do not fit into memory at once; retrying with gradient_checkpointing")
@@ -88,15 +88,15 @@ class MicroBatchSearch:
             return sizes, speeds
 
     def _search_sizes(self, recompute: bool) -> tuple[SizeSearchResult, dict[int, float]]:
-        """Return the sizes that fit, and samples per second of the best ones if that may decide something."""
+        """Find the sizes that fit, and the samples per second of the largest sizes if speed may decide."""
         search = self.prepare_search(recompute)
         sizes = search.search_sizes()
-        # With BatchNorm the largest size is taken whatever its speed, and a short run does not earn the measuring back.
+        # With BatchNorm the largest size is used whatever its speed, and for a short run measuring does not pay off.
         compare_speeds = sizes.largest > 1 and not self._has_batch_norm and search.run.total_steps >= MIN_STEPS
         return sizes, search.measure_speeds(sizes.list_fitting()[:COMPARED_SIZES]) if compare_speeds else {}
 
     def prepare_search(self, recompute: bool) -> SizeSearch:
-        """Return a search with a copy of the network, under the plan except for what is searched."""
+        """Return a search with a copy of the network and the plan without the searched settings."""
         # Every size would be compiled separately.
         values: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
         # The epoch with the most trainable layers needs the most memory, and has little to cache.
@@ -114,7 +114,7 @@ class MicroBatchSearch:
     def _leaves_single_sample(self, count: int) -> bool:
         """Return whether BatchNorm would get a micro-batch of a single sample, which has no variance."""
         batch = self.job.train.batch
-        # Of a whole batch, or of the last one of an epoch.
+        # A single sample may be left of a whole batch, or of the last batch of an epoch.
         totals = (batch, len(self.assembly.dataset.train) % batch)
         return self._has_batch_norm and any(total > count and total % count == 1 for total in totals)
 
@@ -130,7 +130,7 @@ class MicroBatchSearch:
         return ADDED_BYTES in stored and memory.read_used() + int(stored[ADDED_BYTES].value) <= memory.read_ceiling()
 
     def _make_key(self) -> str:
-        """Make the name of the evidence, from everything that changes the memory of a step."""
+        """Make the key of the evidence from everything that changes the memory of a step."""
         train = self.job.train
         shapes = {name: list(value.shape) for name, value in self.assembly.network.module.state_dict().items()}
         max_length = max(getattr(self.assembly.dataset.train, "lengths", [0]), default=0)
@@ -152,11 +152,11 @@ class MicroBatchSearch:
 def explain_recomputing(
     without: Mapping[int, float], with_recomputing: Mapping[int, float], norm_samples: int, batch: int
 ) -> str:
-    """Why larger micro-batches with recomputed blocks are better than smaller ones without; empty if they are not.
+    """Explain why larger micro-batches with recomputed blocks are better than smaller ones without; empty if not.
 
     Args:
         without: samples per second by size, without recomputation.
-        with_recomputing: the same with recomputed blocks.
+        with_recomputing: samples per second by size, with recomputed blocks.
         norm_samples: samples per BatchNorm call with recomputed blocks; 0 without BatchNorm.
         batch: size of the whole batch.
     """
@@ -175,10 +175,10 @@ def choose_size(
     speeds: Mapping[int, float],
     leaves_single_sample: Callable[[int], bool] = lambda count: False,
 ) -> Value:
-    """The micro-batch: the largest that fits, unless a smaller one is clearly faster; `off` for the whole batch."""
-    # If nothing fits, the smallest is used, and training reports what it needs.
+    """Choose the largest micro-batch that fits, unless a smaller one is clearly faster; `off` for the whole batch."""
+    # If nothing fits, the smallest size is used, and training reports the needed memory.
     largest = sizes.largest or sizes.trials[0].size
-    # Only with BatchNorm, for which no speeds are measured: below, `largest` is a size that has a speed.
+    # This happens only with BatchNorm and then no speeds are measured, so `largest` below is a size with a speed.
     while largest > 2 and leaves_single_sample(largest):
         largest -= 1
     fastest = max(speeds, key=lambda count: speeds[count], default=largest)
@@ -190,7 +190,7 @@ def choose_size(
 def describe_choice(
     sizes: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, has_batch_norm: bool
 ) -> dict[str, Measurement]:
-    """Return the decisions with their numbers."""
+    """Return the decisions with a description of their numbers."""
     today = evidence.format_date()
     allowed = f"{format_bytes(sizes.ceiling)} available"
     if not sizes.largest:

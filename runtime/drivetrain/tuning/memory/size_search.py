@@ -1,7 +1,7 @@
-"""Searches the micro-batches that fit, with real training and evaluation steps at the largest shapes.
+"""Searches micro-batches that fit, with real training and evaluation steps at the largest shapes.
 
-It works on a run of its own, with a copy of the network that is discarded. Each size is predicted from those before, so
-on a CPU no step is started that would reach the limit.
+It uses a separate run with a copy of the network that is discarded. The peak of each size is predicted from smaller
+sizes, so on a CPU no step is started that would reach the limit.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ class SizeSearchResult:
     """Whether blocks were recomputed."""
     trials: list[SizeTrial] = field(default_factory=list)
     largest: int = 0
-    """The largest size that fits; 0 if the smallest does not."""
+    """Largest size that fits; 0 if the smallest does not."""
     fits_whole_batch: bool = False
-    """Whether the whole batch fits, and an evaluation with its usual size."""
+    """Whether the whole batch and an evaluation batch of the usual size fit."""
     held: int = 0
-    """In use whatever the size, including optimizer state and gradients."""
+    """Memory in use with any size, including optimizer state and gradients."""
     next_peak: int = 0
     """Predicted peak of the next size: the whole batch, or twice the largest."""
     recompute_reason: str = ""
-    """Why blocks were recomputed, if that was decided here."""
+    """Reason for recomputing blocks, if the search decided it."""
 
     def peak(self, size: int) -> int:
         """Return the peak of a size that fits."""
         return next((t.peak for t in self.trials if t.size == size and t.peak is not None), self.base)
 
     def describe_failure(self) -> str:
-        """Error message: no micro-batch size fits."""
+        """Describe that no micro-batch size fits."""
         smallest = self.trials[0].size if self.trials else 1
         return f"a micro-batch of {smallest} does not fit into {units.format_bytes(self.ceiling)}"
 
@@ -82,8 +82,8 @@ class SizeSearch:
     """Tries increasing sizes with one run.
 
     Args:
-        run: an assembled run that is used for nothing else.
-        min_size: the smallest size that the network can be trained with.
+        run: assembled run that is used for nothing else.
+        min_size: smallest size with which the network can be trained.
     """
 
     def __init__(self, run: Run, min_size: int = 1) -> None:
@@ -95,10 +95,10 @@ class SizeSearch:
         self.weight_bytes = sum(p.nbytes for p in run.step.updater.parameters)
         self.is_warm = False
         self.batch_peak = self.bytes_before_step = 0
-        """Bytes, whatever the size: the peak while a batch is made, and what is in use beside a step on it."""
+        """Bytes for any size: the peak while a batch is made, and the memory in use before a step on it."""
 
     def use_size(self, batch_size: int) -> None:
-        """From now on use whole batches of so many samples."""
+        """Use whole batches of `batch_size` samples from now on."""
         settings, data = self.run.batches, self.run.dataset
         self.batch_size = batch_size
         workers = settings.workers_for(data.train, batch_size)
@@ -118,7 +118,7 @@ class SizeSearch:
                 evaluation_peak = self.measure_evaluation_peak(size)
                 peak = max(peak, evaluation_peak)
             ladder.record(size, peak)
-            # Only a step that was really made says what is in use whatever the size.
+            # Only a real step shows the memory in use with any size.
             if predicted is None:
                 ladder.base = self.fixed_bytes()
             fits = max(ladder.peaks[size], self.batch_peak) if size in ladder.peaks else None
@@ -133,11 +133,11 @@ class SizeSearch:
         return sizes
 
     def measure_training_peak(self, count: int, ceiling: int) -> tuple[int | None, float]:
-        """The peak of a training step with micro-batches of `count` samples, None if it does not fit; and its seconds."""
+        """Measure the peak of a training step with micro-batches of `count` samples, None if it does not fit, and its time."""
         step, seconds = self.run.step, 0.0
         step.use_micro_batch(count)
         try:
-            # Optimizer state exists only from the second step on, while activations are at their peak.
+            # Only from the second step on does optimizer state exist while activations are at their peak.
             for _ in range(1 if self.is_warm else 2):
                 self.meter.reset_peak()
                 batch = self._next_batch()
@@ -156,17 +156,17 @@ class SizeSearch:
         return self.meter.peak(), seconds
 
     def _bytes_to_come(self) -> int:
-        """Bytes still to come after the activations: gradients and, with the first update, optimizer state."""
+        """Return the bytes needed after the activations: gradients and, with the first update, optimizer state."""
         # A backward pass computes the gradient of the first parameter last.
         gradients = 1 if self.run.step.updater.parameters[0].grad is None else 0
         return self.weight_bytes * (gradients + (0 if self.is_warm else 2))
 
     def _next_batch(self) -> Batch:
-        """Return a whole batch, ready for a step."""
+        """Return the next whole batch, ready for a step."""
         return batch_inputs.prepare(self.run, next(self.training_batches), 0)
 
     def _time_step(self, batch: Batch, count: int) -> float:
-        """Return the seconds of a training step on the first `count` samples, with the whole batch in memory."""
+        """Measure the seconds of a training step on the first `count` samples, with the whole batch in memory."""
         fault_point("size search step")
         run = self.run
         run.train_mode()
@@ -188,7 +188,7 @@ class SizeSearch:
         return self.meter.peak()
 
     def measure_speeds(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Samples per second by size on whole batches: the best of a few steps, in turn, so that noise hits all sizes."""
+        """Measure samples per second by size on whole batches: the best of a few steps, in turn so noise hits all sizes."""
         speeds = dict.fromkeys(sizes, 0.0)
         for _ in range(SPEED_ROUNDS):
             for size in sizes:
@@ -197,11 +197,11 @@ class SizeSearch:
         return speeds
 
     def fixed_bytes(self) -> int:
-        """Bytes in use in a step whatever its size: network, optimizer state, gradients and the whole batch."""
+        """Return the bytes in use in a step of any size: network, optimizer state, gradients and the whole batch."""
         return self.bytes_before_step + self.weight_bytes
 
     def compute_limit(self) -> int:
-        """The limit for a step: what is free, less a copy of the checkpoint where one is saved beside a step."""
+        """Compute the memory limit of a step, less a copy of the checkpoint if one is saved in the background."""
         run, limit = self.run, self.meter.read_ceiling()
         if run.device.type != "cpu" or parse_interval(run.job.checkpoint.every)[0] != "seconds":
             return limit
@@ -210,45 +210,45 @@ class SizeSearch:
 
 
 def _repeat_longest(split: Split, count: int, workers: int, pin: bool) -> Iterator[Batch]:
-    """The batch of the longest samples (the first ones if all have the same length), repeated, loaded as in a run."""
+    """Repeat the batch of the longest samples (the first samples if all have the same length), loaded as in a run."""
     return batches.fetch(
         split, [longest_samples(split, count)] * 1000, workers=workers, pin=pin, report=lambda text: None
     )
 
 
 MIN_STEP_FACTOR = 1.08
-"""A step by a smaller factor is not worth a try."""
+"""Smallest factor between two sizes that is worth a try."""
 MULTIPLES_FROM = 4
-"""Sizes above four times this are multiples of it, except for the whole batch."""
+"""Sizes above four times this number are multiples of it, except for the whole batch."""
 
 
 @dataclass
 class SizeLadder:
-    """Which size to try next, from the peaks of those before. Sizes in samples, memory in bytes.
+    """Chooses the next size to try from the peaks of earlier sizes. Sizes are in samples, memory is in bytes.
 
-    A micro-batch of n samples adds at most n times the memory of one sample. So the peak of a larger size is predicted in
-    proportion from a tried one: never too low, and more precise the larger the tried one. Sizes double while they fit,
-    then come as close to the limit as the prediction allows.
+    A micro-batch of n samples adds at most n times the memory of one sample. So the peak of a larger size is predicted
+    in proportion to a tried size: never too low, and more precise for larger tried sizes. Sizes double while they fit,
+    then approach the limit as far as the prediction allows.
     """
 
     max_size: int
-    """The batch size, or the number of samples if that is smaller."""
+    """Batch size, or the number of samples if it is smaller."""
     base: int
-    """Memory in use whatever the size; rather too low than too high."""
+    """Memory in use with any size; rather too low than too high."""
     ceiling: int
     min_size: int = 1
     peaks: dict[int, int] = field(default_factory=dict)
     """Peaks of the sizes that fit."""
     smallest_failed: int | None = None
-    """The smallest size that did not fit."""
+    """Smallest size that did not fit."""
 
     @property
     def largest(self) -> int:
-        """The largest size that fits; 0 if none does."""
+        """Largest size that fits; 0 if none does."""
         return max(self.peaks, default=0)
 
     def predict_peak(self, size: int) -> int:
-        """Predicted peak with so many samples at a time."""
+        """Predict the peak with `size` samples at a time."""
         if not self.peaks:
             return self.base
         return self.base + (self.peaks[self.largest] - self.base) * size // self.largest
@@ -272,6 +272,6 @@ class SizeLadder:
             size = min(size, self.largest * max(0, self.ceiling - self.base) // added_bytes)
         if 4 * MULTIPLES_FROM < size < self.max_size:
             size -= size % MULTIPLES_FROM
-        # The whole batch is worth a try however close it is: it needs no micro-batches.
+        # The whole batch is always worth a try, because it needs no micro-batches.
         is_worth_it = size >= max(self.largest * MIN_STEP_FACTOR, self.largest + 1)
         return size if is_worth_it or size == self.max_size > self.largest else None
