@@ -172,7 +172,7 @@ class UserSchedule:
         return self.build(trial_optimizer)
 
     def find_end(self, optimizer: Optimizer, steps: int) -> tuple[int, Exception] | None:
-        """Find the number of steps after which the scheduler raises, and its error; None if it completes all `steps`."""
+        """Find the number of steps after which the scheduler raises, and its error; None if it completes `steps`."""
         scheduler = self.build_trial(optimizer)
         if _calls_functions(scheduler):  # a user's function may count its calls
             return None

@@ -26,10 +26,10 @@ from drivetrain.tuning import batch_size, measuring_child
 
 @dataclass(frozen=True)
 class MeasuringRequest:
-    """The options that these commands share."""
+    """Options shared by these commands."""
 
     command: ClassVar[str]
-    """As in `drivetrain COMMAND`."""
+    """Name of the command, as in `drivetrain COMMAND`."""
     spec: Path
     assignments: Sequence[str] = ()
     output: Path | None = None

@@ -18,17 +18,17 @@ from drivetrain.tuning.tuner_state import TunerState
 from drivetrain.tuning.variants import VariantBuilder
 
 COMPARED_STEPS = 2
-"""Number of steps that are compared with the reference in a run too short for measurements."""
+"""Number of steps compared with the reference in a run that is too short for measurements."""
 TIMED_SECONDS = 0.5
-"""Seconds for timing a short number format in steps of the job itself."""
+"""Seconds for timing a short number format with steps of the job."""
 CHECK_SHARE = 0.05
-"""Share of the run that comparing and timing a short number format may take."""
+"""Share of the run for comparing and timing a short number format."""
 MAX_CHECK_SECONDS = 10.0
 """Seconds after which the first steps are not compared further."""
 
 
 def recheck_measurements(builder: VariantBuilder, stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    """Return measurements of other data or settings if their values match the reference in this job too; else none."""
+    """Return measurements of other data or settings if their values match the reference in this job too, else none."""
     intro = f"tune: measured before, on {next(iter(stored.values())).date}, with other data or settings"
     vetoed = [name for name, row in stored.items() if row.vetoed]
     if vetoed:
@@ -44,11 +44,11 @@ def recheck_measurements(builder: VariantBuilder, stored: Mapping[str, Measureme
 
 
 def veto_wrong_defaults(builder: VariantBuilder, state: TunerState, deadline: float) -> bool:
-    """Turn off the defaults that make a plan differ from the reference; returns whether it matches afterwards.
+    """Turn off defaults that make a plan differ from the reference; returns whether it matches afterwards.
 
     Args:
-        builder: builds and runs the plans that are compared.
-        state: has the default plan, and gets the changed one.
+        builder: builder of the compared variants.
+        state: state with the default plan, which is changed.
         deadline: end of the first comparison, on the monotonic clock.
     """
     try:
@@ -79,11 +79,11 @@ def veto_wrong_defaults(builder: VariantBuilder, state: TunerState, deadline: fl
 def check_short_run(builder: VariantBuilder) -> dict[str, Measurement]:
     """Compare the first steps of a run that is too short for measurements with the reference.
 
-    A short number format that a rule chose is compared with fp32 and timed; other defaults are compared only if that takes no
-    more than the measuring share of the run.
+    A short number format chosen by a rule is compared with fp32 and timed; other defaults are compared only if this
+    fits into the measuring share of the run.
 
     Returns:
-        The results by name; a value that was turned off is replaced by the one in the result.
+        The results by name, with the replacement of each value that was turned off.
     """
     run = builder.run
     builder.compared_steps = COMPARED_STEPS
@@ -102,9 +102,9 @@ def check_short_run(builder: VariantBuilder) -> dict[str, Measurement]:
 
 
 def check_short_format(builder: VariantBuilder) -> dict[str, Measurement]:
-    """Compare numbers and speed of the first steps in the short format of the plan with fp32, all else equal.
+    """Compare numbers and speed of the first steps in the plan's short format with fp32, all else being equal.
 
-    On a CPU the format is turned off if there is no time for this: some kernels are many times slower in it.
+    On a CPU the format is turned off if there is no time for it: some kernels are many times slower in this format.
     """
     run = builder.run
     value = run.plan.value("precision")
@@ -116,7 +116,7 @@ def check_short_format(builder: VariantBuilder) -> dict[str, Measurement]:
 
 
 def _compare_short_format(builder: VariantBuilder, *, is_kept: bool) -> tuple[str, bool]:
-    """Return the result in words, and whether the format is kept; `is_kept` if there was no time to see."""
+    """Compare the format; return the result as text and whether the format is kept, `is_kept` without enough time."""
     run = builder.run
     value = run.plan.value("precision")
     plain, short = (builder.build(run.plan.with_values({"precision": v})) for v in (OFF, value))
@@ -128,7 +128,7 @@ def _compare_short_format(builder: VariantBuilder, *, is_kept: bool) -> tuple[st
         return f"{value} {error}", is_kept
     if difference := variants.find_difference(numbers, reference, variants.SHORT_FORMAT_TOLERANCE):
         return f"{value} vetoed: {difference}", False
-    # The kernels that the first steps made serve the run, too. What these steps take otherwise is part of the share.
+    # The run also uses the kernels made by the first steps. Other costs of these steps are part of the share.
     step_seconds = plain.time_steps(1)
     share_seconds = (CHECK_SHARE * run.total_steps - 2 * COMPARED_STEPS) * step_seconds
     seconds = min(TIMED_SECONDS, share_seconds)
@@ -142,7 +142,7 @@ def _compare_short_format(builder: VariantBuilder, *, is_kept: bool) -> tuple[st
 
 
 def find_reference_difference(builder: VariantBuilder, plan: Plan, deadline: float = math.inf) -> str | None:
-    """Describe the first step whose loss or gradient norm differs from the reference by more than rounding, or None.
+    """Describe the first step whose loss or gradient norm differs from the reference by more than rounding; else None.
 
     Raises:
         TooSlow: if the steps are not done by `deadline`.
@@ -160,7 +160,7 @@ def _turn_off(plan: Plan, suspects: list[Optimization]) -> Plan:
 
 
 def _list_suspects(plan: Plan) -> list[Optimization]:
-    """List the optimizations that the job did not request and that may change the rounding, latest stage first."""
+    """List optimizations that the job did not request and that may change the rounding, latest stage first."""
     return [
         optimization
         for optimization in reversed(optimizations.every())

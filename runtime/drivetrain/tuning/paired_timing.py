@@ -1,7 +1,7 @@
-"""Paired timing: variants of the same work, timed in turn, so that noise from other processes hits all of them.
+"""Paired timing: variants of the same work are timed in turn, so noise from other processes hits all of them.
 
-On a shared machine others take CPUs away for a while. The kernel counts how long our threads were ready without a CPU;
-`bench` repeats pairs in which they waited, and counts those with the least waiting. Pairs are selected by the waiting
+On a shared machine other processes take CPUs away for a while. The kernel counts how long our threads waited for a CPU;
+`bench` repeats pairs with waiting threads, and uses the pairs with the least waiting. Pairs are selected by waiting
 time only, never by their ratio.
 """
 
@@ -17,55 +17,55 @@ from typing import TypeVar
 from drivetrain.system.fault_points import fault_point
 
 Block = TypeVar("Block")
-"""The result of a block of steps: its seconds, or more."""
+"""Result of a block of steps: its seconds, or more."""
 BLOCK_SECONDS = 0.12
-"""Seconds of a block of steps: short enough to fit between the activities of others."""
+"""Seconds of a block of steps: short enough to fit between the activities of other processes."""
 MAX_ROUNDS = 20
 CALM_ONE_IN = 3
-"""One in so many pairs counts, those with the least noise: other processes make blocks slower, never faster."""
+"""Divisor of the pairs that gives the number of selected, calmest pairs: other processes only make blocks slower."""
 MIN_PAIRS = 4
-"""Smallest number of pairs that count."""
+"""Smallest number of selected pairs."""
 EARLY = ((4, 0.6, 1.6), (6, 0.85, 1.2), (10, 0.98, 1.03))
-"""(pairs, below, above): timing ends early after so many pairs if all that count are below or all above. At the first
-of these limits all pairs count.
+"""(pairs, below, above): timing ends early after this number of pairs if all selected ratios are below or all above. At
+the first of these limits all pairs are selected.
 """
 CLEAR_PAIRS = 14
-"""Pairs after which it is enough that three in four of those that count agree."""
+"""Number of pairs after which it is enough that three in four selected pairs agree."""
 
 
 @dataclass(frozen=True)
 class PairedTiming:
-    """Candidate against baseline: paired speed ratios, above 1 where the candidate is faster."""
+    """Paired speed ratios of a candidate and its baseline, above 1 if the candidate is faster."""
 
     ratios: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The median ratio."""
+        """Median ratio."""
         return statistics.median(self.ratios)
 
     def interquartile_range(self) -> tuple[float, float]:
-        """Return the interquartile range of the pairs; their full range if they are fewer than four."""
+        """Return the interquartile range of the pairs, or the full range of fewer than four pairs."""
         if len(self.ratios) < 4:
             return min(self.ratios), max(self.ratios)
         low, _, high = statistics.quantiles(self.ratios, n=4)
         return low, high
 
     def format_spread(self) -> str:
-        """Median and interquartile range, such as `1.21x [1.18-1.25]`."""
+        """Format median and interquartile range, such as `1.21x [1.18-1.25]`."""
         low, high = self.interquartile_range()
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 
 def count_block_steps(step_seconds: float) -> int:
-    """Steps per block, if a step takes `step_seconds` seconds."""
+    """Compute the steps per block if a step takes `step_seconds` seconds."""
     return max(1, math.ceil(BLOCK_SECONDS / step_seconds))
 
 
 def alternate(
     first: Callable[[int], Block], second: Callable[[int], Block], block_steps: int, pairs: int
 ) -> Iterator[tuple[Block, Block]]:
-    """Blocks of `block_steps` steps of both variants, which take turns in going first."""
+    """Yield blocks of `block_steps` steps of both variants, which take turns in being first."""
     for number in range(pairs):
         if number % 2 == 0:
             first_result = first(block_steps)
@@ -78,15 +78,15 @@ def alternate(
 def compare(
     incumbent: Callable[[int], float], challenger: Callable[[int], float], step_seconds: float, seconds: float
 ) -> PairedTiming:
-    """Time blocks of steps in turn, with alternating order; ends early if the result is clear.
+    """Time blocks of steps in turn, with alternating order; end early if the result is clear.
 
     Args:
-        incumbent, challenger: baseline and candidate; each runs a number of steps and returns the seconds.
-        step_seconds: seconds of one step, to size the blocks.
+        incumbent, challenger: functions of baseline and candidate that run a number of steps and return the seconds.
+        step_seconds: seconds of one step, which give the size of the blocks.
         seconds: time limit; at least one pair is run.
 
     Returns:
-        The pairs with the least noise: selected by how slow each variant was relative to its own best, never by the
+        The pairs with the least noise, selected by the slowness of each variant relative to its own best, never by the
         ratio.
     """
     fault_point("compare variants")
@@ -101,7 +101,7 @@ def compare(
 
 
 def select_calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Select the ratios of the pairs in which the slower variant was closest to its own best."""
+    """Select the ratios of pairs whose slower variant was closest to its own best."""
     best = [min(times) for times in zip(*pairs_of_times, strict=True)]
     order = sorted(pairs_of_times, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
     return tuple(pair[0] / pair[1] for pair in order[: max(MIN_PAIRS, round(len(pairs_of_times) / CALM_ONE_IN))])
@@ -122,11 +122,11 @@ def _is_clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
 
 
 MAX_WAITED_SHARE = 0.03
-"""A block is low-noise if its threads waited for a CPU for at most this share of its time."""
+"""Largest share of its time that threads of a low-noise block may wait for a CPU."""
 MAX_REPETITIONS = 5
-"""Limits the repetitions: to so many times the requested pairs, and to so many times their time."""
+"""Limit of repetitions, as a multiple of the requested pairs and of their time."""
 MIN_QUIET_PAIRS = 3
-"""Pairs that are taken however long they take."""
+"""Number of pairs that are timed even if they take longer."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TimedBlock:
     steps: int
     seconds: float
     waited: float
-    """Time that all its threads together waited for a CPU, relative to its seconds."""
+    """Total time that its threads waited for a CPU, relative to `seconds`."""
 
 
 Steps = Callable[[int], TimedBlock]
@@ -144,7 +144,7 @@ BlockPair = tuple[TimedBlock, TimedBlock]
 
 
 def time_quiet_pairs(slow: Steps, fast: Steps, block_steps: int, pairs: int) -> list[BlockPair]:
-    """The `pairs` pairs of blocks of `block_steps` steps with the least noise; the variants take turns in going first."""
+    """Time pairs of blocks of `block_steps` steps in alternating order; return the `pairs` pairs with the least noise."""
     timed_pairs: list[BlockPair] = []
     deadline = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
     for block_pair in alternate(slow, fast, block_steps, MAX_REPETITIONS * pairs):

@@ -1,4 +1,4 @@
-"""Handles a process that died inside a kernel or at the memory limit: reports why, and makes a plan that may avoid it."""
+"""Handles a process that died inside a kernel or at the memory limit: reports the reason, and makes a safer plan."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from drivetrain.system.signals import CRASH_EXIT_CODES, KILLED_EXIT_CODE
 from drivetrain.system.units import format_bytes
 
 FILE = "crash.txt"
-"""In the run folder: the Python traceback of a process that died."""
+"""File in the run folder with the Python traceback of a dead process."""
 LIMITING = frozenset(
     ("cpu_threads", "allocator_segments", "loader_workers", "decode_cache", "micro_batch", "gradient_checkpointing")
 )
-"""These stay on: they keep a run within its CPUs and memory."""
+"""Optimizations that stay on, because they keep a run within its CPUs and memory."""
 SUSPECTS = ("compile", "channels_last", "precision", "openmp_runtime", "allocator", "unpadding", "fused_optimizer")
-"""Optimizations that use the least tested kernels come first."""
+"""Optimizations that may be the culprit; the least tested kernels come first."""
 
 
 def log_crashes(run: Path) -> None:
-    """From now on, write the Python traceback to the run folder if this process dies of a signal."""
+    """Write the Python traceback to the run folder if this process dies of a signal from now on."""
     with contextlib.suppress(OSError):
-        # Kept open for the life of the process, because a signal handler cannot open files.
+        # The file stays open for the life of the process, because a signal handler cannot open files.
         faulthandler.enable((run / FILE).open("w", encoding="utf-8"))
 
 
 def remove_empty_logs(run: Path) -> None:
-    """Remove the empty files of processes that did not die."""
+    """Remove the empty log files of processes that did not die."""
     for path in _list_logs(run):
         with contextlib.suppress(OSError):
             if path.stat().st_size == 0:
@@ -45,13 +45,13 @@ def remove_empty_logs(run: Path) -> None:
 
 
 def describe(run: Path, code: int, who: str = "the trainer") -> str:
-    """Such as `the trainer crashed with SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
+    """Describe a crash: `the trainer crashed with SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
     line = next(filter(None, map(_find_crashed_line, _list_logs(run))), "")
     return f"{who} crashed with {CRASH_EXIT_CODES[code]} inside a kernel" + (f", at {line}" if line else "")
 
 
 def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
-    """The plan without the optimizations whose absence leaves the training the same; None if none of them is on."""
+    """Turn off the optimizations that do not change the training; return the new plan, None if none of them is on."""
     off_values = optimizations.off_values()
     rows = [
         replace(
@@ -64,7 +64,7 @@ def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
 
 
 def describe_repetition(plan: Plan, repetition: str) -> str:
-    """Describe the active optimizations, the next try, and how to find the culprit."""
+    """Describe the active optimizations, the next attempt, and how to find the culprit."""
     names = [row.name for row in _list_suspects(plan)]
     off_values = optimizations.off_values()
     suspect = next((name for name in SUSPECTS if name in names), names[0])
@@ -76,7 +76,7 @@ def describe_repetition(plan: Plan, repetition: str) -> str:
 
 
 def make_final_error(reason: str) -> DeviceError:
-    """Make the error if there is nothing left to turn off."""
+    """Make the error for when there is nothing left to turn off."""
     return DeviceError(
         f"{reason}, with every optimization off",
         "torch kernels and your own C code that work on this machine",
@@ -95,12 +95,12 @@ def _list_logs(run: Path) -> list[Path]:
 
 
 def _find_crashed_line(path: Path) -> str:
-    """Where the dead thread was, from a dump of Python's faulthandler; empty without one."""
+    """Find the line of the dead thread in a dump of Python's faulthandler; empty without one."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # torch's own threads have no Python lines; then the main thread counts, which waits for them and is listed last.
+    # torch's own threads have no Python lines; use the main thread then, which waits for them and is listed last.
     thread_dump = text[text.find("Current thread") :] if "Current thread" in text else text[text.rfind("Thread 0x") :]
     match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', thread_dump)
     return f"{Path(match[1]).name}:{match[2]} in {match[3]}" if match else ""
@@ -115,37 +115,37 @@ KILLED_AS_ONE_NOTE = (
 
 @dataclass(frozen=True)
 class TrainerDeath:
-    """Why the trainer died, and which plan to try next."""
+    """The death of a trainer: its reason, and the next plan to try."""
 
     in_kernel: bool
-    """Whether it crashed inside a kernel; else memory ran out."""
+    """Whether it crashed inside a kernel; otherwise memory ran out."""
     reason: str
 
     @property
     def kind(self) -> str:
-        """The kind of the events about it."""
+        """Kind of the events about it."""
         return "crash" if self.in_kernel else "memory"
 
     def plan_next(self, plan: plans.Plan, process_batch: int) -> plans.Plan | None:
-        """The plan with optimizations off, or with half the micro-batch; None if there is nothing left to change.
+        """Return the plan with optimizations off, or with half the micro-batch; None if nothing is left to change.
 
         Args:
-            plan: the plan under which the trainer died.
-            process_batch: how many samples of a batch each process computes.
+            plan: plan of the dead trainer.
+            process_batch: number of samples of a batch that each process computes.
         """
         if self.in_kernel:
             return turn_optimizations_off(plan, self.reason)
         return plans.halve_micro_batch(plan, process_batch, self.reason)
 
     def describe_restart(self, plan: plans.Plan, next_plan: plans.Plan) -> str:
-        """Say why the trainer died and what the next plan changes, for an event."""
+        """Describe the reason of the death and the change of the next plan, for an event."""
         if self.in_kernel:
             return f"{self.reason}; {describe_repetition(plan, RESTARTING)}"
         size = next_plan.value("micro_batch")
         return f"{self.reason}; {RESTARTING} with optimize.micro_batch {size}, train.batch_size as it is"
 
     def final_error(self) -> DrivetrainError:
-        """Return the error if no other plan is left."""
+        """Return the error for when no other plan is left."""
         if self.in_kernel:
             return make_final_error(self.reason)
         return OutOfMemory(
@@ -158,13 +158,13 @@ class TrainerDeath:
 def find_avoidable(
     exit_code: int, run: Path, machine: Hardware, kills_before: int | None, was_signalled: bool
 ) -> TrainerDeath | None:
-    """Find the death behind an exit code of the trainer; None if another plan would change nothing.
+    """Find the death behind an exit code of the trainer; None if another plan would not help.
 
     Args:
-        exit_code: how the trainer ended.
-        machine: the hardware, with its memory limit.
-        kills_before: how many processes the kernel had killed at the limit before the trainer started; None if unknown.
-        was_signalled: whether the trainer was told to end by a signal.
+        exit_code: exit code of the trainer.
+        machine: hardware with its memory limit.
+        kills_before: processes that the kernel had killed at the limit before the trainer started; None if unknown.
+        was_signalled: whether the trainer got a signal to end.
     """
     if exit_code == RestartSmaller.exit_code:
         return TrainerDeath(False, "memory ran out in one of the processes")

@@ -1,8 +1,8 @@
-"""The tuner measures candidate values of the plan on the user's network and batches, before the first step.
+"""Measures candidate values of the plan on the user's network and batches, before the first step.
 
 Each candidate trains a copy of the network for a few real steps, in turn with the baseline (A B A B) and on the same
-batches. The ratio of each pair of blocks is one observation, so noise hits both. Before its speed counts, its numbers
-are checked: losses and gradient norms of the first steps, against everything off in fp32 over the same batches and
+batches. The ratio of each pair of blocks is one observation, so noise hits both. Its numbers are checked before its
+speed: losses and gradient norms of the first steps are compared with everything off in fp32, with the same batches and
 random numbers. A value outside of the tolerance of its declared effect is rejected, however fast it is. A winner is the
 next baseline; a value that lost narrowly is tried again together with a winner that may suit it.
 
@@ -40,17 +40,17 @@ from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
 
 COMPILE_SHARE = 0.7
-"""Share of the remaining time within which compilation must end, so that there is time to compare."""
+"""Share of the remaining time for compilation, so that there is time left to compare."""
 MIN_FULL_SECONDS = 120.0
-"""Seconds that `measure: full` may take at least."""
+"""Minimum time limit of `measure: full`."""
 MIN_COMPILE_SECONDS = 60.0
-"""Seconds that must be left to start a compilation that cannot be interrupted."""
+"""Remaining seconds that are needed to start a compilation that cannot be interrupted."""
 MIN_COMPILE_TRY_SECONDS = 15.0
-"""The same if it can be interrupted; in less time hardly any network compiles."""
+"""Remaining seconds for a compilation that can be interrupted; in less time hardly any network compiles."""
 
 
 class Tuner(VariantBuilder):
-    """Measures for one job.
+    """Tuner of one job.
 
     Args:
         assembly: data, network and plan so far, as for every builder.
@@ -64,12 +64,12 @@ class Tuner(VariantBuilder):
 
     @property
     def _limit_seconds(self) -> float:
-        """Seconds of `train.within` that are left; infinite without it."""
+        """Remaining seconds of `train.within`; infinite without it."""
         target = self.run.time_target
         return target.seconds_left() if target else math.inf
 
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
-        """Measure every candidate, and report what that took.
+        """Measure every candidate, and report the time of it.
 
         Args:
             seconds: time limit; None to derive it from the predicted length of the run.
@@ -88,17 +88,17 @@ class Tuner(VariantBuilder):
         return state.measurements
 
     def _measure_quick_ones(self, checked: dict[str, Measurement]) -> dict[str, Measurement]:
-        """Measure the optimizations that are `quick` in a run that is too short for the others.
+        """Measure `quick` optimizations in a run that is too short for the others.
 
         Args:
-            checked: what the check of the run's numbers has turned off.
+            checked: settings that the check of the run's numbers has turned off.
 
         Returns:
             These and the new results.
         """
         plan = self.run.plan.with_values({name: row.value for name, row in checked.items()})
         candidates = list(self._list_candidates(plan, quick_only=True))
-        # In so few steps nothing is compared within two seconds.
+        # So few steps are not enough for a comparison within two seconds.
         if not candidates or tuner_state.MEASURING_SHARE * self.run.total_steps < tuner_state.MIN_STEPS:
             return checked
         state = TunerState(plan, self.build(plan), dict(checked))
@@ -133,7 +133,7 @@ class Tuner(VariantBuilder):
             least_seconds = MIN_COMPILE_TRY_SECONDS if self.can_restart else MIN_COMPILE_SECONDS
             needed_seconds = max(needed_seconds, min(least_seconds, self.compile_seconds))
         if seconds_left < needed_seconds:
-            # Two trials without a gain, so that it is not chosen again.
+            # Store two trials without a gain, so that the value is not chosen again.
             state.trials.setdefault((name, value), []).extend([(0.0, state.plan)] * 2)
             if f"{name} {value}" not in out_of_time:
                 out_of_time.add(f"{name} {value}")
@@ -146,7 +146,7 @@ class Tuner(VariantBuilder):
             state.incumbent.time_steps(2)
 
     def _choose_next(self, state: TunerState) -> tuple[Optimization, Value] | None:
-        """Choose the most promising value that is still to be measured with the present plan."""
+        """Choose the most promising value that is not measured yet with the current plan."""
         pairs = [
             (one, value) for one, value in self._list_candidates(state.plan) if state.should_measure(one.name, value)
         ]
@@ -165,7 +165,7 @@ class Tuner(VariantBuilder):
                 yield optimization, value
 
     def _bound_time(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Limit the time of steps in which a compiler may run, if another process can take over when it is interrupted."""
+        """Limit the time of steps that may compile, if another process can take over after an interruption."""
         compiles = plan.value("compile") is not False
         return timeout.time_limit(seconds) if self.can_restart and compiles else contextlib.nullcontext()
 
@@ -174,7 +174,7 @@ class Tuner(VariantBuilder):
     ) -> Verdict:
         no_dropout = variants.changes_dropout(optimization, plan, self.facts, self.run.device.type == "cuda")
         begin = time.monotonic()
-        # The numbers first: a value that computes wrong ones is not timed.
+        # Check the numbers first: a value with wrong numbers is not timed.
         try:
             reference = self.load_reference(no_dropout, plan, begin + COMPILE_SHARE * seconds_left)
             start = time.monotonic()
@@ -189,7 +189,7 @@ class Tuner(VariantBuilder):
         wrong = variants.find_difference(numbers, reference, variants.choose_tolerance(plan))
         if wrong:
             return Verdict(False, f"vetoed: {wrong}")
-        # What the first steps took beyond normal ones is compilation; the next one may take twice as long.
+        # The extra time of the first steps is compilation; the next compilation may take twice as long.
         compile_seconds = 0.0
         if optimization.stage is Stage.COMPILE:
             compile_seconds = max(0.0, first_seconds - (challenger.compared_steps + 1) * step_seconds)
@@ -207,10 +207,10 @@ class Tuner(VariantBuilder):
 
 
 def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[str, Measurement]:
-    """Results for all candidates: from the cache, else measured now if the run is long enough.
+    """Load the results for all candidates from the cache, or measure them now if the run is long enough.
 
     `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
-    `full` measures whatever the length.
+    `full` measures a run of any length.
     """
     job, hardware, plan, dataset, say = assembly.job, assembly.hardware, assembly.plan, assembly.dataset, assembly.say
     mode = job.optimize.get("measure", "auto")
@@ -219,7 +219,7 @@ def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[st
         return {}
     speed_key = make_speed_key(job, hardware, dataset, assembly.network, can_restart)
     stored = evidence.load(hardware, speed_key)
-    # The samples are hashed only if there is something to compare them with; that takes a while.
+    # Hashing the samples takes a while, so it is done only if there is a result to compare with.
     keys = speed_key, make_numbers_key(speed_key, job, dataset, assembly.network) if stored else None
     if keys[1] and (checked := evidence.load(hardware, keys[1])):
         say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
@@ -242,13 +242,13 @@ def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[st
 
 
 HASHED_SAMPLES = 64
-"""Samples of the training data whose content enters the key; another scale of the data shows in any of them."""
+"""Number of training samples whose content is part of the key; another scale of the data shows in any of them."""
 IGNORED_KEYS = ("name", "checkpoint", "limits", "monitor", "sweep")
-"""Parts of a spec that do not affect any step."""
+"""Keys of a spec that do not affect any step."""
 
 
 def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, can_restart: bool) -> str:
-    """The cache key for speeds, which hold for every job with the same network and batch size on the same machine."""
+    """Make the cache key for speeds, which are valid for all jobs with the same network, batch size and machine."""
     train = job.train
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
     steps = -(-len(dataset.train) // train.batch) * train.epochs
@@ -258,7 +258,7 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
         str(train.loss),
         str(getattr(job.data, "augment", None)),
         sorted((key, str(value)) for key, value in job.optimize.items()),
-        # A longer run has a larger budget for measuring, and gains more by it.
+        # A longer run has a larger budget for measuring, and gains more from it.
         min(steps, train.steps or steps).bit_length(),
         can_restart,
     ]
@@ -266,13 +266,13 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
 
 
 def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model) -> str | None:
-    """Make the cache key for numerical checks; None if it cannot be known whether they would be the same.
+    """Make the cache key for numerical checks; None if it is unknown whether their results would be the same.
 
-    A result is stored under this key and that for speeds, and its numbers are checked again if only the latter matches.
-    This one covers everything that the first steps depend on: settings, preprocessing, samples, initial weights and user
-    code.
+    A result is stored under this key and the key for speeds; its numbers are checked again if only the latter matches.
+    This key covers everything that the first steps depend on: settings, preprocessing, samples, initial weights and
+    user code.
     """
-    # Network and loss of a Python program cannot be hashed, nor can the samples of an iterable.
+    # Network and loss of a Python program, and samples of an iterable, cannot be hashed.
     if job.task == "python" or isinstance(dataset.train, StreamSplit):
         return None
     spec = {key: value for key, value in job.dump().items() if key not in IGNORED_KEYS}

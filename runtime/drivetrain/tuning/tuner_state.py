@@ -1,4 +1,4 @@
-"""The state of the tuner: the present plan, results so far, the next value to measure, and the time that is left."""
+"""State of the tuner: the current plan, results so far, the next value to measure, and the remaining time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drivetrain.plan.plan import Plan, format_value
 from drivetrain.tuning.variants import Variant, Verdict
 
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
-"""Decisions that may gain most within a few steps; they are measured first."""
+"""Decisions that may gain the most within a few steps; they are measured first."""
 RETRY_ABOVE_RATIO = 0.85
-"""A value whose speed ratio is at most this is not measured again with another plan."""
+"""Speed ratio up to which a value is not measured again with another plan."""
 
 
 @dataclass
@@ -25,14 +25,14 @@ class TunerState:
 
     plan: Plan
     incumbent: Variant
-    """The network that trains under `plan`; values are measured against it."""
+    """Network that trains with `plan`; values are compared with it."""
     measurements: dict[str, Measurement] = field(default_factory=dict)
     """Results by decision."""
     trials: dict[tuple[str, Value], list[tuple[float, Plan]]] = field(default_factory=dict)
-    """By decision and value: its speed ratios, each with the plan it was measured with."""
+    """Speed ratios by decision and value, each with the plan of its measurement."""
 
     def should_measure(self, name: str, value: Value) -> bool:
-        """Return whether to measure a value: once, and again with another plan if its first result was not too bad."""
+        """Return whether to measure a value: once, and again with another plan if the first result was not too bad."""
         trials = self.trials.get((name, value), [])
         if not trials:
             return True
@@ -49,7 +49,7 @@ class TunerState:
         if verdict.wins:
             old_value = self.plan.value(name)
             self.plan = self.plan.with_values({name: value})
-            # The old value has thereby been measured, too: under the new plan it is slower by the same ratio.
+            # This also measures the old value: with the new plan it is slower by the same ratio.
             self.trials.setdefault((name, old_value), []).append((1 / verdict.ratio, self.plan))
         current_value = self.plan.value(name)
         full_text = f"{earlier.text}; {text}" if earlier else text
@@ -57,21 +57,21 @@ class TunerState:
         return text + ("; accepted" if verdict.wins else "")
 
     def rank(self, name: str, value: Value) -> tuple[int, float, int]:
-        """Sort key: values never measured first, then by earlier results, then by expected gain."""
+        """Return a sort key: values without a measurement first, then by earlier results, then by expected gain."""
         trials = self.trials.get((name, value), [])
         position = PROMISING.index(name) if name in PROMISING else len(PROMISING)
         return len(trials), -trials[-1][0] if trials else 0.0, position
 
 
 MIN_RUN_SECONDS = 300.0
-"""Shorter runs are not measured by default."""
+"""Length from which runs are measured by default."""
 MIN_QUICK_RUN_SECONDS, QUICK_SECONDS = 60.0, 2.0
-"""Optimizations that are `quick` are measured in runs of so many seconds, within so many seconds each."""
+"""Length from which runs measure `quick` optimizations, and the time limit for each of them."""
 MEASURING_SHARE = 0.02
-"""Share of the predicted run that measuring may use."""
+"""Share of the predicted run for measuring."""
 MIN_STEPS = 16
-"""Steps that a single comparison needs: 6 to predict the run (1 + 2 + 3), 4 for each of two variants to compare their
-losses, and 2 to time one pair.
+"""Number of steps for a single comparison: 6 to predict the run (1 + 2 + 3), 4 for each of two variants to compare
+their losses, and 2 to time one pair.
 """
 
 
@@ -88,16 +88,16 @@ class TimeBudget:
     start: float
 
     def elapsed_seconds(self) -> float:
-        """Return the seconds that have passed."""
+        """Return the elapsed seconds."""
         return time.monotonic() - self.start
 
     def remaining_seconds(self, share: float = 1.0) -> float:
-        """Return the seconds that are left, of the whole limit or of a share of it."""
+        """Return the remaining seconds of the limit, or of a share of it."""
         return share * self.seconds - self.elapsed_seconds()
 
 
 def predict_seconds(variant: Variant, count: int, limit_seconds: float = inf) -> tuple[float, float]:
-    """Return the seconds of one step and, up to a limit, of `count` steps, from a few warm ones."""
+    """Predict the seconds of one step and, up to a limit, of `count` steps from a few warm steps."""
     variant.time_steps(2)
     step_seconds = variant.time_steps(3) / 3
     return step_seconds, min(limit_seconds, step_seconds * count)
@@ -110,24 +110,24 @@ def plan_budget(
     say: Callable[[str], None],
     limit_seconds: float = inf,
 ) -> tuple[TimeBudget, Variant] | None:
-    """The time limit of a run, and its baseline; None, reported after as few steps as possible, if the run is too short.
+    """Plan the time limit of measuring, and start the baseline; None, after as few steps as possible, for short runs.
 
     Args:
-        start_baseline: starts the run's own plan, before its first step.
+        start_baseline: function that starts the run's own plan, before its first step.
         total_steps: optimizer steps of the whole run.
-        seconds: time limit, whatever the length; None for a share of the run.
-        say: reports the decision.
-        limit_seconds: of the whole run.
+        seconds: time limit for a run of any length; None for a share of the run.
+        say: function that reports the decision.
+        limit_seconds: time limit of the whole run.
     """
     start_time = time.monotonic()
     too_short = "of training is too short to measure optimizations"
     if seconds is None and MEASURING_SHARE * total_steps < MIN_STEPS:
-        # However long its steps are, the share would be used up before anything is compared.
+        # With steps of any length, the share would be used up before anything is compared.
         say(f"tune: skipped, {total_steps:,} training steps are too few to measure optimizations")
         return None
     variant = start_baseline()
     if seconds is None:
-        # The first step is the slowest, so this is an upper bound; a short run should not pay for five more.
+        # The first step is the slowest, so this is an upper bound; it saves a short run five more steps.
         upper_bound = min(limit_seconds, variant.time_steps(1) * total_steps)
         if upper_bound < MIN_RUN_SECONDS:
             say(f"tune: skipped, at most {upper_bound:.0f} s {too_short}")

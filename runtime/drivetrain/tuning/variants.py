@@ -1,6 +1,6 @@
-"""A variant trains a copy of the network under a plan, on the same few batches as all others.
+"""Variants, which train a copy of the network with a plan, on the same few batches as all other variants.
 
-Its numbers are checked against fp32, its speed against another.
+Their numbers are compared with fp32, their speed with another variant.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning.paired_timing import PairedTiming
 
 MIN_SPEEDUP = 1.02
-"""Speedup, in three of four pairs, that a value needs to replace the default."""
+"""Median speedup that a value needs to replace the default."""
 COMPARED_STEPS = 4
-"""Steps whose losses and gradient norms are compared."""
+"""Number of steps whose losses and gradient norms are compared."""
 MAX_SETTLING_STEPS = 32
-"""Largest number of skipped steps until the fp16 scale must fit."""
+"""Largest number of skipped steps until the fp16 scale fits."""
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
 SHORT_FORMAT_TOLERANCE = 5e-2
-"""Relative difference of the loss that is allowed over the checked steps for formats with 8 to 11 bits of mantissa."""
+"""Allowed relative difference of the loss over the checked steps for formats with 8 to 11 bits of mantissa."""
 SHORT_FORMATS = ("bf16", "fp16", "tf32")
 Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
 class TooSlow(Exception):
-    """Steps take so long that there is no time left to compare them."""
+    """Steps take so long that there is no time to compare them."""
 
 
 @dataclass
 class Variant:
-    """A copy of the network that trains under a plan."""
+    """A copy of the network that trains with a plan."""
 
     run: Run
     batches: Iterator[Batch]
@@ -64,12 +64,12 @@ class Variant:
 
     @classmethod
     def over_epochs(cls, run: Run) -> Variant:
-        """Return a run at its first batch, which goes on with its next epoch where one is over."""
+        """Return a run at its first batch that continues with the next epoch at the end of each epoch."""
         run.train_mode()
         return cls(run, itertools.chain.from_iterable(map(run.batches.epoch, itertools.count())))
 
     def time_steps(self, count: int) -> float:
-        """Return the seconds of `count` steps, the loading of their batches included."""
+        """Measure the seconds of `count` steps, including the loading of their batches."""
         start = time.perf_counter()
         for _ in range(count):
             self.train_step()
@@ -77,7 +77,7 @@ class Variant:
         return time.perf_counter() - start
 
     def train_step(self) -> StepResult:
-        """Train one step, without waiting for its result as a training does not either, unless fp16 looks for its scale.
+        """Train one step without waiting for its result, as in a training, unless fp16 still searches its scale.
 
         The initial scale of fp16 is too high; skipped steps lower it and change nothing else.
         """
@@ -93,7 +93,7 @@ class Variant:
         return result
 
     def read_numbers(self, no_dropout: bool) -> Numbers:
-        """Losses and gradient norms of the next steps; without dropout if the variants' masks would differ.
+        """Read losses and gradient norms of the next steps, without dropout if the variants' masks would differ.
 
         Raises:
             TooSlow: if they are not known by the deadline.
@@ -115,28 +115,28 @@ class Variant:
 def turn_dropout_off(run: Run) -> None:
     """Turn dropout off until the next `train_mode`."""
     for module in run.model.modules():
-        # Stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have a backward
-        # pass in training only, a recomputed block would save its activations, and an ensemble would return its mean.
+        # These stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have no
+        # backward pass otherwise, a recomputed block would save its activations, an ensemble would return its mean.
         if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock | TabM):
             module.training = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a value replaces the baseline, and the result."""
+    """Decision whether a value replaces the baseline, with the result as text."""
 
     wins: bool
     text: str
     ratio: float = 0.0
-    """Speed ratio; 0 for a value that computes wrong numbers or could not be measured."""
+    """Speed ratio; 0 for a value with wrong numbers or without a measurement."""
 
 
 def judge(pair: PairedTiming, compile_seconds: float, run_seconds: float) -> Verdict:
-    """Return the verdict on a value whose numbers are right.
+    """Judge a value whose numbers are right.
 
     Args:
-        pair: candidate against baseline.
-        compile_seconds: seconds that it takes once, for compilation.
+        pair: timing of the candidate and its baseline.
+        compile_seconds: one-time cost in seconds for compilation.
         run_seconds: seconds of the whole run with the baseline.
     """
     text = f"{pair.format_spread()}, loss ok" + (f", {compile_seconds:.0f} s to compile" if compile_seconds else "")
@@ -145,7 +145,7 @@ def judge(pair: PairedTiming, compile_seconds: float, run_seconds: float) -> Ver
 
 
 def find_difference(numbers: Numbers, reference: Numbers, tolerance: float, base: str = "everything off") -> str | None:
-    """The first step whose loss differs from the reference by more than allowed; gradient norms may differ ten times that."""
+    """Describe the first step whose loss differs from the reference by more than `tolerance`, or norm by 10 times."""
     for step, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
         loss_error = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
         norm_error = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
@@ -157,21 +157,21 @@ def find_difference(numbers: Numbers, reference: Numbers, tolerance: float, base
 
 
 def choose_tolerance(plan: Plan) -> float:
-    """Allowed difference of a plan's numbers from everything off, by number format; defaults may round."""
+    """Choose the allowed difference of a plan's numbers from everything off, by number format; defaults may round."""
     formats = {plan.value("precision"), plan.value("prefix_precision") if plan.value("feature_cache") else None}
     return SHORT_FORMAT_TOLERANCE if formats & set(SHORT_FORMATS) else TOLERANCE[Effect.ROUNDING]
 
 
 def changes_dropout(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
-    """Return whether it changes the random numbers of dropout, so that numbers can only be compared without dropout."""
+    """Return whether an optimization changes dropout's random numbers: numbers are then compared without dropout."""
     has_dropout = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
     return has_dropout and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
 
 def turn_everything_off(plan: Plan, no_dropout: bool) -> Plan:
-    """The plan with everything off that this process can switch; with `no_dropout` also what changes dropout's numbers.
+    """Turn off everything that this process can switch, with `no_dropout` also settings that change dropout's numbers.
 
-    Requested values that change the training stay on: their effect is no rounding error.
+    Requested values that change the training stay on: their effect is not a rounding error.
     """
     switchable = [one for one in optimizations.every() if one.stage is not Stage.PROCESS]
     off = [
@@ -181,7 +181,7 @@ def turn_everything_off(plan: Plan, no_dropout: bool) -> Plan:
 
 
 MAX_BATCHES, MAX_FETCH_SECONDS = 8, 2.0
-"""All variants cycle through the same batches: so many, or as many as load in so many seconds, but at least two."""
+"""Limits of the batches that all variants cycle through: their number, and seconds for loading more than two."""
 
 
 class VariantBuilder:
@@ -196,33 +196,33 @@ class VariantBuilder:
         self.run = assembly.assemble_copy(assembly.plan)
         self.batches_by_kind: dict[Value, list[Batch]] = {}
         self.compared_steps = COMPARED_STEPS
-        """Steps whose losses and gradient norms are compared."""
+        """Number of steps whose losses and gradient norms are compared."""
         self.reference_numbers: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
 
     @cached_property
     def facts(self) -> Workload:
-        """Return the properties that choices of optimizations depend on; the network computes a sample for it."""
+        """Properties that the choice of optimizations depends on; the network computes a sample to find them."""
         return inspect_workload(self.assembly.dataset, self.assembly.network.module)
 
     def build(self, plan: Plan) -> Variant:
-        """Build a new copy of the network under a plan, at the first batch."""
+        """Build a new copy of the network with a plan, at the first batch."""
         cache = self.assembly.dataset.cache
         cached_before = dict(cache)
         run = self.assembly.assemble_copy(plan)
         if cached_before:
-            # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
+            # The run would lose the baseline's cached activations if a candidate's activations replaced them.
             cache.clear()
             cache.update(cached_before)
         run.train_mode()
         return Variant(run, self.batches(run), compared_steps=self._count_compared_steps(plan))
 
     def _count_compared_steps(self, plan: Plan) -> int:
-        """Steps to compare: a plan that records steps replays the first one after two and its warm-up."""
+        """Count the steps to compare: a plan that records steps needs its warm-up and a recording more."""
         return self.compared_steps + (WARMUP_STEPS + 1 if plan.value("step_graph") else 0)
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """Return the same few batches for all variants; two variants that start with the first one stay in step."""
-        # With these two, batches are other tensors for the same samples.
+        """Return the same few batches for all variants; two variants that start with the first batch stay in step."""
+        # With these two settings, the same samples have other tensors.
         kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
         if kind not in self.batches_by_kind:
             deadline = time.monotonic() + MAX_FETCH_SECONDS
@@ -234,7 +234,7 @@ class VariantBuilder:
         return itertools.cycle(self.batches_by_kind[kind])
 
     def load_reference(self, no_dropout: bool, plan: Plan, deadline: float = math.inf) -> Numbers:
-        """Losses and gradient norms with everything off, with dropout as in the plan that is compared.
+        """Return losses and gradient norms with everything off, with dropout as in the compared plan.
 
         Raises:
             TooSlow: if they are not known by `deadline`.
@@ -242,7 +242,7 @@ class VariantBuilder:
         off = turn_everything_off(plan, no_dropout)
         off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
         key = no_dropout, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
-        # A stored result is checked over more steps than a short run, which then takes the first of them.
+        # A stored result is checked over more steps than a short run, which uses only the first of these steps.
         count = self._count_compared_steps(plan)
         if len(self.reference_numbers.get(key, ())) < count:
             variant = self.build(off)

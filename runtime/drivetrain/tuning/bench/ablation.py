@@ -28,11 +28,11 @@ Start = Callable[..., RunningVariant]
 
 @dataclass(frozen=True)
 class AblationStep:
-    """One comparison. If it could not be measured, it has no pair and a note."""
+    """One comparison. A failed comparison has a note and no pair."""
 
     kind: str
-    """`plain`; `added`, against the step before; `all`, against plain; `without`, all against it; `against`, a variant
-    of the job against all.
+    """`plain`; `added`, compared with the step before; `all`, compared with plain; `without`, compared with all;
+    `against`, a variant of the job compared with all.
     """
     name: str
     value: Value | None = None

@@ -218,8 +218,8 @@ def bench(request: BenchRequest) -> int:
 
 
 def _changes_dropout(plan: plans.Plan) -> bool:
-    """Return whether variants have different dropout masks. False if one compiles: a variant compiled without dropout would
-    be compiled again with it.
+    """Return whether variants have different dropout masks. False if one compiles: a variant compiled without dropout
+    would be compiled again with it.
     """
     names = {row.name for row in plan.list_enabled()}
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)

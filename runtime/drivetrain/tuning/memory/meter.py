@@ -1,6 +1,6 @@
-"""Memory meters of host and GPU: current use and peak of this process, the limit, and the activations of a forward pass.
+"""Memory meters of host and GPU: current use and peak of this process, the limit, and activations of a forward pass.
 
-All sizes are in bytes. The host's meter counts memory that the kernel cannot drop, as `drivetrain.hardware.used_memory`.
+All sizes are in bytes. The host's meter counts memory that the kernel cannot drop, as `hardware.used_memory` does.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ActivationCount:
 
     @property
     def recomputed(self) -> int:
-        """Peak bytes if blocks save only their inputs: all inputs, everything outside of blocks, and the largest block."""
+        """Peak bytes if blocks save only their inputs: all inputs, everything outside of blocks, the largest block."""
         return self.total - sum(self.bytes_by_block) + self.input_bytes + max(self.bytes_by_block, default=0)
 
 

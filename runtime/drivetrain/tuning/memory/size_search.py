@@ -31,25 +31,25 @@ SPEED_ROUNDS = 3
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """One size that was tried; memory in bytes."""
+    """A tried size; memory in bytes."""
 
     size: int
     predicted: int | None
-    """None for the first, which has no basis for a prediction."""
+    """Predicted peak; None for the first size, which has no basis for a prediction."""
     peak: int | None
-    """None if it did not fit."""
+    """Measured peak; None if the size did not fit."""
     speed: float
     """Samples per second of a step on two micro-batches."""
 
 
 @dataclass
 class SizeSearchResult:
-    """The result of a search; memory in bytes."""
+    """Result of a search; memory in bytes."""
 
     base: int
-    """In use before the first step."""
+    """Memory in use before the first step."""
     ceiling: int
-    """The limit."""
+    """Limit of the memory."""
     recompute: bool
     """Whether blocks were recomputed."""
     trials: list[SizeTrial] = field(default_factory=list)
@@ -133,7 +133,7 @@ class SizeSearch:
         return sizes
 
     def measure_training_peak(self, count: int, ceiling: int) -> tuple[int | None, float]:
-        """Measure the peak of a training step with micro-batches of `count` samples, None if it does not fit, and its time."""
+        """Measure the peak of a training step with micro-batches of `count`, None if it does not fit; and its time."""
         step, seconds = self.run.step, 0.0
         step.use_micro_batch(count)
         try:
@@ -188,7 +188,7 @@ class SizeSearch:
         return self.meter.peak()
 
     def measure_speeds(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Measure samples per second by size on whole batches: the best of a few steps, in turn so noise hits all sizes."""
+        """Measure samples per second by size on whole batches: the best of a few steps, in turn against noise."""
         speeds = dict.fromkeys(sizes, 0.0)
         for _ in range(SPEED_ROUNDS):
             for size in sizes:

@@ -1,8 +1,8 @@
-"""Runs one program of this package, as the child of a command.
+"""Runs one program of this package as the child of a command.
 
     python -m drivetrain.tuning.processes NAME FOLDER REQUEST SPEC [--set key=value ...] [--source JSON]
 
-FOLDER holds hardware.json and plan.json. REQUEST is JSON: what the program takes beside them, which most do not.
+FOLDER contains hardware.json and plan.json. REQUEST is JSON with further arguments, which most programs do not have.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from drivetrain.tuning.measuring_child import PACKAGE, MeasuringCall
 
 
 def main() -> int:
-    """Measure; returns the exit code. A signal stops the measurement, and an error of ours is printed."""
+    """Measure; returns the exit code. A signal stops the measurement, and a Drivetrain error is printed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("folder", type=Path)
     parser.add_argument("request", type=json.loads)
     spec_source.add_options(parser)
     options = parser.parse_args()
-    # At once: even what the spec's reading prints is no result. Their stdout belongs to the parent.
+    # Do this first: even output from reading the spec is not a result. Stdout of these programs belongs to the parent.
     answer = open_answers() if options.program in ("variant", "final_plan") else say
     guard_output()
     try:

@@ -1,6 +1,6 @@
 """Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
 
-Sizes double while the next one is predicted to fit and the last two were faster; then all are timed again in turn.
+Sizes double while the next size is predicted to fit and one of the last two was faster; then all are timed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drivetrain.tuning.memory.size_search import SizeLadder, SizeSearch
 
 
 def measure(call: MeasuringCall) -> None:
-    """Store the speeds of all sizes and the choice."""
+    """Measure the sizes, and store their speeds and the choice."""
     inputs = assembly.load_assembly(call.folder, call.job, call.signals)
     search = MicroBatchSearch(inputs).prepare_search(inputs.plan.value("gradient_checkpointing") is True)
     speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(inputs.dataset.train)))
@@ -34,7 +34,7 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
     """Measure the samples per second of every size that fits, and the memory limit in bytes.
 
     Raises:
-        OutOfMemory: if the smallest does not fit.
+        OutOfMemory: if the smallest size does not fit.
     """
     search.meter.reset_peak()
     ladder = SizeLadder(most, search.meter.read_used(), search.compute_limit(), min(batch_size.MIN_SIZE, most))
@@ -58,13 +58,13 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
             f"{readable(ladder.ceiling)} available",
             "give a number, and optimize.micro_batch: auto",
         )
-    for size in speeds:  # once more, as noise may have hit one of them only
+    for size in speeds:  # once more, because noise may have hit only one of them
         search.use_size(size)
         speeds[size] = max(speeds[size], *search.measure_speeds([size]).values())
     return speeds, ladder.ceiling
 
 
 def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:
-    """Return the choice and its numbers."""
+    """Describe the choice and its numbers."""
     rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
     return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} available"

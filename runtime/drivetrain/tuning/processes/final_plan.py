@@ -13,7 +13,7 @@ from drivetrain.tuning.measuring_child import MeasuringCall
 
 def measure(call: MeasuringCall) -> None:
     """Write the plan to the folder."""
-    # The plan in the folder is final where it was decided anew.
+    # The plan in the folder is already final if Replanned is raised.
     with contextlib.suppress(Replanned):
         run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer())
         if run.ends_solved:

@@ -1,10 +1,10 @@
-"""The learning-rate range test, as a child of `drivetrain find-lr`: the rate grows exponentially while the loss is
+"""Runs the learning-rate range test as a child of `drivetrain find-lr`: the rate grows exponentially while the loss is
 recorded.
 
-The request has the `lowest` and the `highest` rate, and the number of `steps`.
+The request contains the `lowest` and the `highest` rate, and the number of `steps`.
 
-For every window of a fifth of the steps a line is fitted to the loss over the logarithm of the rate. The suggestion is
-the center of the window in which the loss falls fastest, if it falls by more than its noise.
+For every window of a fifth of the steps, a line is fitted to the loss over the logarithm of the rate. The suggestion is
+the center of the window with the fastest fall of the loss, if the loss falls by more than its noise.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from drivetrain.tuning.measuring_child import MeasuringCall
 
 Floats = npt.NDArray[np.float64]
 MEAN_DECAY = 0.8
-"""Decay of the running mean that decides when to stop; it does not affect the suggestion."""
+"""Decay of the running mean that stops the test; it does not affect the suggestion."""
 DIVERGED_RATIO = 4.0
-"""The test ends when the running mean is this many times its best, and above its start."""
+"""Ratio of the running mean to its best value from which the test ends, if the mean is also above its start."""
 FALLING_STANDARD_ERRORS = 3.0
-"""A window counts as falling if its slope is so many standard errors below zero."""
+"""Standard errors by which the slope of a falling window must be below zero."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,23 @@ class LrSweep:
     rates: Floats
     losses: Floats
     smooth: Floats
-    """Mean over a tenth of the steps around each."""
+    """Mean losses over a tenth of the steps around each step."""
     suggested: float | None
-    """Rounded to two digits; None if the loss falls nowhere."""
+    """Suggested rate, rounded to two digits; None if the loss never falls."""
 
 
 def measure(call: MeasuringCall) -> None:
-    """Train with growing rates, and report what the losses say."""
+    """Train with growing rates, and report the suggestion."""
     run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer())
     rates, losses = measure_losses(run, **call.request)
     report(run, suggest_rate(rates, losses, call.request["steps"]), call.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
-    """Measure the rates that were tried, and the loss of each step before its update.
+    """Measure the loss of each step before its update; returns the tried rates and their losses.
 
     Raises:
-        SpecError: if the run trains no steps.
+        SpecError: if the run does not train by steps.
         NumericsError: if not even the first fifth of the steps gave finite numbers.
         Stopped: on a signal.
     """
@@ -97,7 +97,7 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
 
 
 def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
-    """Smoothed curve and suggestion, by the rule above."""
+    """Smooth the curve and suggest a rate by the rule above."""
     width = max(3, steps // 10) | 1
     padded = np.pad(losses, width // 2, mode="edge")
     smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
@@ -107,7 +107,7 @@ def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
 
 
 def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
-    """The center of the window of `width` points in which a fitted line falls fastest; None if none clearly falls."""
+    """Find the center of the window of `width` points with the steepest falling line; None if no line clearly falls."""
     if len(x) < width:
         return None
     xs, ys = (np.lib.stride_tricks.sliding_window_view(values, width) for values in (x, y))
@@ -125,7 +125,7 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
     """Print a table and the line for the spec; write find-lr.json.
 
     Raises:
-        StorageError: if they cannot be written.
+        StorageError: if it cannot be written.
     """
     name = run.job.train.optimizer.name
     for line in _render_table(sweep):

@@ -1,8 +1,8 @@
 """Measures memory by micro-batch with real steps, as a child of `drivetrain memory`, with and without recomputed
 blocks.
 
-The search is that of `micro_batch: auto`, so no step is started that would reach the limit. Sizes that do not fit are
-listed with their prediction.
+It uses the search of `micro_batch: auto`, so no step is started that would reach the limit. Sizes that do not fit are
+listed with their predicted peak.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class MemoryRow:
     recomputed: bool
     """Whether blocks save only their inputs."""
     predicted: int | None
-    """From the size before; None for the first."""
+    """Peak predicted from the previous size; None for the first size."""
     measured: int | None
-    """None if it does not fit."""
+    """Measured peak; None if the size does not fit."""
     samples_per_second: float | None
 
 
@@ -43,7 +43,7 @@ def measure(call: MeasuringCall) -> None:
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
-    """Measure the limit in bytes and all sizes, first without, then with recomputed blocks if the network has any."""
+    """Measure the limit in bytes and all sizes, without and then with recomputed blocks if the network has blocks."""
     rows, ceiling = list[MemoryRow](), 0
     for recompute in (False, True) if search.facts.blocks > 1 else (False,):
         size_search = search.prepare_search(recompute)
@@ -59,7 +59,7 @@ def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
 
 
 def _predict_larger_sizes(sizes: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
-    """Predictions for sizes that were not tried, doubling up to the batch."""
+    """Predict the peaks of sizes that were not tried, doubling up to the batch."""
     count, peak = min(2 * sizes.largest, batch), sizes.next_peak
     while sizes.largest and count > sizes.largest:
         yield MemoryRow(count, sizes.recompute, peak, None, None)
@@ -74,7 +74,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     """Print a table; write memory.json.
 
     Raises:
-        StorageError: if they cannot be written.
+        StorageError: if it cannot be written.
     """
     for line in _render_table(rows):
         say(line)

@@ -1,7 +1,7 @@
-"""Trains a copy of the job's network under one plan, step by step on request, as a child of `drivetrain bench`.
+"""Trains a copy of the job's network with one plan, step by step on request, as a child of `drivetrain bench`.
 
-The request names the file of the `plan`, and says whether losses are compared with `no_dropout`. The program answers when
-it is ready, and then each line of its input, which is a number of steps. It ends with its input.
+The request contains the file of the `plan`, and `no_dropout` for comparing losses without dropout. The program sends an
+answer when it is ready, then one for each line of its input, which is a number of steps. It ends with its input.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
 
 WARM_STEPS = 3
-"""Steps from which the time of one is estimated."""
+"""Number of steps for estimating the time of one."""
 
 
 def measure(call: MeasuringCall) -> None:
-    """Build the network, and train it as the parent asks."""
+    """Build the network, and train it on request of the parent."""
     serve(build_variant(call), call.answer, call.request["no_dropout"])
 
 
 def build_variant(call: MeasuringCall) -> Variant:
-    """Build the job's network under a plan, before its first batch."""
+    """Build the job's network with a plan, before its first batch."""
     job, dataset = call.job, load(call.job)
     machine = facts.from_json(read_json(call.folder / "hardware.json"))
     plan = plans.load(Path(call.request["plan"]))
@@ -46,7 +46,7 @@ def build_variant(call: MeasuringCall) -> Variant:
 
 
 def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool = False) -> None:
-    """Report the first steps with their losses (`no_dropout`: without dropout), then serve requests."""
+    """Report the losses of the first steps, without dropout if `no_dropout`, then serve requests."""
     run = variant.run
     notes: list[str] = []
 
@@ -90,7 +90,7 @@ def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool =
 
 
 def read_peak(run: Run) -> int:
-    """Peak bytes so far: of the GPU if there is one, else of this process and its own."""
+    """Read the peak bytes so far of the GPU if there is one, else of this process and its children."""
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    return read_peak_memory(alone=False)  # the variant that it is compared with runs beside it
+    return read_peak_memory(alone=False)  # the compared variant runs at the same time
