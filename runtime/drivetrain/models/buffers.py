@@ -1,6 +1,6 @@
-"""Saves and restores buffers: tensors that a forward pass changes without the optimizer, as BatchNorm's statistics.
+"""Saves and restores buffers: tensors changed by a forward pass without the optimizer, such as BatchNorm's statistics.
 
-A network may change a buffer in place or assign another tensor to its name, so each access looks it up by module and name.
+A network may change a buffer in place or assign another tensor to its name: each access looks it up by module and name.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.modules_buffers: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
-        """For each module with buffers: the remembered tensor objects by name."""
+        """Remembered tensor objects by name, for each module with buffers."""
         self.tensors: list[Tensor] = []
-        """The distinct non-empty tensors among them, each once."""
+        """Distinct non-empty tensors of `modules_buffers`."""
         self.before: list[Tensor] = []
         """Copies of `tensors`, with the remembered content."""
 
     @functools.cached_property
     def modules(self) -> list[nn.Module]:
-        """All modules at the first step; walking the module tree takes ten times as long as reading the buffers."""
+        """All modules at the first step, as walking the module tree takes ten times as long as reading the buffers."""
         return list(self.model.modules())
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Buffers:
             SpecError: if a persistent buffer has appeared, disappeared or changed its shape since the first step.
         """
         self.modules_buffers = [(module, dict(module._buffers)) for module in self.modules if module._buffers]
-        # The shapes of the first step are noted by the first call.
+        # The first call notes the shapes of the first step.
         buffers, shapes = self.list_current(), self.first_shapes
         if [id(b) for b in buffers] != [id(b) for b in self.tensors] or not _have_same_layout(buffers, self.before):
             self._check_shapes(shapes)
@@ -72,7 +72,7 @@ class Buffers:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Restore the remembered state: the same tensor objects under the same names, with the same content."""
+        """Restore the remembered state: the same tensor objects with the same names and content."""
         for module, buffers in self.modules_buffers:
             module._buffers.clear()
             module._buffers.update(buffers)
@@ -89,7 +89,7 @@ class Buffers:
         _copy_tensors(self.before, self.tensors)
 
     def are_in_place(self) -> bool:
-        """Whether the buffers are still the remembered tensors with the same shapes, so that only content can differ."""
+        """Return whether the buffers are still the remembered tensors with the same shapes: only content may differ."""
         buffers = self.list_current()
         return (
             [id(b) for b in buffers] == [id(b) for b in self.tensors]
@@ -123,9 +123,9 @@ class Buffers:
 
 
 def unshare(model: nn.Module) -> None:
-    """Replace buffers whose elements share memory, as `expand` creates them, by contiguous copies, in place.
+    """Replace buffers whose elements share memory, such as results of `expand`, by contiguous copies, in place.
 
-    Neither a checkpoint nor a broadcast could fill the original ones.
+    Neither a checkpoint nor a broadcast could fill the original buffers.
     """
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -148,13 +148,13 @@ def _has_shared_elements(tensor: Tensor) -> bool:
 
 
 def _have_same_layout(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Return whether tensors of two lists pairwise have the same shape, dtype and device."""
+    """Return whether the tensors of two lists have pairwise the same shape, dtype and device."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(first, second, strict=True)
     )
 
 
 def _list_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the persistent buffers, by name."""
+    """List the shapes of the persistent buffers by name."""
     state = model.state_dict(keep_vars=True)
     return {name: tuple(b.shape) for name, b in model.named_buffers(remove_duplicate=False) if name in state}

@@ -30,7 +30,7 @@ from drivetrain.pretrained import folder as pretrained
 
 @dataclass
 class Model:
-    """A network, and what is needed to build it again."""
+    """A network, and the values to build it again."""
 
     module: nn.Module
     builder: str
@@ -39,13 +39,13 @@ class Model:
     """Arguments of the builder: plain JSON values."""
     freeze: Freeze
     code: Code | None = None
-    """The user's Python files that define the network; None for a built-in one."""
+    """The user's Python files that define the network; None for a built-in network."""
     notes: list[str] = field(default_factory=list)
-    """Notes for the user about the weights that the network starts with."""
+    """Notes for the user about the initial weights of the network."""
     fresh: set[str] = field(default_factory=set)
-    """Names of tensors with random values, since the earlier run or the file of weights does not have them."""
+    """Names of tensors with random values, because the earlier run or the file of weights does not have them."""
     unfreezing: Unfreezing = field(default_factory=Unfreezing)
-    """Frozen parameters that are trained later."""
+    """Epochs in which frozen parameters are unfrozen."""
 
     def list_trained(self) -> list[str]:
         """List the names of the parameters that are trained in any epoch, in the order of the network."""
@@ -54,10 +54,10 @@ class Model:
 
 
 def build(job: Job, dataset: Dataset) -> Model:
-    """Build the network of a job, with weights initialized from its seed or loaded, and frozen parameters frozen.
+    """Build the network of a job: initialize its weights from the seed or load them, and freeze parameters.
 
     Raises:
-        SpecError: if the network cannot be loaded, or has no such layers to freeze, to unfreeze or to train.
+        SpecError: if the network cannot be loaded, or lacks layers that the job freezes, unfreezes or trains.
     """
     network = _build_network(job, dataset)
     spec = getattr(job, "model", None)
@@ -141,7 +141,7 @@ def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
             model.notes.append(_describe_start(timm_weights, model))
         return model
     assert isinstance(spec, ImageNetwork)
-    # The large stem is that of the pretrained weights, also for small images.
+    # Pretrained weights have the large stem, also for small images.
     arguments |= {"width": spec.width, "stem": "large" if timm_weights else spec.stem}
     model = _build_model("images", arguments, spec)
     if timm_weights:

@@ -1,6 +1,6 @@
-"""Builders of networks from plain values, a class or a function, by the name that a model folder stores.
+"""Builders of networks from plain values, by the name that a model folder stores.
 
-It also has a guard against model folders whose values describe a network that is larger than their weights.
+It also guards against model folders whose values describe a network that is larger than their weights.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "linear tables": LinearTable,
     "tabm": TabM,
 }
-"""Their arguments are plain values, which `model/` stores to build the network again."""
+"""Builders by name. Their arguments are plain values, which `model/` stores to build the network again."""
 _ALWAYS_ALLOWED_BYTES = 64 << 20
-"""Networks up to this size are allowed whatever the size of the file."""
+"""Size of networks that is allowed with any size of the file."""
 _PARAMETER_OVERHEAD_BYTES = 4096
 """Estimated memory of a parameter in addition to its values, with its share of the module."""
 
 
 @contextlib.contextmanager
 def limit_size(weights: Path) -> Iterator[None]:
-    """Stop building a network in this block as soon as its parameters exceed what a file of weights can hold.
+    """Stop building a network in this block as soon as its parameters exceed the capacity of a file of weights.
 
     The arguments of the builder come from a folder of unknown origin, so they may claim any size.
 
     Args:
-        weights: the file of weights.
+        weights: file of weights.
 
     Raises:
         ValueError: if the network is too large.
     """
-    # A factor of 2 since the file may have half the precision, and of 2 for layers that a builder makes and replaces.
+    # One factor of 2 because the file may have half precision, another for layers that a builder makes and replaces.
     remaining_bytes = 4 * (weights.stat().st_size if weights.is_file() else 0) + _ALWAYS_ALLOWED_BYTES
 
     def charge(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -1,9 +1,9 @@
-"""Records which models with user code this user trained here; only their code is run without asking.
+"""Records the models with user code that this user trained here; only their code is run without asking.
 
 A run folder can come from anywhere, so nothing inside it can prove that its code is safe to run. The proof is a file in
-the user's state folder. Its name is the SHA-256 of the model's config.json, which holds the digests of all code files, the
-function that builds the network, and its arguments. Its content is the SHA-256 of the run's job.yaml, which names the
-functions that read the data and compute the loss.
+the user's state folder. Its name is the SHA-256 of the model's config.json, which contains the digests of all code
+files, the function that builds the network, and its arguments. Its content is the SHA-256 of the run's job.yaml, which
+names the functions that read the data and compute the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drivetrain.system.run_records import read_mapping
 
 
 def find_records_folder() -> Path | None:
-    """Find the folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
+    """Find the folder of the records, `drivetrain/trained` in the user's state folder; None if the user has no home."""
     if base := os.environ.get("XDG_STATE_HOME"):
         return Path(base) / "drivetrain" / "trained"
     if base := os.environ.get("HOME"):
@@ -30,7 +30,7 @@ def find_records_folder() -> Path | None:
 
 
 def record_training(config: Path) -> str | None:
-    """Record that this user trained the model with this config.json here; returns the reason if that fails, else None."""
+    """Record that this user trained the model with this config.json here; returns the reason if it fails, else None."""
     records = find_records_folder()
     if records is None:
         return "neither XDG_STATE_HOME nor HOME is set"
@@ -47,12 +47,12 @@ def record_training(config: Path) -> str | None:
 
 
 def has_consent(config: Path) -> bool:
-    """Return whether this user trained the model with this configuration here."""
+    """Return whether this user trained the model with this config.json here."""
     return _read_record(config) is not None
 
 
 def _read_record(config: Path) -> str | None:
-    """Read the record about the model with this configuration; None without one."""
+    """Read the record of the model with this config.json; None if there is none."""
     records = find_records_folder()
     try:
         return (records / hash_file(config)).read_text(encoding="utf-8") if records and is_private(records) else None
@@ -61,12 +61,12 @@ def _read_record(config: Path) -> str | None:
 
 
 def load_code(model: Path, digests: Mapping[str, str], *, consent: bool) -> user_code.Code:
-    """Load the code of a `model/` folder, if this user trained the model here or consents to run it.
+    """Load the code of a `model/` folder if this user trained the model here or consents to run it.
 
     Args:
-        model: the model folder.
+        model: model folder.
         digests: SHA-256 by file name, as in config.json; no other file is loaded.
-        consent: whether the user agreed to run the code of any model, wherever it comes from.
+        consent: whether the user agreed to run the code of models of any origin.
 
     Raises:
         CheckpointError: if the code may not be run.
@@ -85,14 +85,14 @@ def _refusal_error(model: Path, digests: Mapping[str, str]) -> CheckpointError:
 
 
 def read_allowed_digests(model: Path, *, consent: bool) -> dict[str, str]:
-    """Read the SHA-256 by file name of a model's code, if the run's job.yaml may call this code.
+    """Read the SHA-256 of a model's code by file name if the run's job.yaml may call this code.
 
     Raises:
         CheckpointError: if the code may not be run.
     """
     digests = dict(read_mapping(RunFiles(model).read_object(CONFIG), "code"))
     load_code(model, digests, consent=consent)
-    # A changed job.yaml may call other functions, or pass other arguments, than the training did.
+    # A changed job.yaml may call functions or pass arguments that differ from the training.
     if not consent and (not (spec := _read_record(model / CONFIG)) or spec != _hash_spec(model)):
         raise _refusal_error(model, digests)
     return digests

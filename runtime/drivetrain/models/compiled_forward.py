@@ -1,4 +1,4 @@
-"""Compiles the forward pass with torch.compile, and falls back to the uncompiled one if that fails.
+"""Compiles the forward pass with torch.compile, and falls back to the uncompiled pass if that fails.
 
 By default torch recompiles a network for new shapes and modes eight times, and then silently stops. Here the limit is
 higher, and reaching it is reported like any other failure.
@@ -17,22 +17,22 @@ from drivetrain.system import torch_errors
 MAX_COMPILATIONS = 32
 """Limit of compilations of one network; texts of many lengths, in training and evaluation, need about ten."""
 _original_settings: dict[str, Any] = {}
-"""The compiler's settings before they were changed here."""
+"""Compiler settings before they were changed here."""
 
 
 class CompiledForward:
-    """A compiled forward pass; if the compiler fails, the uncompiled one is used, and that is reported once.
+    """A compiled forward pass; if the compiler fails, the uncompiled pass is used, which is reported once.
 
     Args:
-        uncompiled: the forward pass to compile.
+        uncompiled: forward pass to compile.
         graphs: whether to record CUDA graphs.
-        report: called with what has failed.
+        report: function that is called with a description of the failure.
     """
 
     def __init__(self, uncompiled: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
         self.uncompiled, self.graphs, self.report = uncompiled, graphs, report
         self.failure: str | None = None
-        """Why the uncompiled forward pass is used instead; None while compilation works."""
+        """Reason why the uncompiled forward pass is used instead; None while compilation works."""
         self.compiled = torch.compile(uncompiled)
         self.compiled_with_graphs = torch.compile(uncompiled, mode="reduce-overhead") if graphs else None
         config = torch._dynamo.config
@@ -46,12 +46,12 @@ class CompiledForward:
         )
 
     def __call__(self, *inputs: Tensor, replay: bool) -> Any:
-        """Return the outputs.
+        """Compute the outputs.
 
         Args:
-            inputs: of the network.
-            replay: whether a CUDA graph may be replayed: only in training, and only for whole batches, since a replay
-                overwrites gradients that are still being accumulated. An evaluation would be recorded into the same
+            inputs: inputs of the network.
+            replay: whether a CUDA graph may be replayed: only in training, and only for whole batches, because a
+                replay overwrites gradients that are being accumulated. An evaluation would be recorded into the same
                 memory.
         """
         if self.failure is not None:
@@ -88,7 +88,7 @@ def restore_settings() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind."""
+    """Return the first line of an error's text, or the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -1,4 +1,4 @@
-"""Builds the network that a model folder describes, and computes with it once: the folder may come from a stranger, or be edited."""
+"""Builds the network that a model folder describes, and tries it: the folder may come from anybody or be edited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drivetrain.pretrained.model_config import config_error, describe_problem
 
 @cache
 def _make_checker(builder: str) -> type[BaseModel]:
-    """Make the types of the arguments of a builder, as its signature has them."""
+    """Make a checker for the arguments of a builder from the types in its signature."""
     build = BUILDERS[builder]
     types = get_type_hints(build.__init__ if isclass(build) else build, include_extras=True)
     fields: dict[str, Any] = {
@@ -34,16 +34,16 @@ def _make_checker(builder: str) -> type[BaseModel]:
 def build_described(
     folder: Path, builder: str, arguments: Mapping[str, Any], preprocessing: Mapping[str, Any]
 ) -> nn.Module:
-    """Build a network, with random weights and in evaluation mode, that fits the preprocessing.
+    """Build a network with random weights in evaluation mode, and check that it fits the preprocessing.
 
     Args:
-        folder: of the model.
-        builder: its name in config.json.
-        arguments: of the builder.
-        preprocessing: of the data, which gives the shape of the inputs.
+        folder: folder of the model.
+        builder: name of the builder in config.json.
+        arguments: arguments of the builder.
+        preprocessing: preprocessing of the data, which gives the shape of the inputs.
 
     Raises:
-        CheckpointError: if there is no such builder, or the network cannot be built or cannot compute.
+        CheckpointError: if there is no such builder, or if the network cannot be built or cannot compute.
     """
     if builder not in BUILDERS:
         raise config_error(folder, f"names the builder {builder!r}, this version has {', '.join(BUILDERS)}")

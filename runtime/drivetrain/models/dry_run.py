@@ -1,4 +1,4 @@
-"""Runs a network on a few samples, so that mismatches and what it needs are found before the first training step."""
+"""Runs a network on a few samples to find mismatches and requirements before the first training step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.models.buffers import Buffers
 from drivetrain.models.frozen_split import evaluating
 
 TRIAL_SAMPLES = 16
-"""Number of samples whose targets a loss is tried with, if the targets are not classes."""
+"""Number of samples whose targets are used to try a loss, if the targets are not classes."""
 
 CPU = torch.device("cpu")
 
@@ -51,14 +51,14 @@ def check_network(
     refuse: Refuse,
     check_metrics: Callable[[Any, Targets], None] | None = None,
 ) -> None:
-    """Pass samples of both splits through the network and through the user's loss, if there is one.
+    """Pass samples of both splits through the network and the user's loss, if there is one.
 
     Args:
-        module: the network; afterwards it is in evaluation mode, with lazy parameters initialized.
-        dataset: provides the samples.
+        module: network; afterwards it is in evaluation mode, with lazy parameters initialized.
+        dataset: dataset that provides the samples.
         name: name of the network, for error messages.
-        refuse: makes the error.
-        check_metrics: gets the outputs and targets of a batch.
+        refuse: function that makes the error.
+        check_metrics: function that gets the outputs and targets of a batch.
 
     Raises:
         SpecError: if network, data and loss do not fit together.
@@ -81,14 +81,14 @@ def check_network(
 
 
 def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
-    """Targets to try a loss with, as different as possible: all classes, or targets of samples all over the data."""
+    """Gather different targets to try a loss with: all classes, or targets of samples from all over the data."""
     if head.classes and not head.several:
         return torch.arange(len(head.classes))
     split = dataset.train
-    # Of an iterable only the beginning is read.
+    # Only the beginning of an iterable is read.
     count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
     ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
-    if isinstance(split, ArraySplit):  # values that the loss may leave out are the largest, the smallest, or NaN
+    if isinstance(split, ArraySplit):  # values that the loss may ignore are the largest, the smallest, or NaN
         flat = split.targets[head.name].reshape(len(split), -1)
         ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
     return next(fetch(split, [np.unique(ids)])).targets[head.name]
@@ -127,7 +127,7 @@ def check_dense_gradients(module: nn.Module, name: str, refuse: Refuse) -> None:
 
 
 def _list_shapes(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
-    """Shapes of all entries of the state dict; None for lazy parameters that are not initialized yet."""
+    """List the shapes of all entries of the state dict; None for lazy parameters that are not initialized yet."""
     return {
         name: None if is_lazy(value) else tuple(value.shape)
         for name, value in module.state_dict(keep_vars=True).items()
@@ -138,9 +138,9 @@ def _list_shapes(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
 def _check_same_shapes(
     before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
 ) -> None:
-    """Check that a forward pass does not change keys and shapes of the state dict.
+    """Check that a forward pass does not change the keys and shapes of the state dict.
 
-    A resumed run and `predict` build the network again and load the saved weights into it, so the two must match.
+    A resumed run and `predict` build the network again and load the saved weights into it, so both must match.
     """
     for key in {**before, **after}:
         if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
@@ -168,7 +168,7 @@ OTHER_TARGETS = 'targets: other (in Python targets="other") and a loss of your o
 
 
 def _suggest_shape(output: Tensor, head: Head, size: int) -> str:
-    """Suggest how to get outputs of the shape that fits, for a network that gives another one."""
+    """Suggest how to get outputs of the right shape, for a network whose outputs have another shape."""
     if not head.outputs:
         return "give the first axis a row for each sample, such as outputs[None]; drivetrain.prepare takes any outputs"
     if head.outputs == 1 and output.shape == (size,):
@@ -211,15 +211,15 @@ _OLD_NORMS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
 
 
 def check_storable(module: nn.Module, name: str, refuse: Refuse) -> None:
-    """Check that a network can be copied, optimized and saved, after a forward pass.
+    """Check after a forward pass that a network can be copied, optimized and saved.
 
     Args:
-        module: the network.
-        name: its name, for messages.
-        refuse: makes the error.
+        module: network to check.
+        name: name of the network, for messages.
+        refuse: function that makes the error.
 
     Raises:
-        SpecError: if the network cannot be.
+        SpecError: if one of these is not possible.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise refuse(
@@ -257,7 +257,7 @@ def _check_value(key: str, value: object, name: str, refuse: Refuse) -> None:
 
 
 def _check_attributes(path: str, layer: nn.Module, name: str, refuse: Refuse) -> None:
-    """Check that a layer keeps no tensor whose graph would be copied with it."""
+    """Check that a layer does not keep a tensor whose graph would be copied with it."""
     for key, value in vars(layer).items():
         if not isinstance(value, Tensor) or value.is_leaf:
             continue
@@ -286,21 +286,21 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 
 
 def needs_two_samples(model: nn.Module, evaluated: Sequence[nn.Module], dataset: Dataset, device: torch.device) -> bool:
-    """Whether a forward pass in training mode fails with one sample, but not with two. The network is not changed.
+    """Return whether a forward pass in training mode fails with one sample but not with two; the network is unchanged.
 
-    A single sample can be the last batch of an epoch. BatchNorm cannot normalize it if it has one value per channel: torch
-    refuses to compute a variance of one number.
+    The last batch of an epoch can be a single sample. BatchNorm cannot normalize it if it has one value per channel:
+    torch refuses to compute a variance of one number.
 
     Args:
-        model: the network, on `device`.
-        evaluated: its modules that stay in evaluation mode, since they are frozen.
-        dataset: provides two samples.
+        model: network on `device`.
+        evaluated: modules that stay in evaluation mode because they are frozen.
+        dataset: dataset that provides two samples.
         device: device of the computation.
     """
     if len(dataset.train) < 2 or not any(isinstance(module, _NORMS) for module in model.modules()):
         return False
     batch = take_first_batch(dataset, dataset.train, device)
-    # Restores the modes at its end.
+    # `evaluating` restores the modes at its end.
     with evaluating(model), Buffers(model).keep_unchanged(), torch.random.fork_rng(), torch.no_grad():
         model.train()
         for module in evaluated:
@@ -311,6 +311,6 @@ def needs_two_samples(model: nn.Module, evaluated: Sequence[nn.Module], dataset:
 def _accepts(model: nn.Module, batch: Batch) -> bool:
     try:
         model(*batch.inputs)
-    except Exception:  # a network may raise anything; the first step raises it again, and explains it
+    except Exception:  # a network may raise anything; the first step will raise and explain it
         return False
     return True

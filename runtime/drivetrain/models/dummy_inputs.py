@@ -1,4 +1,4 @@
-"""Random network inputs with the shape and type of a model's preprocessed data, for trying out a network."""
+"""Makes random inputs with the shape and type of a model's preprocessed data, for trying out a network."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from drivetrain.errors import CheckpointError
 
 
 def make_inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
-    """Random inputs of `samples` samples: normal numbers, random tokens and categories, texts of random length.
+    """Make random inputs of `samples` samples: normal numbers, random tokens and categories, texts of random length.
 
     Raises:
-        CheckpointError: if this version does not know such data.
+        CheckpointError: if this version does not know this kind of data.
     """
     generator = stateless_random.make_generator(seed, "example", samples)
     match preprocessing.get("kind"):
@@ -25,7 +25,7 @@ def make_inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Input
             return (_draw_normal(generator, samples, preprocessing["channels"], side, side),)
         case "texts":
             ids, mask = _draw_tokens(generator, samples, preprocessing["vocabulary"], preprocessing["max_length"])
-            # The second half of a text is the second of the pair.
+            # The second half of a text is the second text of the pair.
             second = (mask.cumsum(1) * 2 > mask.sum(1, keepdim=True)).to(torch.int64) * mask
             return (ids, second, mask) if preprocessing.get("token_types") else (ids, mask)
         case "series":
@@ -52,7 +52,7 @@ def _draw_normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 def _draw_tokens(generator: np.random.Generator, samples: int, vocabulary: int, longest: int) -> Inputs:
-    """Token ids and mask; the first text has the full length, the others are shorter."""
+    """Draw token ids and mask; the first text has the full length, the others may be shorter."""
     length = int(generator.integers(min(2, longest), longest, endpoint=True))
     ends = np.concatenate([[length], generator.integers(1, length, samples - 1, endpoint=True)])
     mask = (np.arange(length) < ends[:, None]).astype(np.int64)

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 MIN_ELEMENTS = 1 << 15
 """Smallest tensor for which this is faster than torch's dropout."""
 RATE_LEVELS = 1 << 16
-"""Number of values of the 16 random bits for each element: the rate is rounded to 1/65536."""
+"""Number of values of 16 random bits, which are drawn for each element: the rate is rounded to 1/65536."""
 
 
 class DropoutFromBits(nn.Dropout):
     """Dropout with the distribution of `nn.Dropout`, but other random numbers.
 
     torch generates one random number for each element. Here each 64-bit number of a small and fast generator (SFC64, C.
-    Doty-Humphrey, PractRand) decides about four elements. The generator is seeded from torch's, so the same seed gives
-    the same result. Small, compiled and in-place calls use torch's dropout.
+    Doty-Humphrey, PractRand) decides four elements. The generator is seeded from torch's generator, so the same seed
+    gives the same result. Small, compiled and in-place calls use torch's dropout.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class DropoutFromBits(nn.Dropout):
 
 
 def _is_supported(x: Tensor) -> bool:
-    """Return whether this is a large floating-point CPU tensor, and no subclass, nested or traced tensor."""
+    """Return whether `x` is a large floating-point CPU tensor and not a subclass, nested or traced tensor."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
@@ -46,7 +46,7 @@ def _is_supported(x: Tensor) -> bool:
 
 
 def restore_layers(network: nn.Module) -> None:
-    """Replace this dropout in a network by torch's, in place."""
+    """Replace this dropout in a network by torch's dropout, in place."""
     for module in network.modules():
         if type(module) is DropoutFromBits:
             module.__class__ = nn.Dropout  # type: ignore[assignment]

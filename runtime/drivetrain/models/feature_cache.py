@@ -1,7 +1,7 @@
 """Caches the activations of a frozen prefix: computes them once per sample and reuses them for the rest of the run.
 
-Samples are grouped by the data alone, so a resumed run computes the same bits again. The cache lies in memory, or in an
-unlinked file of the run folder, which the kernel removes when the process ends.
+Groups of samples depend only on the data, so a resumed run computes the same bits again. The cache is in memory, or in
+an unlinked file of the run folder, which the kernel removes when the process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from drivetrain.system import torch_errors
 from drivetrain.system.files import reserve_space
 
 TOKENS_PER_GROUP = 2048
-"""Tokens at most, with padding, of samples that are computed together."""
+"""Largest number of tokens, with padding, that are computed together."""
 FLOAT32_BYTES = 4
 
 
@@ -52,7 +52,7 @@ class CachedRows:
             self.flat[start:end] = values[row, : end - start]
 
     def take(self, ids: Ids) -> Inputs:
-        """The activations of these samples, (N, ...); or, zero-padded, (N, tokens, ...) and their mask (N, tokens)."""
+        """Return the samples' activations, (N, ...); or zero-padded (N, tokens, ...) and their mask (N, tokens)."""
         if self.offsets is None:
             return (torch.from_numpy(self.flat[ids]),)
         starts, lengths = self.offsets[ids], self.offsets[ids + 1] - self.offsets[ids]
@@ -64,14 +64,14 @@ class CachedRows:
 
 
 class Activations:
-    """A split that yields activations of the frozen prefix in place of raw inputs.
+    """A split with activations of the frozen prefix in place of raw inputs.
 
     Args:
-        split: the samples.
+        split: split with the samples.
         rows: storage of the activations.
         groups: ids of samples that are computed together.
-        compute: computes the activations of a group.
-        report: reports the end of the computation.
+        compute: function that computes the activations of a group.
+        report: function that reports the end of the computation.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Activations:
 
     @property
     def masked(self) -> bool:
-        """Whether each token has its activations, so that the last input is a mask."""
+        """Whether each token has its own activations, so the last input is a mask."""
         return self.rows.offsets is not None
 
     def __len__(self) -> int:
         return len(self.split)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Return the activations of these samples; the first call computes those of all samples."""
+        """Return the activations of these samples; the first call computes the activations of all samples."""
         if not self.rows.is_filled:
             self._fill()
         return self.rows.take(ids)
@@ -111,7 +111,7 @@ class Activations:
         self.report(f"computed once for {len(self):,} samples, in {time.monotonic() - start:.1f} s")
 
     def _put(self, ids: Ids) -> None:
-        """Compute and store the activations of a group; compute its halves one by one if memory runs out."""
+        """Compute and store the activations of a group; compute its halves separately if memory runs out."""
         try:
             return self.rows.put(ids, self.compute(ids))
         except (MemoryError, RuntimeError) as error:
@@ -124,10 +124,10 @@ class Activations:
 
 
 class Views:
-    """The activations of training samples whose augmentation repeats after some epochs; each such epoch is a view.
+    """Activations of training samples whose augmentation repeats after some epochs; each of these epochs is a view.
 
     Args:
-        views: the activations of each view, which are computed when its epoch first begins.
+        views: activations of each view, which are computed when its epoch first begins.
     """
 
     def __init__(self, views: Sequence[Activations]) -> None:
@@ -137,7 +137,7 @@ class Views:
         return len(self.views[0])
 
     def at_epoch(self, epoch: int) -> Activations:
-        """Return the activations of the view of this epoch, counted from 0."""
+        """Return the activations of this epoch's view; epochs are counted from 0."""
         return self.views[epoch % len(self.views)]
 
     def gather(self, ids: Ids) -> Inputs:
@@ -150,7 +150,7 @@ class Views:
 
 
 def measure_saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
-    """Measure what caching the activations would cost and save; None if the network cannot be split."""
+    """Measure the cost and saving of caching the activations; None if the network cannot be split."""
     if isinstance(dataset.train, JointTargets) or not hasattr(model, "split_at_frozen"):
         return None
     device = next(model.parameters()).device
@@ -181,14 +181,14 @@ def cache_activations(
     """Replace the samples of a dataset by cached activations of the network's frozen prefix.
 
     Args:
-        dataset: the samples.
-        model: a network that can be split.
-        device: the device of the network.
-        key: the settings that the activations depend on; cached ones of this dataset and key are used again.
+        dataset: dataset with the samples.
+        model: network that can be split.
+        device: device of the network.
+        key: settings that determine the activations; activations cached with this dataset and key are reused.
         batch_size: number of samples that are computed together, if all have the same length.
-        folder: folder of the file of activations; None to store them in memory.
-        compute: computes the activations of some samples, augmented as in an epoch; None for no augmentation.
-        report: reports that the activations of a split have been computed.
+        folder: folder for the file of activations; None to store them in memory.
+        compute: function that computes the activations of samples, augmented as in an epoch, or not if it is None.
+        report: function that reports that the activations of a split have been computed.
 
     Returns:
         The dataset of activations, and the split network.
@@ -226,7 +226,7 @@ def take_first_sample(dataset: Dataset) -> Inputs:
 
 
 def _split_network(model: nn.Module, inputs: Inputs) -> tuple[FrozenSplit, Inputs]:
-    """Split the network; also returns the activations that its frozen prefix computes of these inputs."""
+    """Split the network; also returns the activations that its frozen prefix computes from these inputs."""
     division = frozen_split.split_network(model, inputs)
     assert division is not None, "refused where there is no frozen prefix"
     with frozen_split.evaluating(model), torch.no_grad():
@@ -236,7 +236,7 @@ def _split_network(model: nn.Module, inputs: Inputs) -> tuple[FrozenSplit, Input
 def _find_storage(
     dataset: Dataset, key: str, splits: list[Split], outputs: Inputs, folder: Path | None
 ) -> list[CachedRows]:
-    """Storage for each of these splits: that of an earlier call with this key, or new storage, which replaces all other."""
+    """Return storage for each split: from an earlier call with this key, or new storage, which replaces all other."""
     if key not in dataset.cache:
         dataset.cache.clear()
         dataset.cache[key] = [_allocate_rows(split, outputs, folder) for split in splits]
@@ -245,7 +245,7 @@ def _find_storage(
 
 
 def _allocate_rows(split: Split, outputs: Inputs, folder: Path | None) -> CachedRows:
-    """Allocate storage for the activations of a split, whose shape is known from `outputs`."""
+    """Allocate storage for the activations of a split with the shape of `outputs`."""
     ragged = len(outputs) > 1
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_list_lengths(split))]) if ragged else None
     count = int(offsets[-1]) if offsets is not None else len(split)
@@ -254,14 +254,14 @@ def _allocate_rows(split: Split, outputs: Inputs, folder: Path | None) -> Cached
 
 
 def _group_samples(split: Split, batch_size: int, ragged: bool) -> list[Ids]:
-    """Group samples of similar length, which saves padding; the groups depend on the data alone."""
+    """Group samples of similar length, which saves padding; the groups depend only on the data."""
     if not ragged:
         return np.array_split(np.arange(len(split), dtype=np.int64), -(-len(split) // batch_size))
     lengths = _list_lengths(split)
     order = np.argsort(lengths, kind="stable").astype(np.int64)
     starts = [0]
     for position, sample_id in enumerate(order.tolist()):
-        # This sample is the longest one of the group so far, to whose length all are padded.
+        # This sample is the longest of the group so far; all samples are padded to its length.
         if position > starts[-1] and (position + 1 - starts[-1]) * lengths[sample_id] > TOKENS_PER_GROUP:
             starts.append(position)
     return [order[start:end] for start, end in pairwise([*starts, len(order)])]
@@ -272,7 +272,7 @@ def _list_lengths(split: Any) -> npt.NDArray[np.int64]:
 
 
 def _map_file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Map an unlinked file into memory. Its disk space is reserved now: a disk that is full later kills the process."""
+    """Map an unlinked file into memory, and reserve its disk space now: a full disk would later kill the process."""
     with tempfile.TemporaryFile(dir=folder) as file:
         reserve_space(file, FLOAT32_BYTES * prod(shape), folder)
         return np.memmap(file, np.float32, "r+", shape=shape)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import (
 
 
 def _register_attention() -> None:
-    """Teach torch's counter attention on a CPU, which it does not know in every release."""
+    """Register attention on a CPU in torch's counter, because not every release has it."""
 
     def count(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
@@ -43,32 +43,32 @@ def count_operation(operation: Any, arguments: Sequence[Any], keywords: dict[str
 
 
 def count_flops() -> FlopCounterMode | FlopCounter:
-    """Return a context whose `get_total_flops()` is the number of FLOPs inside it.
+    """Return a context whose `get_total_flops()` returns the number of FLOPs inside it.
 
-    torch's own counter imports torch's compiler, which takes as long as torch itself; it is used where the compiler is loaded.
+    torch's own counter imports torch's compiler, which takes as long as torch; it is used if the compiler is loaded.
     """
     return FlopCounterMode(display=False) if "torch._dynamo" in sys.modules else FlopCounter()
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts as torch's counter does, by its formula for each operation."""
+    """Counter that uses the formulas of torch's counter for each operation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def get_total_flops(self) -> int:
-        """Return the FLOPs until now."""
+        """Return the FLOPs so far."""
         return self.flops
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a mode that the compiler must skip imports it
+        return False  # a mode that the compiler has to skip imports the compiler
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and add its FLOPs; one made of others adds theirs."""
+        """Run an operation and add its FLOPs; an operation made of others adds their FLOPs."""
         keywords = kwargs or {}
         with self:
             outputs = func.decompose(*args, **keywords)

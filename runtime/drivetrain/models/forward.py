@@ -17,22 +17,22 @@ _LIBRARY_PREFIXES = ("torch.", f"{__name__.partition('.')[0]}.", "timm.", "trans
 
 
 def has_own_layers(model: nn.Module) -> bool:
-    """Return whether a layer's class is the user's own, and not one of torch or of a library that is used here."""
+    """Return whether a layer's class is the user's own, and not from torch or another library."""
     return not all(type(layer).__module__.startswith(_LIBRARY_PREFIXES) for layer in model.modules())
 
 
 def without_gradients(model: nn.Module) -> torch.no_grad | torch.inference_mode:
-    """Return a context, or decorator, without gradients, of the fastest kind that the network's layers allow."""
+    """Return the fastest context or decorator without gradients that the network's layers allow."""
     # The forward pass of a user's layer may call `torch.autograd.grad`, which fails in inference mode.
     return torch.no_grad() if has_own_layers(model) else torch.inference_mode()
 
 
 MAX_BATCH_SIZE = 1024
-"""Samples per batch at most."""
+"""Largest number of samples per batch."""
 MAX_BATCH_VALUES = 4_000_000
-"""Input values per batch at most; activations take about a hundred times as much memory."""
+"""Largest number of input values per batch; activations take about a hundred times as much memory."""
 VALUES_PER_INDEX = 256
-"""A token or category counts as this many values, since the network embeds it as a vector."""
+"""Number of values that a token or category counts as, because the network embeds it as a vector."""
 
 
 def compute_outputs(
@@ -41,9 +41,9 @@ def compute_outputs(
     """Compute the outputs of all samples in order; yields the ids of each batch, and by head (N, outputs) float32.
 
     Args:
-        network: the network in evaluation mode; it is moved to the device.
+        network: network in evaluation mode; it is moved to the device.
         heads: names of the outputs.
-        split: the samples.
+        split: split with the samples.
         prepare: preprocessing of raw inputs.
         device: device of the computation; the outputs are moved to the CPU.
     """
@@ -64,7 +64,7 @@ def _compute_outputs(
 
 
 def cut_into_batches(split: Split, prepare: Preprocessing) -> Iterator[Ids]:
-    """Cut all ids, in order, into batches that fit into memory; the first samples determine the batch size."""
+    """Cut all ids in order into batches that fit into memory; the first samples determine the batch size."""
     ids = np.arange(len(split), dtype=np.int64)
     first_ids = ids[:8]
     inputs = prepare(split.gather(first_ids), first_ids, None)

@@ -1,4 +1,4 @@
-"""The forward pass of a training step: outputs and loss of a network in the precision, format and form of the plan."""
+"""Forward pass of a training step: outputs and loss of a network in the precision, format and form of the plan."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ class ForwardPass:
     """Computes outputs and loss of a network. Optimizations set its attributes while a run is assembled.
 
     Args:
-        network: whose outputs are computed.
-        loss: of these outputs.
-        device: of network and batches.
+        network: network whose outputs are computed.
+        loss: loss of these outputs.
+        device: device of network and batches.
     """
 
     def __init__(self, network: nn.Module, loss: LossFunction, device: torch.device) -> None:
         self.network, self.loss, self.device = network, loss, device
         self.compiled: CompiledForward | None = None
-        """`compute` under torch.compile."""
+        """`compute`, compiled by torch.compile."""
         self.is_recorded = False
-        """Whether whole steps are recorded as CUDA graphs, which then have the compiled kernels in them."""
+        """Whether whole steps are recorded as CUDA graphs, which then include the compiled kernels."""
         self.dtype: torch.dtype | None = None
-        """The dtype of autocast; None for fp32."""
+        """dtype of autocast; None for fp32."""
         self.memory_format = torch.contiguous_format
-        """The layout that images get; rounding depends on it."""
+        """Memory layout of images; rounding depends on it."""
         self.micro_batch: int | None = None
-        """Samples at a time; None for the whole batch."""
+        """Number of samples at a time; None for the whole batch."""
         self.usual_size: int | None = None
-        """Samples of a full batch that this process computes; None if a pass of any size may be compiled."""
+        """Number of samples of a full batch in this process; None if a pass of any size may be compiled."""
         self.splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
-        """Splits a batch into micro-batches of at most the given number of samples."""
+        """Function that splits a batch into micro-batches of at most the given number of samples."""
         self.min_samples = 1
-        """Samples that a pass needs: two if the network cannot normalize a single one."""
+        """Minimum number of samples of a pass: two if the network cannot normalize a single sample."""
         self.deterministic_only = False
         """Whether operations without a deterministic kernel are refused."""
         self.seed_generators: Callable[[int], None] = partial(seed_for_device, device)
-        """Prepares the random generators for a try of a batch."""
+        """Function that prepares the random generators for a try of a batch."""
         self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
-        """The context that measures the time of `forward`."""
+        """Function that returns the context for measuring the time of `forward`."""
         self.use_whole_network()
 
     def use_whole_network(self) -> None:
-        """Compute all layers, on inputs with their padding."""
+        """Compute all layers on inputs with padding from now on."""
         self.compute: Callable[..., Any] = self.network
-        """Computes the outputs: the network, or its layers after a frozen prefix whose outputs are cached."""
+        """Function that computes the outputs: the network, or its layers after a cached frozen prefix."""
         self.packed_compute: Callable[..., Any] | None = getattr(self.network, "packed", None)
-        """The same on inputs without padding, if the network can compute that."""
+        """Function that computes the outputs without padding, if the network has one."""
         self.is_packed = False
-        """Whether `compute` is the one without padding."""
+        """Whether `compute` works without padding."""
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is compiled, and the compiler has not failed."""
+        """Whether the pass is compiled and the compiler has not failed."""
         return self.compiled is not None and self.compiled.failure is None
 
     @property
     def compile_error(self) -> str | None:
-        """Why compilation failed; None if it did not."""
+        """Reason why compilation failed; None if it did not."""
         return self.compiled.failure if self.compiled else None
 
     @property
     def replays_kernels(self) -> bool:
-        """Whether compiled kernels are recorded as a CUDA graph of their own and replayed."""
+        """Whether compiled kernels are recorded as a separate CUDA graph and replayed."""
         return self.compiled is not None and self.is_compiled and self.compiled.graphs and not self.is_recorded
 
     def compute_loss(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
@@ -94,16 +94,16 @@ class ForwardPass:
             return self._choose_computation(inputs)(*self.lay_out(inputs))
 
     def _choose_computation(self, inputs: Inputs) -> Callable[..., Any]:
-        """Choose the compiled pass for the usual size of training, the uncompiled one for all others."""
+        """Choose the compiled pass for the usual size of training, the uncompiled pass for all other sizes."""
         usual_size = self.micro_batch or self.usual_size
-        # Evaluation and an epoch's last batch would each be compiled again.
+        # Evaluation batches and an epoch's last batch would each need another compilation.
         is_usual = usual_size is None or usual_size == len(inputs[0])
         if self.compiled is None or not torch.is_grad_enabled() or not is_usual:
             return self.compute
         return partial(self.compiled, replay=self.replays_kernels and not self.micro_batch)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the autocast context; in fp32 one that does nothing."""
+        """Return the autocast context, or a context that does nothing for fp32."""
         return contextlib.nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
     def lay_out(self, inputs: Inputs) -> Inputs:
@@ -121,14 +121,14 @@ class ForwardPass:
 
     @contextlib.contextmanager
     def trying(self, seed: int) -> Iterator[None]:
-        """Seed the random numbers for the forward and backward passes of a batch, which the block computes."""
+        """Seed the random numbers for the forward and backward passes of a batch in the block."""
         fault_point("gradients")
         self.seed_generators(seed)
         with self.restrict_kernels(), self._share_cast_weights():
             yield
 
     def restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Raise in the block where an operation has no deterministic kernel, if these are refused."""
+        """Raise in the block if an operation has no deterministic kernel, unless such operations are allowed."""
         if self.deterministic_only:
             return torch_settings.require_deterministic_kernels()
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Freezes parameters (`model.freeze`), some of them only up to some epoch (`model.unfreeze`).
+"""Freezes parameters (`model.freeze`), some of them only until a later epoch (`model.unfreeze`).
 
 Frozen modules run in evaluation mode unless the job says otherwise.
 """
@@ -22,16 +22,16 @@ from drivetrain.job.formatting import dot_key
 from drivetrain.job.model import Freeze, Unfreeze
 
 MAX_LISTED_CHARACTERS = 600
-"""Characters at most of the list of layers in a message."""
+"""Largest number of characters of the list of layers in a message."""
 
 
 def match_layers(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the parameters whose own name, or that of a layer that contains them, matches a pattern."""
+    """Return the parameters whose name, or the name of a layer that contains them, matches a pattern."""
     return [name for name in names if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
 
 
 def list_layers(names: Iterable[str]) -> list[str]:
-    """Names of the layers that contain these parameters, in their order; a parameter outside of layers counts as one."""
+    """List the layers that contain these parameters, in order; a parameter outside of layers counts as a layer."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
@@ -42,7 +42,7 @@ def list_modules_above(names: Iterable[str]) -> list[str]:
 
 
 def unknown_layer_problem(job: Job, key: Key, description: str, pattern: str, names: Collection[str]) -> Problem:
-    """Return the problem that a pattern matches nothing, with the layers of the parameters `names` as possible ones."""
+    """Return the problem that a pattern matches nothing, with the layers of the parameters `names` as alternatives."""
     listed = ", ".join(list_layers(names))
     close = difflib.get_close_matches(pattern.rstrip("*."), list_modules_above(names), n=1, cutoff=0.5)
     return Problem(
@@ -55,7 +55,7 @@ def unknown_layer_problem(job: Job, key: Key, description: str, pattern: str, na
 
 
 def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
-    """Turn off the gradients of the parameters that the spec names.
+    """Turn off the gradients of the parameters named in the spec.
 
     Returns:
         The largest modules that are entirely frozen; empty if frozen modules should stay in training mode.
@@ -74,7 +74,7 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
             raise SpecError(unknown_layer_problem(job, key, description, pattern, parameters))
         _freeze_parameters([parameters[name] for name in matching])
     if spec.embeddings:
-        # Numbers of tables have separate embeddings, also in a network without categories.
+        # Numbers of tables have separate embeddings, even in a network without categories.
         number_embeddings = getattr(model, "number_embeddings", None)
         parts = [number_embeddings] if isinstance(number_embeddings, nn.Module) else []
         if not parts or hasattr(model, "embeddings"):
@@ -93,10 +93,10 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
 
 
 def note_random_frozen(model: nn.Module, anew: Collection[str], later: Collection[str]) -> list[str]:
-    """Notes on frozen parameters with new random weights.
+    """Return notes on frozen parameters with new random weights.
 
     Args:
-        model: the network, frozen as in the first epoch.
+        model: network, frozen as in the first epoch.
         anew: parameters with random weights.
         later: frozen parameters that are trained later.
     """
@@ -111,7 +111,7 @@ def note_random_frozen(model: nn.Module, anew: Collection[str], later: Collectio
 
 def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
     """Find the layer, or the list of layers, that computes the outputs."""
-    # Networks of timm have this method; ours have one of the two attributes.
+    # timm's networks have this method; our networks have one of the two attributes.
     get_classifier = getattr(model, "get_classifier", None)
     candidates = [
         get_classifier() if callable(get_classifier) else None,
@@ -158,38 +158,38 @@ def find_frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
 
 @dataclass(frozen=True)
 class Unfreezing:
-    """The epochs from which frozen parameters are trained; epochs are counted from 0."""
+    """Epochs from which frozen parameters are trained; epochs are counted from 0."""
 
     first: Mapping[str, int] = field(default_factory=dict)
-    """By name of the parameter: the first epoch in which it is trained."""
+    """First epoch that trains a parameter, by the parameter's name."""
 
     @property
     def epochs(self) -> list[int]:
-        """The epochs at whose beginning parameters are unfrozen, in order."""
+        """Epochs that begin with unfreezing parameters, in order."""
         return sorted(set(self.first.values()))
 
     @property
     def last(self) -> int:
-        """The epoch from which all of them are trained; 0 if there are none."""
+        """First epoch that trains all of the parameters; 0 if there are none."""
         return max(self.first.values(), default=0)
 
     def stage(self, epoch: int) -> int:
-        """Return the number of unfreezings that have happened when an epoch begins."""
+        """Return the number of unfreezings up to the beginning of an epoch."""
         return sum(unfrozen_at <= epoch for unfrozen_at in self.epochs)
 
     def names(self, epoch: int) -> list[str]:
-        """Return the parameters that are unfrozen at the beginning of this very epoch."""
+        """Return the parameters that are unfrozen exactly at the beginning of this epoch."""
         return [name for name, first in self.first.items() if first == epoch]
 
     def apply(self, model: nn.Module, epoch: int) -> None:
-        """Freeze and unfreeze the parameters of a network as in this epoch."""
+        """Freeze and unfreeze the parameters of a network for an epoch."""
         for name, parameter in model.named_parameters():
             if name in self.first:
                 parameter.requires_grad_(self.first[name] <= epoch)
 
     @contextlib.contextmanager
     def during(self, model: nn.Module, epoch: int) -> Iterator[None]:
-        """A block in which parameters are frozen as in this epoch; afterwards they are as before."""
+        """Freeze and unfreeze parameters as in an epoch within the block; restore them at its end."""
         before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self.apply(model, epoch)
         try:
@@ -200,10 +200,10 @@ class Unfreezing:
 
 
 def find_unfreezing(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unfreezing:
-    """Find the parameters that the spec unfreezes; those of the network are frozen as in the first epoch.
+    """Find the parameters that the spec unfreezes; the network must be frozen as in the first epoch.
 
     Raises:
-        SpecError: if a pattern matches no parameter, or none that is still frozen.
+        SpecError: if a pattern matches no parameter, or no parameter that is still frozen.
     """
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     first: dict[str, int] = {}

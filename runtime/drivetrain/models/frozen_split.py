@@ -1,4 +1,4 @@
-"""Splits a network into a frozen prefix, which is computed only once per sample, and the rest."""
+"""Splits a network into a frozen prefix, which is computed only once per sample, and the remaining layers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_SPLIT_DIFFERENCE = 1e-4
 class FrozenSplit:
     """A network split in two, as returned by its `split_at_frozen(*inputs)`.
 
-    The prefix maps the inputs of the network to activations, the rest maps these to the outputs. The activations are
-    one tensor (N, ...), or (N, tokens, ...) followed by a mask (N, tokens) of the real tokens.
+    The prefix maps the inputs of the network to activations, the rest maps the activations to the outputs. Activations
+    are one tensor (N, ...), or (N, tokens, ...) followed by a mask (N, tokens) of the real tokens.
     """
 
     name: str
@@ -31,7 +31,7 @@ class FrozenSplit:
     prefix: Callable[..., Inputs]
     rest: Callable[..., Outputs]
     packed: Callable[..., Outputs] | None = None
-    """The rest, computed without padding; None if it cannot be."""
+    """The rest, computed without padding; None if that is not possible."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class CacheSaving:
     name: str
     """Description of the prefix."""
     numbers: int
-    """Values in the cache per sample; per token if lengths differ."""
+    """Number of cached values per sample, or per token if lengths differ."""
     ragged: bool
     """Whether samples have different lengths."""
     share: float
-    """The prefix's share of the FLOPs of a training step; it runs forward only, the rest also backward."""
+    """Share of the prefix in the FLOPs of a training step; it runs forward only, the rest also backward."""
     work: float
     """FLOPs of the prefix per cached byte."""
 
 
 def count_leading_frozen(parts: Iterable[nn.Module]) -> int:
-    """Return the number of modules, counted from the first, without a trainable parameter."""
+    """Count the modules before the first module with a trainable parameter."""
     count = 0
     for part in parts:
         if any(p.requires_grad for p in part.parameters()):
@@ -61,7 +61,7 @@ def count_leading_frozen(parts: Iterable[nn.Module]) -> int:
 
 
 def split_sequence(name: str, parts: Sequence[nn.Module], remainder: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
-    """Split a sequence of modules, whose output `remainder` processes, before the first trainable one.
+    """Split a sequence of modules, whose output `remainder` processes, before the first trainable module.
 
     If all modules are frozen, only their final output is cached.
     """
@@ -76,7 +76,7 @@ def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
     """Split a network with frozen parts, and check the split on some inputs.
 
     Returns:
-        None if the network has no split, if the split changes the outputs, or if the prefix is random although its
+        The split; None if the network has none, if it changes the outputs, or if the prefix is random although its
         frozen modules are in evaluation mode.
     """
     split = getattr(model, "split_at_frozen", None)
@@ -92,13 +92,13 @@ def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
                 and _is_deterministic(model, division, inputs)
                 else None
             )
-    except Exception:  # a third-party network can raise anything here; without a split it still trains
+    except Exception:  # a third-party network can raise anything here; it can be trained without a split
         return None
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A block in evaluation mode, in which a probe changes no statistics; after it, all modules have the mode from before."""
+    """Set evaluation mode in the block, so a probe changes no statistics; restore all modes at its end."""
     with keeping_modes(model):
         model.eval()
         yield
@@ -106,7 +106,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_modes(model: nn.Module) -> Iterator[None]:
-    """A block after which all modules are in training or evaluation mode as before it."""
+    """Restore the training or evaluation mode of all modules at the end of the block."""
     modes = {module: module.training for module in model.modules()}
     try:
         yield
@@ -116,7 +116,7 @@ def keeping_modes(model: nn.Module) -> Iterator[None]:
 
 
 def measure_saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSaving:
-    """Measure, on some inputs, what caching the activations would cost and save."""
+    """Measure on some inputs the cost and saving of caching the activations."""
     with evaluating(model), torch.no_grad():
         with _counting_flops(model) as prefix_counts:
             activations = division.prefix(*inputs)
@@ -136,7 +136,7 @@ def measure_saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> C
 
 @contextlib.contextmanager
 def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
-    """Count the FLOPs of the block; those of recurrent layers from their weights, since torch does not count them."""
+    """Count the FLOPs of the block; recurrent layers are counted by their weights, as torch does not count them."""
     flops: list[int] = []
 
     def count_recurrent(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
@@ -153,7 +153,7 @@ def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def give_same_outputs(network: Callable[..., Outputs], other: Callable[..., Outputs], inputs: Sequence[Tensor]) -> bool:
-    """Return whether two ways to compute a network give the same outputs, but for rounding."""
+    """Return whether two ways to compute a network give the same outputs, except for rounding."""
     undivided, parts = (list_outputs(compute(*inputs)) for compute in (network, other))
     return all(
         float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max()))
@@ -162,7 +162,7 @@ def give_same_outputs(network: Callable[..., Outputs], other: Callable[..., Outp
 
 
 def list_outputs(outputs: Outputs) -> list[Tensor]:
-    """List the outputs of a network as a list with one tensor per head."""
+    """Return the outputs of a network as a list with one tensor per head."""
     return [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
 
 

@@ -1,4 +1,4 @@
-"""Loads existing weights into a new network: of an earlier run (`model.from`) or of a file (`model.weights`)."""
+"""Loads existing weights into a new network, from an earlier run (`model.from`) or a file (`model.weights`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from drivetrain.pretrained import convert
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 
 Refuse = Callable[[str, str, str], SpecError]
-"""Makes an error from a description, what is possible, and what to do."""
+"""Function that makes an error from a description, the possible values, and an action."""
 
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A network with weights of an earlier run."""
+    """A network with the weights of an earlier run."""
 
     module: nn.Module
     arguments: dict[str, Any]
@@ -37,13 +37,13 @@ class LoadedNetwork:
     fresh: set[str]
     """Names of tensors with random values."""
     notes: list[str]
-    """For the user: which tensors were loaded, and which are random."""
+    """Notes for the user about loaded and random tensors."""
 
 
 def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedNetwork:
     """Build the network of an earlier run for this job's data, and load its weights.
 
-    A head keeps its weights if its classes, or the names of its numbers, are the same in the same order.
+    A head keeps its weights if it has the same classes, or names of numbers, in the same order.
 
     Raises:
         SpecError: if the weights cannot be read or do not fit the network.
@@ -61,7 +61,7 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
     tensors_by_head = _list_tensors_by_head(earlier.builder, arguments)
     earlier_tensors_by_head = _list_tensors_by_head(earlier.builder, earlier.arguments)
     fresh = {tensor for name in new_heads for tensor in tensors_by_head[name]}
-    # Heads are numbered in the order of the job, which may differ from that of the earlier run.
+    # Heads are numbered in the order of the job, which may differ from the order in the earlier run.
     earlier_names = {
         tensor: earlier_tensor
         for name in dataset.heads
@@ -89,10 +89,10 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
     """Load weights from a file into a network of the job; returns the tensors that stay random, and notes.
 
     Args:
-        job: the job.
-        name: the file, as in the spec.
-        network: the network, with random weights.
-        outputs: names of tensors that stay random if they have another shape in the file or are missing there.
+        job: job of the network.
+        name: file, as named in the spec.
+        network: network with random weights.
+        outputs: names of tensors that stay random if the file does not have them or has another shape.
 
     Raises:
         SpecError: if the file cannot be read or does not fit.
@@ -121,7 +121,7 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
 def list_output_tensors(
     network: nn.Module, builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> set[str]:
-    """List the names of all tensors whose shape depends on the number of outputs, or, of user code, seems to."""
+    """List the names of all tensors whose shape depends on the number of outputs, or in user code seems to."""
     if builder != "own":
         return {tensor for tensors in _list_tensors_by_head(builder, arguments).values() for tensor in tensors}
     counts = {head.outputs for head in heads.values()}
@@ -129,17 +129,17 @@ def list_output_tensors(
 
 
 def _predicts_same(ours: Head, theirs: Head | None) -> bool:
-    """Return whether both heads predict the same classes, or numbers of the same names."""
+    """Return whether both heads predict the same classes, or numbers with the same names."""
     return theirs is not None and all(
         getattr(ours, key) == getattr(theirs, key) for key in ("classes", "columns", "several")
     )
 
 
 def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
-    """List the names of the tensors of each head, by its name, in the order of the network.
+    """List the tensor names of each head, by head name, in the order of the network.
 
-    They are found by a second network, whose first head has 1 more output, the second 2 more, and so on: the amount by
-    which a tensor grows tells its head.
+    They are found with a second network, whose first head has 1 more output, the second 2 more, and so on: the growth
+    of a tensor identifies its head.
     """
     counts = arguments["classes"] if "classes" in arguments else arguments["outputs"]
     sizes = dict(counts) if isinstance(counts, Mapping) else {"": counts}
@@ -150,26 +150,26 @@ def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[st
     by_head: dict[str, list[str]] = {name: [] for name in sizes}
     for key, shape in before.items():
         if growth := sum(after[key]) - sum(shape):
-            # A vector of all members of an ensemble, which has one head, grows by a multiple.
+            # A vector of all members of an ensemble, which has a single head, grows by a multiple.
             by_head[head_by_growth.get(growth, "")].append(key)
     return by_head
 
 
 def _list_shapes(builder: str, arguments: Mapping[str, Any]) -> dict[str, torch.Size]:
-    """List the shapes of all tensors of a network, by name; allocates no memory and uses no random numbers."""
+    """List the shapes of all tensors of a network by name, without allocating memory or using random numbers."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return {key: value.shape for key, value in BUILDERS[builder](**arguments).state_dict().items()}
 
 
 def _set_output_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the arguments of a builder, with other numbers of outputs, by head."""
+    """Return the arguments of a builder with other numbers of outputs by head."""
     if "classes" in arguments:
         return {**arguments, "classes": counts[""]}
     return {**arguments, "outputs": dict(counts) if isinstance(arguments["outputs"], Mapping) else counts[""]}
 
 
 def _resize_arguments(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any]:
-    """Return the arguments of the earlier network for images of this job's size, and for outputs of its kind."""
+    """Adapt the arguments of the earlier network to this job's image size and kind of outputs."""
     arguments = dict(earlier.arguments)
     if earlier.builder == "tabm":
         arguments["kind"] = tabm.choose_kind(dataset.heads[""])
@@ -181,7 +181,7 @@ def _resize_arguments(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict
     if size == earlier_size:
         return arguments
     if arguments["stem"] == "auto":
-        # The size decided the stem when that run began.
+        # The image size of the earlier run decided its stem.
         arguments["stem"] = "small" if earlier_size <= cnn.MAX_SMALL_IMAGE_SIDE else "large"
     return arguments | {"image_size": size}
 

@@ -1,4 +1,4 @@
-"""Determines the properties of a network and its data on which decisions depend."""
+"""Determines the properties of a network and its data that decisions depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drivetrain.models.freeze import Unfreezing
 from drivetrain.models.frozen_split import CacheSaving, evaluating, give_same_outputs, list_outputs
 
 NO_UNFREEZING = Unfreezing()
-"""All frozen parameters stay frozen."""
+"""An unfreezing that keeps all frozen parameters frozen."""
 
 
 def inspect_network(model: nn.Module) -> Workload:
@@ -44,8 +44,8 @@ def inspect_network(model: nn.Module) -> Workload:
 def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing = NO_UNFREEZING) -> Workload:
     """Determine the properties of network and data that decisions depend on.
 
-    The frozen prefix is that of the first epoch; its bytes are the largest of all epochs. Parameters that are trained in
-    any epoch count as trainable.
+    The frozen prefix is the prefix of the first epoch; its bytes are the largest of all epochs. Parameters that are
+    trained in any epoch count as trainable.
     """
     inputs = dataset.train.gather(torch.arange(1).numpy())
     with unfreezing.during(model, unfreezing.last):
@@ -80,16 +80,16 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
 
 
 def find_layout_obstacle(model: nn.Module, dataset: Dataset) -> str:
-    """Find the error of a forward and backward pass of two samples that fails in channels_last layout only.
+    """Find the error of a forward and backward pass of two samples that fails only in channels_last layout.
 
-    Empty if it does not fail, or if the network has no layer of the user's own. Weights, buffers, gradients and random
-    generators are unchanged.
+    It is empty if the pass does not fail, or if the network has no layer of the user. Weights, buffers, gradients and
+    random generators are unchanged.
     """
     layers = list(model.modules())
     if not any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in layers):
         return ""
     # Tests run the libraries' layers in both layouts. In channels_last the values of a sample are not in the order of
-    # its axes, so that `x.view(x.size(0), -1)`, as in many tutorials, fails.
+    # its axes, so `x.view(x.size(0), -1)`, as in many tutorials, fails.
     if not forward.has_own_layers(model):
         return ""
     inputs = dry_run.take_first_batch(dataset, dataset.train).inputs
@@ -101,7 +101,7 @@ def find_layout_obstacle(model: nn.Module, dataset: Dataset) -> str:
 
 
 def _try_layout(model: nn.Module, inputs: Inputs, layout: torch.memory_format) -> str:
-    """Run a pass with copies in this layout; returns the error that it raised, empty if none."""
+    """Run a pass with copies in this layout; returns its error, empty if there is none."""
 
     def copy_to_layout(tensor: Tensor) -> Tensor:
         values = tensor.detach().clone()
@@ -127,7 +127,7 @@ def measure_token_bytes(network: Any) -> int:
     """Measure the bytes that the backward pass needs per packed token; 0 if a trial shows that packing is impossible.
 
     Args:
-        network: a network that takes ids and mask, both (N, tokens), and has a method `packed` that takes the same.
+        network: network that takes ids and mask, both (N, tokens), and has a method `packed` with the same arguments.
     """
     config: Any = getattr(getattr(network, "encoder", None), "config", None)
     if getattr(config, "model_type", None) not in packed_attention.PACKABLE_ENCODERS or getattr(
@@ -140,7 +140,7 @@ def measure_token_bytes(network: Any) -> int:
 
 
 _token_bytes_by_network: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-"""Cached results: a trial of a large encoder takes a third of a second, and there are several callers."""
+"""Cached results, as a trial of a large encoder takes a third of a second, and there are several callers."""
 
 
 def _try_packing(network: Any, config: Any) -> int:
@@ -150,12 +150,12 @@ def _try_packing(network: Any, config: Any) -> int:
         try:
             is_same = give_same_outputs(network, network.packed, (ids, mask))
             return _count_saved_bytes(network, ids, mask) if is_same else 0
-        except Exception:  # a third-party network can raise anything here; padded, it still trains
+        except Exception:  # a third-party network can raise anything here; it can be trained with padding
             return 0
 
 
 def find_packing_obstacle(network: Any, dtype: torch.dtype | None) -> str:
-    """Why packed texts cannot be trained on the network's device, under autocast to `dtype`; empty if they can."""
+    """Find the reason why packed texts cannot be trained on this device with autocast to `dtype`; empty if they can."""
     weights = [p for p in network.parameters() if p.requires_grad]
     device = weights[0].device
     ids, mask = _make_texts(network.encoder.config, device)
@@ -173,14 +173,14 @@ def find_packing_obstacle(network: Any, dtype: torch.dtype | None) -> str:
 
 
 def _make_texts(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask of two texts of different lengths."""
+    """Make ids and mask of two texts of different lengths."""
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
     real_ids = [number for number in range(config.vocab_size) if number != config.pad_token_id][: mask.numel()]
     return torch.tensor(real_ids, device=device).view_as(mask).where(mask > 0, config.pad_token_id or 0), mask
 
 
 def _count_saved_bytes(network: Any, ids: Tensor, mask: Tensor) -> int:
-    """Return the bytes of the tensors, except weights and buffers, that a forward pass saves per packed token."""
+    """Count the bytes of tensors, except weights and buffers, that a forward pass saves per packed token."""
     storages: dict[int, Tensor] = {}
     network_storages = {x.untyped_storage()._cdata for x in (*network.parameters(), *network.buffers())}
 

@@ -1,4 +1,4 @@
-"""The interface of a loss, as a training step uses it."""
+"""Interface of a loss, as used by a training step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from drivetrain.distributed.batch_parts import BatchShare
 from drivetrain.distributed.ranks import Ranks
 
 Denominators = Callable[[], Mapping[str, Tensor]]
-"""Returns the sum of sample weights of the whole batch by head; the first call waits for the other processes."""
+"""Function that returns the sum of the batch's sample weights by head; its first call waits for other processes."""
 
 
 class LossFunction(Protocol):
-    """The loss of a job, or of a loop that the user writes."""
+    """The loss of a job, or of a user's own loop."""
 
     @property
     def split_obstacle(self) -> str:
-        """Why the loss of a batch cannot be computed from the losses of its micro-batches; empty if it can."""
+        """Reason why a batch's loss cannot be computed from the losses of its micro-batches; empty if it can."""
 
     def start_denominators(
         self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device, /

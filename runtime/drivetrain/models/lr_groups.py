@@ -17,24 +17,24 @@ class LrGroup:
     """Parameters that share a factor of the learning rate."""
 
     pattern: str
-    """As in the spec; empty for the parameters that no pattern matches."""
+    """Pattern in the spec; empty for the parameters that no pattern matches."""
     factor: float
     names: tuple[str, ...]
     """Names of the parameters, in the order of the network."""
 
 
 def make_groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
-    """Make the groups of a job in the order of the spec; parameters that no pattern matches form the last one.
+    """Make the groups of a job in the order of the spec; parameters that no pattern matches form the last group.
 
     A parameter belongs to the first pattern that matches it.
 
     Args:
-        job: the spec.
-        model: the network.
+        job: job with the groups.
+        model: network of the job.
         trained: names of the parameters that are trained in any epoch.
 
     Raises:
-        SpecError: if a pattern matches no trained parameter, or only those of earlier patterns.
+        SpecError: if a pattern matches no trained parameter, or only parameters of earlier patterns.
     """
     remaining, matched, problems = list(trained), list[LrGroup](), list[Problem]()
     for pattern, factor in job.train.lr_groups.items():
@@ -71,9 +71,9 @@ def describe(matched: Sequence[LrGroup], model: nn.Module, rate: float) -> list[
     """Return a line for each group with its number of parameters and its learning rate.
 
     Args:
-        matched: the groups.
-        model: the network.
-        rate: learning rate of the optimizer, which the factors multiply.
+        matched: groups to describe.
+        model: network with the parameters.
+        rate: learning rate of the optimizer, which is multiplied by the factors.
     """
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     lines = []

@@ -1,7 +1,7 @@
 """Counts the FLOPs per sample of the built-in image networks from their layer sizes.
 
-Only convolutions and matrix products count, a multiply-add as two operations. A training step takes three times the FLOPs
-of a forward pass.
+Only convolutions and matrix products count, a multiply-add as two operations. A training step takes three times the
+FLOPs of a forward pass.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from drivetrain.models.build import Model
 from drivetrain.models.networks import cnn
 
 _NOTED_FLOP_SHARE = 0.5
-"""The large stem is mentioned if it needs at most this share of the small one's FLOPs."""
+"""Largest share of the small stem's FLOPs up to which the large stem is mentioned."""
 
 
 def describe_flop(network: Model) -> str | None:
-    """Describe the FLOPs per sample and, of a ResNet, the stem; None for other networks."""
+    """Describe the FLOPs per sample, and the stem of a ResNet; None for other networks."""
     module, arguments = network.module, network.arguments
     if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
@@ -44,9 +44,9 @@ def _has_small_stem(network: cnn.ResNet) -> bool:
 
 
 def count_stem_flop(network: Model) -> dict[str, object] | None:
-    """Count the FLOPs per training sample with the small stem, if `auto` chose it, and with the large one.
+    """Count the FLOPs per training sample with the small stem, if `auto` chose it, and with the large stem.
 
-    None if the large stem saves less than half; the layers behind it have a sixteenth of the pixels.
+    The result is None if the large stem saves less than half; layers after it have a sixteenth of the pixels.
     """
     module, arguments = network.module, network.arguments
     if not isinstance(module, cnn.ResNet) or arguments["stem"] != "auto" or not _has_small_stem(module):

@@ -1,7 +1,7 @@
 """Runs encoder layers without padding: the tokens of all texts are in one row, and only attention separates the texts.
 
-All other operations of a layer are per token and need no padding (as in J. Portes et al. 2023, MosaicBERT). On a GPU
-one kernel computes the attention of all texts; on a CPU texts of similar length are grouped.
+All other operations of a layer work on single tokens and need no padding (as in J. Portes et al. 2023, MosaicBERT). On a
+GPU one kernel computes the attention of all texts; on a CPU texts of similar length are grouped.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from drivetrain.system import torch_settings
 ATTENTION_NAME = "drivetrain_packed"
 """Name of the attention function in transformers' registry."""
 PACKABLE_ENCODERS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-"""Encoders in which tokens interact only in attention, and no operation depends on their position in the row."""
+"""Encoders whose tokens interact only in attention, and whose operations do not depend on a token's position in the row."""
 ROW_MULTIPLE = 64
-"""The row is padded to a multiple of this many tokens, because libraries compile a kernel for each new size."""
+"""Number of tokens; rows are padded to a multiple of it, because libraries compile a kernel for each new size."""
 MAX_GROUP_TOKENS = 512
-"""Tokens at most in an attention group, padding included."""
+"""Largest number of tokens in an attention group, including padding."""
 WIDTH_MULTIPLE = 8
-"""Heads are padded with zeros to a multiple of this many numbers, which both kernels load at once."""
+"""Number of values that both kernels load at once; heads are padded with zeros to a multiple of it."""
 MAX_FLASH_WIDTH = 192
-"""Widest head for which the flash kernel has a backward pass on all chips, with and without dropout."""
+"""Largest head width with a backward pass of the flash kernel on all chips, with and without dropout."""
 MIN_FLASH_CAPABILITY, MIN_EFFICIENT_CAPABILITY = (8, 0), (5, 0)
-"""Lowest compute capabilities of the two kernels; the efficient kernel takes bf16 from the first one on, too."""
+"""Lowest compute capabilities of the two kernels; the efficient kernel also needs the first one for bf16."""
 
 
 class Kernel(Protocol):
-    """A function that computes the attention of all texts of a row in one call."""
+    """Function that computes the attention of all texts of a row in one call."""
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, dropout: float, scale: float, /
     ) -> Tensor:
-        """Return (tokens, heads, width).
+        """Compute the attention, (tokens, heads, width).
 
         Args:
             query, key, value: (tokens, heads, width).
-            starts: position of the first token of each text, and the end of the last one, (texts + 1) int32.
+            starts: position of the first token of each text, and the end of the last text, (texts + 1) int32.
             longest: number of tokens of the longest text.
             dropout: probability of dropout.
             scale: factor of the scores.
@@ -55,10 +55,10 @@ class Kernel(Protocol):
 
 
 def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
-    """The kernel for hidden states on this device and heads of this width, under the current autocast; None without a GPU.
+    """Find the kernel for hidden states on this device, heads of this width and the current autocast; None without a GPU.
 
-    The kernels are the operators that torch uses for nested tensors. `torch.nn.attention.varlen` calls the same flash
-    kernel, but has no dropout, and adds Python code to every layer.
+    The kernels are torch's operators for nested tensors. `torch.nn.attention.varlen` calls the same flash kernel, but has
+    no dropout and adds Python code to every layer.
     """
     device = hidden.device
     if device.type != "cuda":
@@ -72,7 +72,7 @@ def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
 def choose_kernel(
     capability: tuple[int, int], dtype: torch.dtype, width: int, may_flash: bool, may_efficient: bool
 ) -> Kernel | None:
-    """Choose the fastest allowed kernel that this chip has for this dtype and width; None if it has none."""
+    """Choose the fastest allowed kernel of this chip for this dtype and width; None if there is none."""
     has_flash, is_half = capability >= MIN_FLASH_CAPABILITY, dtype in (torch.float16, torch.bfloat16)
     if may_flash and has_flash and is_half and width <= MAX_FLASH_WIDTH:
         return flash_attention
@@ -83,7 +83,7 @@ def choose_kernel(
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, dropout: float, scale: float
 ) -> Tensor:
-    """Flash attention (T. Dao 2023), in fp16 and bf16."""
+    """Compute flash attention (T. Dao 2023), in fp16 and bf16."""
     is_causal, returns_debug_mask = False, False
     attended: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, starts, starts, longest, longest, dropout, is_causal, returns_debug_mask, scale=scale
@@ -94,7 +94,7 @@ def flash_attention(
 def efficient_attention(
     query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, dropout: float, scale: float
 ) -> Tensor:
-    """Memory-efficient attention (M. Rabe and C. Staats 2021), in fp16, bf16 and fp32."""
+    """Compute memory-efficient attention (M. Rabe and C. Staats 2021), in fp16, bf16 and fp32."""
     with_batch_axis = (x.unsqueeze(0) for x in (query, key, value))
     bias, no_causal_mask = None, 0
     # The backward pass needs the sums of the softmax.
@@ -133,25 +133,25 @@ class TextGroup:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """The positions in one row of the tokens of a padded batch (N, tokens), whose texts begin with their real tokens.
+    """Positions in one row of the tokens of a padded batch (N, tokens), whose texts begin with their real tokens.
 
-    Attention is computed either by `groups`, or at once by `kernel`.
+    Attention is computed either by `groups`, or for all texts at once by `kernel`.
     """
 
     token_positions: Tensor
     """Position of each token of the row in the flattened (N x tokens) batch."""
     size: int
-    """Tokens in the row, rounded up to a multiple of ROW_MULTIPLE."""
+    """Number of tokens in the row, rounded up to a multiple of ROW_MULTIPLE."""
     groups: tuple[TextGroup, ...] = ()
     kernel: Kernel | None = None
     starts: Tensor | None = None
-    """For the kernel: the first position of each text, then the row's size; int32. The padding at the end counts as a text."""
+    """For the kernel: first position of each text, then the row's size, int32; the padding at the end counts as a text."""
     longest: int = 0
     """For the kernel: number of tokens of the longest of these texts."""
 
 
 def lay_out(mask: Tensor, kernel: Kernel | None = None) -> PackedRow:
-    """Lay out the texts of a mask, (N, tokens): in groups, or with a kernel in their order."""
+    """Lay out the texts of a mask (N, tokens) in groups, or with a kernel in their order."""
     lengths = read_lengths(mask)
     return _lay_out_groups(mask, lengths) if kernel is None else _lay_out_in_order(mask, lengths, kernel)
 
@@ -160,8 +160,8 @@ def _lay_out_in_order(mask: Tensor, lengths: Lengths, kernel: Kernel) -> PackedR
     positions = np.flatnonzero(np.arange(mask.shape[1]) < lengths[:, None])
     count = len(positions)
     size = _round_up(count)
-    # The padding counts as a text, too: the kernel does not write other positions, and the random content of their memory
-    # would reach the gradients of the weights.
+    # The padding counts as a text, because the kernel does not write positions outside of texts, and their uninitialized
+    # memory would reach the gradients of the weights.
     starts = np.unique(np.concatenate([[0, size], np.cumsum(lengths)]))
     # One copy to the device instead of two.
     positions_and_starts = onto(mask.device, np.concatenate([positions, starts]))
@@ -183,7 +183,7 @@ def _lay_out_groups(mask: Tensor, lengths: Lengths) -> PackedRow:
         longest = int(lengths[texts].max())
         end = start + int(lengths[texts].sum())
         if longest == 0:
-            break  # texts are sorted by length, so the remaining ones are empty, too
+            break  # texts are sorted by length, so all remaining texts are empty too
         is_real = np.arange(longest) < lengths[texts][:, None]
         positions.append((texts[:, None] * width + np.arange(longest))[is_real])
         # Without padding in the group, attention needs no mask and no scattering.
@@ -198,11 +198,11 @@ def _round_up(tokens: int) -> int:
 
 
 def encode_packed(layers: Callable[..., Any], config: Any, hidden: Tensor, mask: Tensor) -> Tensor:
-    """Run the layers on packed tokens: hidden states (N, tokens, width), zero at padding.
+    """Run the layers on packed tokens; returns hidden states (N, tokens, width), zero at padding.
 
     Args:
         layers: encoder layers that take `inputs_embeds` and return `last_hidden_state`.
-        config: the encoder's configuration.
+        config: configuration of the encoder.
         hidden: input of the first layer, (N, tokens, width).
         mask: (N, tokens), 1 for real tokens, which come first.
     """
@@ -266,7 +266,7 @@ def attend(
 def _attend_by_kernel(
     packed: PackedRow, query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None
 ) -> Tensor:
-    """Attention of all texts of a row by its kernel, (1, tokens, heads, head width)."""
+    """Compute the attention of all texts of a row with its kernel, (1, tokens, heads, head width)."""
     assert packed.kernel is not None
     assert packed.starts is not None
     width = query.shape[-1]
@@ -282,7 +282,7 @@ def _attend_by_kernel(
 def _attend_in_group(
     module: nn.Module, group: TextGroup, flat: list[Tensor], heads: int, dropout: float, scaling: float | None
 ) -> Tensor:
-    """Attention of one group, (tokens, heads x head width); query, key and value of the whole row in the same layout."""
+    """Compute the attention of one group, (tokens, heads x head width), from query, key and value of the whole row."""
     parts = [x[group.start : group.end] for x in flat]
     if group.real is not None:
         parts = [_scatter_rows(x, group.token_positions, group.texts * group.longest) for x in parts]
@@ -305,12 +305,12 @@ def _attend_with_dropout(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """Attention with dropout on CPUs, where torch has no fused kernel and generates a random number per element."""
+    """Compute attention with dropout on CPUs, where torch has no fused kernel and draws a random number per element."""
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
     if real is not None:
         scores = scores.masked_fill(~real, float("-inf"))
     weights = functional.softmax(scores, dim=-1, dtype=torch.float32)
-    # The layer may have a dropout that generates its random numbers faster.
+    # The layer may have a dropout with faster random numbers.
     layer = getattr(module, "dropout", None)
     dropped = layer(weights) if isinstance(layer, nn.Dropout) else functional.dropout(weights, dropout)
     return dropped.to(value.dtype) @ value
@@ -322,7 +322,7 @@ def _scatter_rows(rows: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def _gather_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Copy rows of a tensor (size, width). No row occurs twice, so the backward pass copies instead of accumulating."""
+    """Copy rows of a tensor (size, width). No row occurs twice, so the backward pass copies and does not accumulate."""
     return _GatherRows.apply(rows, index)  # type: ignore[no-any-return, no-untyped-call]
 
 

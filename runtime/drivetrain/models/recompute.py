@@ -20,9 +20,9 @@ BuffersByModule = dict[nn.Module, dict[str, Tensor | None]]
 
 
 def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a network: two or more modules of one class in a list (encoder layers, ResNet blocks).
+    """Find repeated blocks: two or more modules of one class in a list (encoder layers, ResNet blocks).
 
-    Only modules with submodules count; of nested blocks the innermost are returned.
+    Only modules with submodules count; for nested blocks the innermost blocks are returned.
     """
     blocks: list[nn.Module] = []
     class_counts = (
@@ -40,7 +40,7 @@ def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
 
 
 def recompute(network: nn.Module) -> None:
-    """Make the backward pass recompute the activations of the repeated blocks, one block at a time."""
+    """Let the backward pass recompute the activations of the repeated blocks, one block at a time."""
     for block in find_repeated_blocks(network):
         kind: Any = type(block)
         block.__class__ = _recomputing_class(kind)
@@ -82,19 +82,19 @@ class RecomputedBlock(nn.Module):
 
 @cache
 def _recomputing_class(kind: Any) -> Any:
-    # A subclass instead of a new `forward` on the instance, with which a copy of the network would call the original's
-    # forward. `disable` is no decorator of the method since it imports the compiler, which takes as long as torch itself.
+    # A subclass, because with a new `forward` on the instance a copy of the network would call the original's forward.
+    # `disable` does not decorate the method, because it imports the compiler, which takes as long as torch itself.
     forward = torch.compiler.disable(RecomputedBlock.forward)  # type: ignore[no-untyped-call]
     return type(kind.__name__, (RecomputedBlock, kind), {"__module__": kind.__module__, "forward": forward})
 
 
 def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first pass, which does nothing, and of the recomputation, which uses copies of the buffers."""
+    """Make the contexts of the first pass, which changes nothing, and of the recomputation, which copies the buffers."""
     return contextlib.nullcontext(), keeping_buffers(block)
 
 
 def keeping_buffers(network: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which the network uses copies of its buffers, so that a forward pass does not change them."""
+    """Return a context that makes the network use copies of its buffers, so a forward pass does not change them."""
     copies: BuffersByModule = {
         module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
         for module in network.modules()
@@ -105,7 +105,7 @@ def keeping_buffers(network: nn.Module) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _swapping_buffers(buffers: BuffersByModule) -> Iterator[None]:
-    """Replace the buffers within the block: BatchNorm has already counted these samples in the first pass."""
+    """Replace the buffers within the block, because BatchNorm has already counted these samples in the first pass."""
     original = {module: module._buffers for module in buffers}
     for module, values in buffers.items():
         module._buffers = values

@@ -22,27 +22,27 @@ from drivetrain.system.units import format_bytes
 
 Tensors = Mapping[str, Tensor]
 MAX_HEADER_BYTES = 16 << 20
-"""Longest header that is read; that of a hundred thousand tensors takes about ten million bytes."""
+"""Size of the longest header that is read; a header of a hundred thousand tensors takes about ten million bytes."""
 
 
 class TooLargeWeights(ValueError):
-    """A file does not fit into memory."""
+    """The file does not fit into memory."""
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file, by name, onto the CPU.
+    """Read the tensors of a file by name onto the CPU.
 
     Raises:
         OSError: if the file cannot be opened.
-        ValueError: if it is not a safetensors file, its header is too long, or (TooLargeWeights) it does not fit into memory.
+        ValueError: if it is not a safetensors file, has a too long header, or does not fit into memory (TooLargeWeights).
     """
-    if not path.is_file():  # reading a pipe could block for ever
+    if not path.is_file():  # reading a pipe could block forever
         raise ValueError("it is not there" if not path.exists() else "it is no file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"its header has {length} bytes, more than {MAX_HEADER_BYTES}")
-    # A file with a hole takes little disk space and may be longer than the memory.
+    # A file with holes takes little disk space and may be larger than the memory.
     size, free = path.stat().st_size, free_memory()
     try:
         if size <= free:
@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], action: str = "copy it again") -> Tensors:
-    """Read as `read`; `refuse` makes the error from a description, what is possible, and what to do.
+    """Read like `read`; `refuse` makes the error from a description, the possible values, and an action.
 
     Raises:
         CheckpointError: if the file does not fit into memory.
@@ -69,7 +69,7 @@ def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], act
 
 
 def load(network: nn.Module, weights: Tensors, fresh: Collection[str] = ()) -> dict[str, str]:
-    """Load all tensors except those in `fresh`; returns what is wrong with which, by name, and then loads none."""
+    """Load all tensors except the names in `fresh`; returns problems by name, and loads nothing if there are any."""
     expected = network.state_dict()
     body = {name: value.shape for name, value in expected.items() if name not in fresh}
     misfits = {
@@ -102,11 +102,11 @@ _DTYPE_NAMES = {
 }
 """Names of dtypes in the format."""
 _ALIGNMENT_BYTES = 8
-"""The header's length is a multiple of this many bytes."""
+"""Number of bytes that the header's length is a multiple of."""
 
 
 def write(path: Path, tensors: Tensors) -> None:
-    """Write a file tensor by tensor, and fsync it; the library's writer holds the whole file in memory.
+    """Write a file tensor by tensor and fsync it; the library's writer would hold the whole file in memory.
 
     Tensors that share memory, such as tied weights, are written once per name.
 
@@ -128,7 +128,7 @@ def encode(tensors: Tensors) -> Iterator[memoryview]:
     Raises:
         CheckpointError: if the format does not support the dtype of a tensor.
     """
-    # Largest elements first, as in the library's writer, so that each tensor is aligned to its element size.
+    # Largest elements come first, as in the library's writer, so each tensor is aligned to its element size.
     rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, value in rows:

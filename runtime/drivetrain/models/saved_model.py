@@ -1,8 +1,8 @@
-"""Writes and reads the `model/` folder: final weights, configuration, labels and preprocessing; all that `predict` needs.
+"""Writes and reads the `model/` folder with all that `predict` needs: weights, configuration, labels and preprocessing.
 
 model/  model.safetensors   weights of the best evaluation (averaged, if the job keeps an EMA)
         raw.safetensors     the same weights without averaging, if the job keeps an EMA
-        config.json         how to build the network, its heads, the preprocessing, and where the weights come from
+        config.json         values to build the network, its heads, the preprocessing, and the origin of the weights
         code/               the user's Python files, if they define the network
 """
 
@@ -39,7 +39,7 @@ class SavedModel:
     folder: Path
     task: str
     network: nn.Module
-    """On the CPU, in evaluation mode."""
+    """Network on the CPU, in evaluation mode."""
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
     trained: dict[str, Any]
@@ -52,10 +52,10 @@ def commit(
     """Write a model folder atomically, replacing an older one.
 
     Args:
-        final: the folder.
-        groups: tensors by name, by stem of their file.
+        final: path of the folder.
+        groups: tensors by name, grouped by stem of their file.
         config: content of `config.json` except its format, our version and the digests.
-        code: content of the user's Python files, by name, if they define the network.
+        code: content of the user's Python files by name, if they define the network.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -84,10 +84,10 @@ def commit(
 
 
 def find(path: Path) -> Path:
-    """Find the model folder in a run folder, or the path itself if it is a model folder.
+    """Find the model folder of a run folder; return the path itself if it is a model folder.
 
     Raises:
-        CheckpointError: if there is none, or it contains a link.
+        CheckpointError: if there is no model folder, or if it contains a link.
     """
     if folder := model_folder(path):
         refuse_links(folder)
@@ -108,11 +108,11 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
     """Load the model of a run folder, or of a model folder that was copied elsewhere.
 
     Args:
-        path: the folder.
-        consent: whether the user agreed to run the code of a model folder that lies outside of its run.
+        path: run folder or model folder.
+        consent: whether the user agreed to run the code of a model folder outside of its run.
 
     Raises:
-        CheckpointError: if there is none, it is incomplete, or it needs code that may not be run.
+        CheckpointError: if there is no model, it is incomplete, or it needs code that may not be run.
     """
     folder = find(path)
     config = read_config(folder)
@@ -131,7 +131,7 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
 
 
 def _build_network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
-    """Build the network; its weights are not loaded yet."""
+    """Build the network without loading its weights."""
     if config["builder"] == "own":
         return _build_from_user_code(folder, config, consent)
     if config["builder"] == "python":
@@ -150,7 +150,7 @@ def _build_from_user_code(folder: Path, config: dict[str, Any], consent: bool) -
 
 
 def _load_weights(network: nn.Module, folder: Path, digest: str) -> None:
-    """Load the weights; their names and shapes must match the network exactly, and the file the SHA-256 of the training."""
+    """Load the weights; names and shapes must match the network exactly, and the file must match the SHA-256 `digest`."""
     try:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:

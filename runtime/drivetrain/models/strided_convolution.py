@@ -1,11 +1,11 @@
-"""Works around an oneDNN bug in strided 1x1 convolutions with few channels: they run with stride 1 on a strided view.
+"""Works around a oneDNN bug in strided 1x1 convolutions with few channels: they run with stride 1 on a strided view.
 
 oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it writes 8 (AVX2) or
-16 (AVX-512) channels per pixel, although the workspace has room for the real number only. With one thread it writes past
+16 (AVX-512) channels per pixel, although the workspace only has room for the real number. With one thread it writes past
 the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another thread's
 part, which gives wrong gradients without an error, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have the
-bug: https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses that layout by itself, so it does not
-help to leave channels_last off.
+bug: https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses this layout by itself, so turning off
+channels_last does not help.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDE_ENOUGH_CHANNELS = 16
-"""With this number of channels or more (one AVX-512 register) the workspace is large enough."""
+"""Number of channels (one AVX-512 register) from which the workspace is large enough."""
 
 
 def rewrite(network: nn.Module) -> None:
-    """Change how the affected convolutions are computed, in place; results are the same up to rounding.
+    """Change the computation of the affected convolutions in place; results are the same except for rounding.
 
-    Stride and all other attributes keep their values, since user networks may read them. Direct calls of
+    Stride and all other attributes keep their values, because user networks may read them. Direct calls of
     `torch.nn.functional` are not covered.
     """
     for module in network.modules():
@@ -49,8 +49,8 @@ def restore_layers(network: nn.Module) -> None:
 
 @contextlib.contextmanager
 def rewriting(network: nn.Module) -> Iterator[None]:
-    """A block in which the affected convolutions of a network are rewritten."""
-    is_rewritten = bool(list_rewritten(network))  # by the training itself, which keeps them so
+    """Rewrite the affected convolutions of a network within the block."""
+    is_rewritten = bool(list_rewritten(network))  # by the training itself, which keeps them rewritten
     rewrite(network)
     try:
         yield
@@ -60,7 +60,7 @@ def rewriting(network: nn.Module) -> Iterator[None]:
 
 
 def _find_rewritten_method(module: nn.Module) -> str | None:
-    """Find the name of the method that `rewrite` has replaced on this instance; None if it has replaced none."""
+    """Find the name of the method that `rewrite` has replaced on this instance; None if there is none."""
     for name, replacement in (("_conv_forward", _convolve_thinned), ("forward", _convolve_spread)):
         if getattr(vars(module).get(name), "func", None) is replacement:
             return name

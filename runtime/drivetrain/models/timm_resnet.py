@@ -1,4 +1,4 @@
-"""Loads pretrained weights of timm and torchvision into the built-in ResNets, whose layers have other names."""
+"""Loads pretrained weights of timm and torchvision into the built-in ResNets, which have other layer names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYER = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn|downsample\.)(\d+)\.(\w+)")
 
 
 def translate_name(name: str) -> str:
-    """The name in our ResNet of a tensor such as `layer2.0.conv1.weight`; empty if our ResNet does not have it."""
+    """Return the name of a tensor such as `layer2.0.conv1.weight` in our ResNet; empty if it does not exist there."""
     kind, _, suffix = name.partition(".")
     if kind in ("conv1", "bn1"):
         return f"stem.{int(kind == 'bn1')}.{suffix}"
@@ -28,15 +28,15 @@ def translate_name(name: str) -> str:
 
 
 def rename_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under the names of our ResNet, without the classifier."""
+    """Return the tensors with the names of our ResNet, without the classifier."""
     return {our_name: value for name, value in weights.items() if (our_name := translate_name(name))}
 
 
 def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
-    """Load all tensors except the classifier's; returns the names of those that stay random.
+    """Load all tensors except the classifier's; returns the names of the tensors that stay random.
 
     Raises:
-        SpecError: if the file cannot be read, or has other tensors.
+        SpecError: if the file cannot be read or has other tensors.
     """
     file = source.folder / "model.safetensors"
     weights = rename_tensors(safetensors_file.read_or_refuse(file, source.refuse))

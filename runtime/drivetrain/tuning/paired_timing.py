@@ -144,7 +144,7 @@ BlockPair = tuple[TimedBlock, TimedBlock]
 
 
 def time_quiet_pairs(slow: Steps, fast: Steps, block_steps: int, pairs: int) -> list[BlockPair]:
-    """Time pairs of blocks of `block_steps` steps in alternating order; return the `pairs` pairs with the least noise."""
+    """Time pairs of blocks of `block_steps` steps in alternating order; return the `pairs` pairs with least noise."""
     timed_pairs: list[BlockPair] = []
     deadline = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
     for block_pair in alternate(slow, fast, block_steps, MAX_REPETITIONS * pairs):

@@ -1,7 +1,7 @@
 """The encoder of `model: encoder`: BERT (Devlin et al. 2019), by torch alone.
 
-The transformers library computes the same bits, and its import takes three seconds of CPU time. Names of the weights and the
-order of the random numbers are those of the library, which trained the runs of earlier versions.
+The transformers library computes the same bits, but its import takes three seconds of CPU time. Names of weights and the
+order of random numbers are the same as in the library, which trained the runs of earlier versions.
 """
 
 from __future__ import annotations
@@ -93,25 +93,25 @@ class Layer(nn.Module):
         """Compute the layer's hidden states (N, tokens, width).
 
         Args:
-            hidden: those of the layer before.
-            mask: (N, 1, 1, tokens), true for real tokens; None if all are.
-            packed_row: how texts lie in the only row, if they are packed.
+            hidden: hidden states of the previous layer.
+            mask: (N, 1, 1, tokens), true for real tokens; None if all tokens are real.
+            packed_row: positions of the texts in the single row, if they are packed.
         """
         hidden = self.attention["output"](self.attention["self"](hidden, mask, packed_row), hidden)
         return self.output(functional.gelu(self.intermediate["dense"](hidden)), hidden)  # type: ignore[no-any-return]
 
 
 class Bert(nn.Module):
-    """The encoder; `config` has the names of transformers, whose encoders it can replace."""
+    """The encoder; it can replace the encoders of transformers, and `config` uses their names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        # Its layers take packed texts without being told.
+        # The layers accept packed texts without further settings.
         self.config = SimpleNamespace(**config, _attn_implementation=packed_attention.ATTENTION_NAME)
         self.embeddings = Embeddings(self.config)
         layers = nn.ModuleList(Layer(self.config) for _ in range(self.config.num_hidden_layers))
         self.encoder = nn.ModuleDict({"layer": layers})
-        # Nobody uses it, but its random numbers are drawn before those of the heads.
+        # It is unused, but its random numbers are drawn before the random numbers of the heads.
         self.pooler: nn.Module | None = nn.Linear(self.config.hidden_size, self.config.hidden_size)
         self.apply(_initialize)
 
@@ -122,7 +122,7 @@ class Bert(nn.Module):
         inputs_embeds: Tensor | None = None,
         packed_row: PackedRow | None = None,
     ) -> EncoderOutput:
-        """Encode token ids (N, tokens), or the hidden states of `inputs_embeds` if they take the place of the embeddings."""
+        """Encode token ids (N, tokens), or the hidden states `inputs_embeds` in place of embedded ids."""
         hidden = self.embeddings(input_ids if inputs_embeds is None else inputs_embeds)
         for layer in self.encoder["layer"]:  # type: ignore[attr-defined]
             hidden = layer(hidden, attention_mask, packed_row=packed_row)
@@ -140,7 +140,7 @@ def _initialize(module: nn.Module) -> None:
 
 
 def can_build(config: Mapping[str, object]) -> bool:
-    """Return whether the configuration is one of `families.make_bert_config`, and not that of another BERT."""
+    """Return whether the configuration comes from `families.make_bert_config`, and not from another BERT."""
     usual = families.make_bert_config(vocabulary=1, pad=0, longest=1, layers=1, width=1, heads=1, dropout=0.0)
     fixed = ("model_type", "attention_probs_dropout_prob", "type_vocab_size")
     return config.keys() == usual.keys() and all(config[name] == usual[name] for name in fixed)

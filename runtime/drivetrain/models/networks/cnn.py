@@ -28,10 +28,10 @@ class _GlobalAverage(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A network of images whose last layer is a linear `classifier`, behind its `dropout`."""
+    """An image network whose last layers are `dropout` and a linear `classifier`."""
 
     def outputs(self, vector: Tensor) -> Tensor:
-        """Class outputs (N, classes) from feature vectors (N, width)."""
+        """Compute class outputs (N, classes) from feature vectors (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[operator, no-any-return]
 
 
@@ -135,7 +135,7 @@ class ResNet(Classifier):
 
 
 def build_stem(channels: int, width: int, small: bool) -> nn.Sequential:
-    """Build the first layers: the small stem keeps the resolution, the large one divides height and width by 4."""
+    """Build the first layers: the small stem keeps the resolution, the large stem divides height and width by 4."""
     if small:
         return nn.Sequential(*_build_conv_norm(channels, width), nn.ReLU(inplace=True))
     return nn.Sequential(
@@ -165,7 +165,7 @@ def _build_shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Modu
 
 
 def initialize_weights(model: nn.Module) -> None:
-    """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the classifier."""
+    """Initialize convolutions with Kaiming normal (He et al. 2015), the classifier with truncated normal (0.02)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -51,13 +51,13 @@ class CnnLstm(nn.Module):
         return self.outputs(self.state(self.convolve(windows.transpose(1, 2), self.convolutions)))
 
     def convolve(self, x: Tensor, convolutions: Iterable[nn.Module]) -> Tensor:
-        """Convolve and pool in turn: (N, channels, T) to (N, channels of the last, remaining T)."""
+        """Convolve and pool in turn: (N, channels, T) to (N, channels of the last convolution, remaining T)."""
         for convolution in convolutions:
             x = self.pool(torch.relu(convolution(x)))
         return x
 
     def state(self, x: Tensor) -> Tensor:
-        """Return the LSTM's last hidden state, (N, hidden), of both directions if it has two."""
+        """Return the LSTM's last hidden state, (N, hidden), of both directions if it is bidirectional."""
         _, (last, _) = self.lstm(x.transpose(1, 2))
         return torch.cat((last[-2], last[-1]), dim=1) if self.lstm.bidirectional else last[-1]
 
@@ -66,7 +66,7 @@ class CnnLstm(nn.Module):
         return self.classifier(self.dropout(state))  # type: ignore[no-any-return]
 
     def split_at_frozen(self, windows: Tensor) -> FrozenSplit | None:
-        """Split before the first trainable convolution, or behind the LSTM if that is frozen too."""
+        """Split before the first trainable convolution, or after the LSTM if it is frozen too."""
         convolutions = list(self.convolutions)
         count = count_leading_frozen(convolutions)
         frozen, trainable = convolutions[:count], convolutions[count:]
@@ -86,7 +86,7 @@ class CnnLstm(nn.Module):
         )
 
     def _initialize(self) -> None:
-        """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the outputs.
+        """Initialize convolutions with Kaiming normal (He et al. 2015), the outputs with truncated normal (0.02).
 
         The LSTM gets Xavier uniform input weights, orthogonal recurrent weights, and a forget gate bias of 1
         (Jozefowicz et al. 2015).

@@ -23,7 +23,7 @@ class VisionNetwork(Classifier):
 
     def __init__(self, backbone: nn.Module, classes: int, width: int, pooling: str, dropout: float) -> None:
         super().__init__()
-        # With `cls` pooling the pooler is unused, and need not be saved and optimized.
+        # With `cls` pooling the pooler is unused and need not be saved and optimized.
         if pooling == "cls" and getattr(backbone, "pooler", None) is not None:
             backbone.pooler = None  # type: ignore[assignment]
         self.backbone, self.pooling = backbone, pooling
@@ -36,7 +36,7 @@ class VisionNetwork(Classifier):
         return self.outputs(pool_features(self.backbone(pixel_values=images), self.pooling))
 
     def split_at_frozen(self, images: Tensor) -> FrozenSplit | None:
-        """Split behind the backbone, if all of it is frozen."""
+        """Split after the backbone if all of it is frozen."""
         if any(p.requires_grad for p in self.backbone.parameters()):
             return None
         return FrozenSplit(
@@ -53,7 +53,7 @@ class VisionNetwork(Classifier):
 
     @property
     def layers(self) -> nn.Module | None:
-        """The layers that `freeze: {layers: N}` counts: transformer layers, or stages of a convolutional network."""
+        """The layers counted by `freeze: {layers: N}`: transformer layers, or stages of a convolutional network."""
         config: Any = self.backbone.config
         count = getattr(config, "num_hidden_layers", 0) or len(getattr(config, "depths", ()))
         lists = (part for part in self.backbone.modules() if isinstance(part, nn.ModuleList))
@@ -97,7 +97,7 @@ def build(
         config: configuration of the backbone, as in the config.json of transformers.
         classes: number of outputs.
         width: length of the feature vector.
-        pooling: how an image's vector is made.
+        pooling: kind of pooling to an image's vector.
         dropout: rate before the classifier.
 
     Raises:
@@ -109,7 +109,7 @@ def build(
 def build_from_folder(
     job: Job, source: Pretrained, classes: int, channels: int, size: int, dropout: float
 ) -> VisionNetwork:
-    """Build the network of a pretrained folder, and try it on one image of the job's size.
+    """Build the network of a pretrained folder, and try it with an image of the job's size.
 
     Raises:
         SpecError: if it cannot process such an image.
@@ -119,7 +119,7 @@ def build_from_folder(
     try:
         with quiet_transformers(), torch.inference_mode():
             width = pool_features(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
-    except Exception as error:  # networks of the library raise anything; all of it means that the image does not fit
+    except Exception as error:  # the library's networks may raise anything; here it means that the image does not fit
         required_size = getattr(source.config, "image_size", None)
         raise job.spec_error(
             ("model", "name"),

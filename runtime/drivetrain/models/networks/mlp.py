@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class EmbeddingTable(nn.Embedding):
-    """An embedding whose backward pass takes a quarter of the time of torch's on a CPU."""
+    """An embedding whose backward pass on a CPU takes a quarter of the time of torch's embedding."""
 
     def forward(self, indices: Tensor) -> Tensor:
         if indices.is_cuda:
@@ -19,11 +19,11 @@ class EmbeddingTable(nn.Embedding):
 
 
 MIN_BIN_WIDTH = 1e-6
-"""Least width of a bin of a scaled number; the slope of a narrower one could be infinite."""
+"""Smallest width of a bin of a scaled number; the slope of a narrower bin could be infinite."""
 
 
 class BinShares(nn.Module):
-    """The share of each bin that lies below a number: input (N, numbers), output (N, numbers, bins) from 0 to 1.
+    """The share of each bin that is below a number: input (N, numbers), output (N, numbers, bins) from 0 to 1.
 
     Shares do not change beyond the outer edges, so a value far from all training rows does not give large activations.
     """
@@ -39,7 +39,7 @@ class BinShares(nn.Module):
             bounds, bins = torch.tensor(column_edges), len(column_edges) - 1
             lower_edges[column, :bins] = bounds[:-1]
             slopes[column, :bins] = 1 / bounds.diff().clamp_min(MIN_BIN_WIDTH)
-        # The slopes of bins that a column does not have stay 0, and so do their shares.
+        # Slopes and shares of bins that a column does not have stay 0.
         self.register_buffer("lower_edges", lower_edges, persistent=False)
         self.register_buffer("slopes", slopes, persistent=False)
 
@@ -48,9 +48,9 @@ class BinShares(nn.Module):
 
 
 class NumberEmbeddings(nn.Module):
-    """Embeds each number as a piecewise-linear function of it, plus a linear one (Gorishniy et al. 2022).
+    """Embeds each number as the sum of a piecewise-linear and a linear function of it (Gorishniy et al. 2022).
 
-    Input (N, numbers), output (N, numbers * size). The pieces lie between the edges of the column's bins, and start at
+    Input (N, numbers), output (N, numbers * size). The pieces are between the edges of the column's bins and start at
     zero: at first the embedding is linear.
     """
 
@@ -67,12 +67,12 @@ class NumberEmbeddings(nn.Module):
 
 
 class EmbeddedColumns(nn.Module):
-    """The columns of a table as one vector, which a network begins with: embedded numbers and categories.
+    """The first part of a network for tables: embeds numbers and categories, and joins all columns to one vector.
 
     Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int64, each only if the table has
-    such columns. All categories share one embedding table, in which each column has its own range, so that one lookup is
-    enough. The first row of each range is that of unknown categories. It is zero and stays zero, because no training row
-    uses it. Numbers without edges are not embedded.
+    such columns. All categories share one embedding table with a range for each column, so one lookup is enough. The
+    first row of each range is for unknown categories. It is zero and stays zero, because no training row uses it.
+    Numbers without edges are not embedded.
     """
 
     offsets: Tensor
@@ -103,7 +103,7 @@ class EmbeddedColumns(nn.Module):
         self.width = sum(self.column_widths)
 
     def embed(self, *inputs: Tensor) -> Tensor:
-        """Return the columns as vectors (N, width)."""
+        """Embed the columns as vectors (N, width)."""
         parts = list(inputs)
         if len(self.embedded_numbers):
             numbers = self.number_embeddings(parts[0].index_select(1, self.embedded_numbers))
@@ -114,7 +114,7 @@ class EmbeddedColumns(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def initialize_categories(self) -> None:
-        """Normal, but for the unknown ones."""
+        """Initialize the embeddings of known categories with normal numbers, of unknown categories with 0."""
         if len(self.offsets):
             nn.init.normal_(self.embeddings.weight, std=1.0)
             with torch.no_grad():
@@ -155,7 +155,7 @@ class Mlp(EmbeddedColumns):
         return self.classifier(x)  # type: ignore[no-any-return]
 
     def _initialize(self) -> None:
-        """Kaiming normal for layers (He et al. 2015), truncated normal (0.02) for the outputs, normal for embeddings."""
+        """Initialize layers with Kaiming normal (He et al. 2015), outputs with truncated normal (0.02), and categories."""
         for layer in self.layers:
             linear = layer[0]  # type: ignore[index]
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")

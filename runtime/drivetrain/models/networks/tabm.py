@@ -1,6 +1,6 @@
-"""TabM for tables (Gorishniy et al. 2025): many perceptrons that share the weights of their layers, trained as one network.
+"""TabM for tables (Gorishniy et al. 2025): many perceptrons with shared weights, trained as one network.
 
-BatchEnsemble (Wen et al. 2020): each member scales the inputs and the outputs of a shared layer by vectors of its own.
+As in BatchEnsemble (Wen et al. 2020), each member scales the inputs and outputs of a shared layer by its own vectors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from drivetrain.models.networks.mlp import EmbeddedColumns
 class MemberLayer(nn.Module):
     """A linear layer with shared weights: (N, 1 or members, width_in) to (N, members, width_out).
 
-    What is a member's own is stored as vectors of all members, since the optimizer has no weight decay for vectors: a
-    factor should not decay to 0.
+    Parameters of single members are stored as vectors of all members, because the optimizer has no weight decay for
+    vectors: a factor should not decay to 0.
     """
 
     def __init__(self, width_in: int, width_out: int, members: int) -> None:
@@ -39,7 +39,7 @@ class MemberLayer(nn.Module):
         return torch.addcmul(self._divide(self.bias, x), x, self._divide(self.output_factors, x))
 
     def _divide(self, vectors: Tensor, x: Tensor) -> Tensor:
-        # Half precision stays half: the factors alone would make float32 of all activations.
+        # Keeps half precision: float32 factors would make all activations float32.
         return vectors.view(self.members, -1).to(x.dtype)
 
 
@@ -58,11 +58,11 @@ class MemberOutputs(nn.Module):
 
 
 class TabM(EmbeddedColumns):
-    """Members that differ at first by the random signs with which each takes the columns, and by their output layers.
+    """An ensemble whose members differ at first by their random signs of the columns and by their output layers.
 
-    In training the outputs are those of each member, (N, members, outputs), whose losses are averaged. In evaluation they
-    are (N, outputs): the mean of the members' numbers, or the logarithms or log odds of the mean of their probabilities.
-    `edges` are those of `Mlp`.
+    In training it returns the outputs of all members, (N, members, outputs), whose losses are averaged. In evaluation it
+    returns (N, outputs): the mean of the members' numbers, or the logarithms or log odds of their mean probabilities.
+    `edges` are the same as for `Mlp`.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class TabM(EmbeddedColumns):
 
     @torch.no_grad()
     def _draw_signs(self, layer: MemberLayer) -> None:
-        """A sign for each member and column: one for each number of its embedding would blur the column."""
+        """Draw a sign for each member and column; a sign for each number of the embedding would blur the column."""
         signs = torch.randint(2, (layer.members, len(self.column_widths))) * 2.0 - 1
         by_column = [signs[:, [column]].expand(-1, width) for column, width in enumerate(self.column_widths)]
         layer.input_factors.copy_(torch.cat(by_column, dim=1).flatten())
 
 
 def average_members(outputs: Tensor, kind: str) -> Tensor:
-    """The outputs of an ensemble from those of its members, (N, members, outputs); `kind` as `choose_kind` returns it."""
+    """Average the outputs of an ensemble's members, (N, members, outputs); `kind` is a result of `choose_kind`."""
     outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
     if kind == "numbers":
         return outputs.mean(1)
@@ -116,5 +116,5 @@ def average_members(outputs: Tensor, kind: str) -> Tensor:
 
 
 def choose_kind(head: Head) -> str:
-    """Meaning of a head's outputs: exclusive `classes`, `labels` that can be true together, or `numbers`."""
+    """Return the meaning of a head's outputs: exclusive `classes`, `labels` that can be true together, or `numbers`."""
     return "numbers" if not head.classes else "labels" if head.several else "classes"

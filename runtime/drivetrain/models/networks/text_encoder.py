@@ -1,4 +1,4 @@
-"""Text classifiers: an encoder, ours or one of the transformers library, pooling, and one linear output per head."""
+"""Text classifiers: an encoder (built-in or from the transformers library), pooling, and a linear output per head."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class _LayerReached(Exception):
 
 
 class PassedEmbeddings(nn.Module):
-    """Replaces the embeddings of an encoder: returns the hidden states that are passed to it."""
+    """Replacement for the embeddings of an encoder, which returns the hidden states that are passed to it."""
 
     def forward(self, *args: object, **named: object) -> Tensor:
-        """Return the hidden states (N, tokens, width): the only floating-point argument, all others are indices."""
+        """Return the hidden states (N, tokens, width), the only floating-point argument; all others are indices."""
         (hidden,) = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
         return hidden
 
 
 def name_inputs(encoder: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
-    """The inputs of a text network (ids, token types if it has them, and mask) by their names in transformers."""
+    """Name the inputs of a text network (ids, token types if it has them, and mask) as in transformers."""
     ids, *types, mask = inputs
     arguments = {"input_ids": ids, "attention_mask": reduce_mask(encoder.config, mask)}
     return arguments | ({"token_type_ids": types[0]} if types else {})
 
 
 def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -> int:
-    """Return the number of layers, counted from the first, whose output needs no gradient."""
+    """Count the first layers whose output needs no gradient."""
     inputs_need_gradient: list[bool] = []
 
     def note_input(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
@@ -54,12 +54,12 @@ def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(note_input, with_kwargs=True))
         last = encoder(**name_inputs(encoder, inputs)).last_hidden_state
-    # The output of a layer is the input of the next one.
+    # The output of a layer is the input of the next layer.
     return [*inputs_need_gradient[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
 
 
 def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) -> Tensor:
-    """Compute the input of a layer: hidden states (N, tokens, width). The layers above it are not computed."""
+    """Compute the input of a layer, hidden states (N, tokens, width), without computing the layers above it."""
 
     def stop_at_layer(_: nn.Module, args: tuple[object, ...], keywords: dict[str, object]) -> None:
         raise _LayerReached(_get_hidden(args, keywords))
@@ -77,7 +77,7 @@ def build_upper_encoder(
 ) -> Callable[..., Any]:
     """Build the encoder without its embeddings and first layers; it takes hidden states as `inputs_embeds`.
 
-    It shares the encoder's modules, and so their weights and training mode; only the modules around them are copied.
+    It shares the encoder's modules with their weights and training mode; only the modules around them are copied.
     """
     upper = _replace(encoder, _find_path(encoder, layers), nn.ModuleList(list(layers)[first:]))
     return _replace(upper, _find_path(encoder, embeddings), PassedEmbeddings())
@@ -93,7 +93,7 @@ def _find_path(root: nn.Module, part: nn.Module) -> list[str]:
 
 
 def _replace(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
-    """Copy the modules along a path and replace the last one by `part`; all other modules are shared."""
+    """Copy the modules along a path and replace the last module by `part`; all other modules are shared."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     name, *remaining_path = path
@@ -111,25 +111,25 @@ ENCODERS_PASSING_MASKS = (
     "roberta-prelayernorm",
     "xlm-roberta-xl",
 )
-"""Encoders that pass a mask of four dimensions unchanged to every layer's attention. Others derive several masks from one of
-two dimensions, as for windows of tokens, or search for padding themselves if there is no mask."""
+"""Encoders that pass a mask of four dimensions unchanged to the attention of every layer. Others derive several masks
+from a mask of two dimensions, as for windows of tokens, or search for padding themselves if there is no mask."""
 
 
 def reduce_mask(config: Any, mask: Tensor) -> Tensor | None:
     """Return the mask to pass as `attention_mask`; None if the host knows that nothing is padded.
 
-    Of a mask with two dimensions transformers reads on the host whether all of it is true, and so waits for the GPU.
+    transformers reads on the host whether a mask of two dimensions is all true, and so waits for the GPU.
 
     Args:
-        config: the encoder's configuration.
+        config: configuration of the encoder.
         mask: (N, tokens), 1 for real tokens, which come first.
     """
-    # Only torch's attention and ours take booleans; the mask of a decoder must also hide later tokens.
+    # Only torch's attention and ours accept booleans; the mask of a decoder must also hide later tokens.
     takes_booleans = config._attn_implementation in ("sdpa", packed_attention.ATTENTION_NAME)
     is_decoder = getattr(config, "is_decoder", False)
     if not takes_booleans or is_decoder or config.model_type not in ENCODERS_PASSING_MASKS:
         return mask
-    # A compiled or exported network must work for other texts, too.
+    # A compiled or exported network must also work for other texts.
     lengths = None if torch.compiler.is_compiling() else find_known_lengths(mask)
     if lengths is not None and len(lengths) and lengths.min() == mask.shape[1]:
         return None
@@ -144,11 +144,11 @@ class TextNetwork(nn.Module):
     """
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
-    """Names of the inputs, by their number."""
+    """Names of the inputs by number of inputs."""
 
     def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
         super().__init__()
-        # The pooler is unused, and need not be saved and optimized.
+        # The pooler is unused and need not be saved and optimized.
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None  # type: ignore[assignment]
         self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
@@ -175,19 +175,19 @@ class TextNetwork(nn.Module):
         return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
     def outputs(self, vector: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the outputs of all heads, by name, from vectors (N, width)."""
+        """Compute the outputs of all heads by name from vectors (N, width)."""
         vector = self.dropout(vector)
         outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
 
     def packed(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the same as `forward`, but the layers compute only the real tokens, without padding."""
+        """Compute the outputs of `forward`, but only the real tokens in the layers, without padding."""
         assert isinstance(self.layers, nn.ModuleList), "packing was tried before, where the layers are counted"
         upper = UpperLayers(self, build_upper_encoder(self.encoder, self.embeddings, self.layers, 0))
         return upper.packed(compute_layer_input(self.encoder, self.layers[0], inputs), inputs[-1])
 
     def split_at_frozen(self, *inputs: Tensor) -> FrozenSplit | None:
-        """Split before the first trainable layer; if the whole encoder is frozen, behind its pooled vectors."""
+        """Split before the first trainable layer; if the whole encoder is frozen, after its pooled vectors."""
         encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
         if not any(p.requires_grad for p in encoder.parameters()):
             return FrozenSplit(
@@ -214,7 +214,7 @@ class TextNetwork(nn.Module):
 
     @property
     def layers(self) -> nn.Module | None:
-        """The layers that `freeze: {layers: N}` counts; None if the encoder shares one layer's weights."""
+        """The layers counted by `freeze: {layers: N}`; None if the encoder shares one layer's weights."""
         count = getattr(self.encoder.config, "num_hidden_layers", 0)
         lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
         return next((part for part in lists if len(part) == count), None)
@@ -222,18 +222,18 @@ class TextNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class UpperLayers:
-    """The upper layers of a network and its heads; takes the first layer's input and the mask."""
+    """The upper layers of a network and its heads, which take the input of the first of these layers and the mask."""
 
     network: TextNetwork
     layers: Callable[..., Any]
 
     def padded(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the outputs from padded hidden states (N, tokens, width)."""
+        """Compute the outputs from padded hidden states (N, tokens, width)."""
         encoder_mask = reduce_mask(self.network.encoder.config, mask)
         return self._outputs(self.layers(inputs_embeds=hidden, attention_mask=encoder_mask).last_hidden_state, mask)
 
     def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the outputs, computed from the real tokens only."""
+        """Compute the outputs from the real tokens only."""
         return self._outputs(
             packed_attention.encode_packed(self.layers, self.network.encoder.config, hidden, mask), mask
         )
@@ -248,7 +248,7 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     Args:
         config: configuration of the encoder, as in the config.json of transformers.
         outputs: number of classes by head name.
-        pooling: how a text's vector is made.
+        pooling: kind of pooling to a text's vector.
         dropout: rate before the outputs.
 
     Raises:
@@ -259,7 +259,7 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
 
 
 def check_text_length(network: TextNetwork, source: Pretrained, longest: int, *, types: bool) -> None:
-    """Check that the network accepts a text of `longest` tokens, with token types or without.
+    """Check that the network accepts a text of `longest` tokens, with or without token types.
 
     Raises:
         SpecError: if the encoder cannot process it.
@@ -269,7 +269,7 @@ def check_text_length(network: TextNetwork, source: Pretrained, longest: int, *,
     try:
         with quiet_transformers(), torch.inference_mode():
             network(*[ones] * (3 if types else 2))
-    except Exception as error:  # networks of the library raise anything; all of it means that the length does not fit
+    except Exception as error:  # the library's networks may raise anything; here it means that the length does not fit
         source.refuse(
             f"{source.folder} is a {source.config.model_type}, which does not accept texts of {longest} tokens here: "
             f"{type(error).__name__}: {str(error)[:200]}",

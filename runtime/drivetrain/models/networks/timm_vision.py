@@ -25,7 +25,7 @@ from drivetrain.pretrained.folder import closed_hub
 from drivetrain.pretrained.image_input import TimmFolder
 
 TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
-"""Folder of the torchvision that is kept outside the import path; `docker/unused/aside` fills it."""
+"""Folder of a torchvision outside of the import path; `docker/unused/aside` fills it."""
 
 
 def load_timm() -> Any:
@@ -44,7 +44,7 @@ def load_timm() -> Any:
 
 @contextlib.contextmanager
 def _importable_torchvision() -> Iterator[None]:
-    """A block in which torchvision can be imported: the installed one, or that of the folder without its operators.
+    """Make torchvision importable in the block: the installed one, or the one in TORCHVISION_FOLDER without its operators.
 
     Each wheel of torchvision is built for one build of torch. The usual wheel needs CUDA's libraries. With a torch for
     CPUs its import fails when it describes operators that could not be loaded. The images and `make setup` therefore
@@ -62,7 +62,7 @@ def _importable_torchvision() -> Iterator[None]:
     torch.library.register_fake = _skip_torchvision(register)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that it cannot read images, which is not needed here
+            warnings.simplefilter("ignore")  # it warns that it cannot read images, which we do not need
             yield
     finally:
         torch.library.register_fake = register
@@ -89,7 +89,7 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
     Raises:
         SpecError: if timm cannot be imported.
         RuntimeError: if timm has no such architecture.
-        ValueError: if the name is not an architecture, but an address on the hub or a folder, which timm would read.
+        ValueError: if the name is not an architecture but a hub address or a folder, which timm would read.
     """
     if not _ARCHITECTURE.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of an architecture")
@@ -105,7 +105,7 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
 
 
 def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.Module:
-    """Build the network of a job, with its weights if the job names a file.
+    """Build the network of a job, and load its weights if the job names a file.
 
     Raises:
         SpecError: if timm cannot be imported or has no such architecture, or the weights do not fit.
@@ -126,7 +126,7 @@ def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -
             network(torch.zeros(1, arguments["channels"], arguments["image_size"], arguments["image_size"]))
     except SpecError:
         raise
-    except Exception as error:  # architectures of the library raise anything
+    except Exception as error:  # the library's architectures may raise anything
         size = arguments["image_size"]
         raise job.spec_error(
             ("model", "name"),
@@ -140,10 +140,10 @@ def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -
 
 
 def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
-    """Load all tensors except the classifier's from a folder of timm; returns the names of those that stay random.
+    """Load all tensors except the classifier's from a folder of timm; returns the names of the random tensors.
 
     Raises:
-        SpecError: if the file cannot be read, or has other tensors.
+        SpecError: if the file cannot be read or has other tensors.
     """
     file, fresh = source.folder / "model.safetensors", _list_classifier_tensors(network)
     if wrong := safetensors_file.load(network, safetensors_file.read_or_refuse(file, source.refuse), fresh):
@@ -156,7 +156,7 @@ def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
 
 
 def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
-    """Load all weights from the file of a job, except the classifier's, which was trained for other classes."""
+    """Load all weights from the file of a job except the classifier's, which was trained for other classes."""
     key, file = ("model", "weights"), job.resolve(name)
     convert.check_suffix(job, file)
     refuse = partial(job.spec_error, key)

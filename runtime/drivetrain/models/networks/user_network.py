@@ -1,11 +1,11 @@
 """Networks built by a function of the user, and checked on a few samples before training.
 
-The function is called with the `arguments` of the spec. If its signature has one of these names, and `arguments` do not
-set it, it also gets:
+The function is called with the `arguments` of the spec. It also gets these values if its signature has their names and
+`arguments` do not set them:
 
     outputs      number of outputs per sample; by head name, if there are several heads
-    classes      the same, in a classification
-    inputs       shape of each input of one sample, as a list of lists; for texts that of the longest text
+    classes      the same for a classification
+    inputs       shape of each input of one sample, as a list of lists; for texts the shape of the longest text
     vocabulary   number of tokens (texts)
     categories   number of indices of each categorical column (tables)
 
@@ -46,14 +46,14 @@ KEY = ("model", "file")
 
 
 def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, object]]:
-    """Build the network of the job's file; also returns the values with which `rebuild` can build it again.
+    """Build the network of the job's file; also returns the values that `rebuild` needs to build it again.
 
     Raises:
-        SpecError: if the user's code raises, or the network does not fit the data.
+        SpecError: if the user's code raises or the network does not fit the data.
     """
     name = f"{spec.factory}() in {spec.file}"
     first = dry_run.take_first_batch(dataset, dataset.train)
-    # The user's code may have used random numbers when it read the samples, so seed again.
+    # The user's code may have used random numbers to read the samples, so seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     with blame_user_code(partial(job.spec_error, KEY), f"{name} raised"):
         code = user_code.open_code(job.folder)
@@ -85,16 +85,16 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
 
 
 def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
-    """Build the network of a `model/` folder from the code stored there.
+    """Build the network of a `model/` folder from its stored code.
 
     Args:
-        model: the folder.
+        model: model folder.
         digests: SHA-256 of each code file.
         origin: file, factory, arguments, and the inputs of one sample.
-        consent: whether the user agreed to run the code of a model that lies outside of its run folder.
+        consent: whether the user agreed to run the code of a model that is outside of its run folder.
 
     Raises:
-        CheckpointError: if the code may not be run, differs from what was recorded, or raises.
+        CheckpointError: if the code may not be run, differs from the recorded digests, or raises.
     """
     code, name = load_code(model, digests, consent=consent), f"{origin['factory']}() in {origin['file']}"
     say_aside(f"running the model's own code: {origin['file']} in {code.folder}")
@@ -109,7 +109,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {describe(module)}", "a torch.nn.Module")
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        # The first inputs initialize lazy parameters.
+        # Lazy parameters are initialized by the first inputs.
         with torch.no_grad():
             module.eval()(*(torch.zeros(2, *x["shape"], dtype=getattr(torch, x["type"])) for x in origin["inputs"]))
     buffers.unshare(module)
@@ -117,7 +117,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
 
 
 def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
-    """Return the arguments about the data that a factory may take, as plain JSON values."""
+    """Return the values about the data that a factory may take, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)
     facts = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
@@ -134,7 +134,7 @@ def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
 
 @contextlib.contextmanager
 def blame_job_code(job: Job) -> Iterator[None]:
-    """A block in which an error of the user's network or loss becomes one that shows the user's own lines.
+    """Turn errors of the user's network or loss in the block into errors that show the user's own lines.
 
     Raises:
         SpecError: in place of the original exception.
@@ -165,7 +165,7 @@ def _is_network_running(job: Job, error: BaseException) -> bool:
 
 
 def _find_blamed_part(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
-    """Find the job key and function whose file is in the traceback; the network's if none is."""
+    """Find the job key and function whose file is in the traceback, else the first user function."""
     user_parts = [(key, part) for key, part, _ in list_user_functions(job)]
     for key, part in user_parts:
         if any(f" {part.file}:" in line for line in lines):

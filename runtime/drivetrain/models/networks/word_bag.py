@@ -1,6 +1,6 @@
 """A linear model for texts: the outputs are sums of one number for each token and each pair of neighbours.
 
-A bag of words and pairs with hashing, as in fastText (Joulin et al. 2016), without its inner layer.
+It is a bag of words and pairs with hashing, as in fastText (Joulin et al. 2016), without the inner layer.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import torch
 from torch import Tensor, nn
 
 PAIR_BUCKETS = 2**17
-"""Rows for the pairs of a network with many outputs."""
+"""Number of rows for pairs in a network with many outputs."""
 MORE_PAIR_BUCKETS, FEW_OUTPUTS = 2**18, 64
-"""Rows of one with few outputs. On 5,000 and 15,000 texts of 21 and 40 classes fewer pairs that share a row were worth 0.3 and 0.5
-points, and four times the rows hardly more; with 64 outputs they are 67 MB.
+"""Number of rows in a network with few outputs, and their limit. On 5,000 and 15,000 texts of 21 and 40 classes, fewer
+shared rows gained 0.3 and 0.5 points, and four times the rows hardly more; with 64 outputs they take 67 MB.
 """
 _FIRST_FACTOR, _SECOND_FACTOR = 1_000_003, 7_919
 """Primes that spread pairs over the buckets; with a vocabulary of 200,000 the sums stay far below 2**63."""
 SHARPNESS = 32.0
-"""Factor of the sums: outputs of sure predictions are reached within a few epochs at the usual learning rate."""
+"""Factor of the sums, with which outputs of sure predictions are reached in a few epochs at the usual learning rate."""
 
 
 class WordBag(nn.Module):
-    """Token ids, token types if the tokenizer has them, and mask, all (N, tokens) int64; outputs as `TextNetwork`.
+    """A bag of words. Inputs are token ids, token types if the tokenizer has them, and mask, all (N, tokens) int64.
 
-    A text's tokens and pairs have a weight so that the squares add up to that of SHARPNESS, whatever its length, if none of
-    them is there twice.
+    The outputs are the same as in `TextNetwork`. The squared weights of a text's tokens and pairs add up to the square of
+    SHARPNESS for texts of any length without repeated tokens.
 
     Args:
         vocabulary: number of token ids.
         outputs: number of outputs of each head.
-        dropout: share of tokens and pairs that are left out in training.
-        damps_repeats: whether a token that is c times in a text counts 1 + ln c times, and a pair as well (sublinear term
-            frequency, Manning et al. 2008, 6.4.1): the second time says less than the first.
-        pair_buckets: rows for pairs. Models of earlier versions have neither of these two.
+        dropout: share of tokens and pairs that are dropped in training.
+        damps_repeats: whether a token or pair that occurs c times in a text counts 1 + ln c times (sublinear term
+            frequency, Manning et al. 2008, 6.4.1): the second occurrence says less than the first.
+        pair_buckets: number of rows for pairs. Models of earlier versions have neither of the last two.
     """
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
-    """Names of the inputs, by their number."""
+    """Names of the inputs by number of inputs."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class WordBag(nn.Module):
 
     @property
     def width(self) -> int:
-        """Weights of an output."""
+        """Number of weights of an output."""
         return self.vocabulary + self.pair_buckets
 
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         ids, pair_ids = inputs[0], self._hash_pairs(inputs[0])
-        # A word that is dropped is left out for all heads.
+        # A dropped word is dropped for all heads.
         weights = self._weigh(inputs[0], pair_ids, inputs[-1])
         word_weights, pair_weights = (self.dropout(part).unsqueeze(1) for part in weights)
         outputs: dict[str, Tensor] = {}
@@ -77,7 +77,7 @@ class WordBag(nn.Module):
         return outputs.get("", outputs)
 
     def _weigh(self, ids: Tensor, pair_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
+        """Compute the weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
         words = mask.to(self.biases[0].dtype)
         pairs = words[:, 1:] * words[:, :-1]
         norm = (words.sum(1, keepdim=True) + pairs.sum(1, keepdim=True)).clamp_min(1).sqrt()
@@ -86,11 +86,11 @@ class WordBag(nn.Module):
         return words / norm * SHARPNESS, pairs / norm * SHARPNESS
 
     def _hash_pairs(self, ids: Tensor) -> Tensor:
-        """Return the row of each pair of neighbours, (N, tokens - 1), of ids (N, tokens)."""
+        """Compute the row of each pair of neighbours, (N, tokens - 1), from ids (N, tokens)."""
         return (ids[:, :-1] * _FIRST_FACTOR + ids[:, 1:] * _SECOND_FACTOR) % self.pair_buckets
 
     def read_columns(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs as a product: columns (N, 2 * tokens - 1) of the weights of `load_head`, and their values."""
+        """Return the factors of the outputs: columns (N, 2 * tokens - 1) of `load_head`'s weights, and their values."""
         pair_ids = self._hash_pairs(inputs[0])
         columns = torch.cat([inputs[0], self.vocabulary + pair_ids], dim=1)
         return columns, torch.cat(self._weigh(inputs[0], pair_ids, inputs[-1]), dim=1)
@@ -105,20 +105,20 @@ class WordBag(nn.Module):
 
 
 def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
-    """Presence (N, places), 0 or 1, so that the c places of a text with the same id add up to 1 + ln c."""
+    """Scale the presence (N, places), 0 or 1, so the c places of a text with the same id add up to 1 + ln c."""
     counts = _count_repeats(ids.where(presence > 0, -1)).to(presence.dtype)
     return presence * (1 + counts.log()) / counts
 
 
 def _count_repeats(ids: Tensor) -> Tensor:
-    """Return how often the id of each place is in its row, (N, places)."""
-    if torch.compiler.is_compiling():  # also while the network is exported: ONNX has no search
+    """Count how often the id of each place occurs in its row, (N, places)."""
+    if torch.compiler.is_compiling():  # also during an export: ONNX has no search
         return (ids[:, :, None] == ids[:, None, :]).sum(2)
-    # Not each place with each other one: 32 texts of 4,096 tokens took 4.6 GB and five seconds.
+    # Comparing all places with each other took 4.6 GB and five seconds for 32 texts of 4,096 tokens.
     ordered = ids.sort(dim=1).values
     return torch.searchsorted(ordered, ids, right=True) - torch.searchsorted(ordered, ids)
 
 
 def choose_pair_buckets(outputs: int) -> int:
-    """Choose the rows for pairs of a new network with so many outputs."""
+    """Choose the number of rows for pairs in a new network with this number of outputs."""
     return MORE_PAIR_BUCKETS if outputs <= FEW_OUTPUTS else PAIR_BUCKETS
