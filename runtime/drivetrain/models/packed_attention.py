@@ -1,7 +1,7 @@
 """Runs encoder layers without padding: the tokens of all texts are in one row, and only attention separates the texts.
 
-All other operations of a layer work on single tokens and need no padding (as in J. Portes et al. 2023, MosaicBERT). On a
-GPU one kernel computes the attention of all texts; on a CPU texts of similar length are grouped.
+All other operations of a layer work on single tokens and need no padding (as in J. Portes et al. 2023, MosaicBERT). On
+a GPU one kernel computes the attention of all texts; on a CPU texts of similar length are grouped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.system import torch_settings
 ATTENTION_NAME = "drivetrain_packed"
 """Name of the attention function in transformers' registry."""
 PACKABLE_ENCODERS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-"""Encoders whose tokens interact only in attention, and whose operations do not depend on a token's position in the row."""
+"""Encoders whose tokens interact only in attention, and whose operations do not depend on positions in the row."""
 ROW_MULTIPLE = 64
 """Number of tokens; rows are padded to a multiple of it, because libraries compile a kernel for each new size."""
 MAX_GROUP_TOKENS = 512
@@ -55,10 +55,10 @@ class Kernel(Protocol):
 
 
 def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
-    """Find the kernel for hidden states on this device, heads of this width and the current autocast; None without a GPU.
+    """Find the kernel for hidden states on this device, this head width and the current autocast; None without a GPU.
 
-    The kernels are torch's operators for nested tensors. `torch.nn.attention.varlen` calls the same flash kernel, but has
-    no dropout and adds Python code to every layer.
+    They are torch's operators for nested tensors. `torch.nn.attention.varlen` calls the same flash kernel, but has no
+    dropout and adds Python code to every layer.
     """
     device = hidden.device
     if device.type != "cuda":
@@ -145,7 +145,7 @@ class PackedRow:
     groups: tuple[TextGroup, ...] = ()
     kernel: Kernel | None = None
     starts: Tensor | None = None
-    """For the kernel: first position of each text, then the row's size, int32; the padding at the end counts as a text."""
+    """For the kernel: first position of each text, then the row's size, int32; padding at the end counts as a text."""
     longest: int = 0
     """For the kernel: number of tokens of the longest of these texts."""
 

@@ -89,7 +89,7 @@ def _recomputing_class(kind: Any) -> Any:
 
 
 def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Make the contexts of the first pass, which changes nothing, and of the recomputation, which copies the buffers."""
+    """Make the contexts of the first pass, which does nothing, and of the recomputation, which copies the buffers."""
     return contextlib.nullcontext(), keeping_buffers(block)
 
 

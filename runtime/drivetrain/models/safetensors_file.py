@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
     Raises:
         OSError: if the file cannot be opened.
-        ValueError: if it is not a safetensors file, has a too long header, or does not fit into memory (TooLargeWeights).
+        ValueError: if it is not a safetensors file, its header is too long, or it does not fit into memory.
     """
     if not path.is_file():  # reading a pipe could block forever
         raise ValueError("it is not there" if not path.exists() else "it is no file")

@@ -150,7 +150,7 @@ def _build_from_user_code(folder: Path, config: dict[str, Any], consent: bool) -
 
 
 def _load_weights(network: nn.Module, folder: Path, digest: str) -> None:
-    """Load the weights; names and shapes must match the network exactly, and the file must match the SHA-256 `digest`."""
+    """Load the weights; names and shapes must match the network exactly, the file must match the SHA-256 `digest`."""
     try:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:

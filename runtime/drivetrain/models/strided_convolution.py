@@ -1,11 +1,11 @@
 """Works around a oneDNN bug in strided 1x1 convolutions with few channels: they run with stride 1 on a strided view.
 
 oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it writes 8 (AVX2) or
-16 (AVX-512) channels per pixel, although the workspace only has room for the real number. With one thread it writes past
-the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another thread's
-part, which gives wrong gradients without an error, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have the
-bug: https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses this layout by itself, so turning off
-channels_last does not help.
+16 (AVX-512) channels per pixel, although the workspace has room for the real number only. With one thread it writes
+past the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another
+thread's part, which gives wrong gradients without an error, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14
+have the bug: https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses this layout by itself, so
+turning off channels_last does not help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares the network of a finished run with simple models, in a process of its own that ends in time."""
+"""Compares the network of a finished run with simple models, in a separate process with a time limit."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from drivetrain.system.run_records import RunResult
 from drivetrain.training.time_target import MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE
 
 SWITCH = "DRIVETRAIN_BASELINES"
-"""Environment variable; `off` does for every job what `baselines: off` does for one."""
+"""Environment variable; `off` has the effect of `baselines: off` for every job."""
 MODULE = "drivetrain.baselines.baselines_process"
 MIN_SECONDS, MAX_SECONDS = 15.0, MAX_SIMPLE_MODELS_SECONDS
-"""Bounds of that time: starting Python with its libraries takes 4 s, and nobody waits minutes for a comparison."""
+"""Bounds of the time limit: starting Python with its libraries takes 4 s, and nobody waits minutes for a comparison."""
 LEAST_SECONDS = 3.0
-"""In less time no simple model is fitted."""
+"""Minimum time needed to fit a simple model."""
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Makes OpenMP threads sleep while they wait: in a busy loop the trees take ten times as long beside another process."""
+"""Setting that makes waiting OpenMP threads sleep: if they spin, trees take ten times as long next to a process."""
 
 
 def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0) -> None:
-    """Fit the simple models; print their metric beside the network's, best first, and a verdict.
+    """Fit the simple models; print their metric next to the network's, best first, and a verdict.
 
     Args:
-        source: the spec, for the child process.
+        source: source of the spec, for the child process.
         run: folder of the finished run.
-        report_seconds: of `train.within` for the report that follows.
+        report_seconds: seconds of `train.within` to keep for the report.
     """
     fault_point("baselines")
     result = RunResult.read(run)
@@ -45,7 +45,7 @@ def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0
     seconds, seconds_left = inf, inf
     if job.train.within and result.within_seconds is not None:
         seconds_left = parse_duration(job.train.within) - result.within_seconds - report_seconds
-    if job.baselines != "full":  # which is asked for, however long it takes
+    if job.baselines != "full":  # `full` has no time limit
         seconds = min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * (result.seconds or 0.0)), seconds_left)
     if seconds < LEAST_SECONDS and seconds == seconds_left:
         say("baselines: left out, as the time of train.within is over; `drivetrain baseline JOB` fits them")
@@ -54,7 +54,7 @@ def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0
     say(f"baselines: fitting simple models to the same samples, {limit} (baselines: off leaves them out)")
     failure = _fit_in_child(source, run, seconds)
     metrics = {best.metric: best.value, **best.metrics, **result.test}
-    # After a failure, too: the file holds the models that were fitted until then.
+    # Also after a failure: the file contains the models fitted so far.
     comparison = baseline_results.compare_network(
         RunFiles(run).read_object(BASELINES_FILE),
         best.metric,
@@ -69,7 +69,7 @@ def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0
 
 
 def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:
-    """Fit the simple models in a child process; returns why it did not finish, or an empty text."""
+    """Fit the simple models in a child process; returns the reason if it did not finish, else an empty text."""
     paths = map(child_process.format_path_argument, (run, source.spec))
     command = [sys.executable, "-m", MODULE, *paths, repr(seconds), *source.options()]
     with signals.forward_signals() as forward:

@@ -1,6 +1,6 @@
-"""Trains several runs of one job one after the other: each is a child `drivetrain train --json`.
+"""Trains several runs of one job one after the other, each in a child `drivetrain train --json`.
 
-All are trained from one copy of the job file and of the user's code, so that an edit in between changes no later run.
+All runs are trained from one copy of the job file and the user's code, so edits in between do not change later runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drivetrain.system.run_files import PLAN_FILE
 from drivetrain.system.signals import SignalForwarder
 
 PROGRAM = "drivetrain"
-"""The program of a child; tests start one of their own instead."""
+"""Program of a child; tests start another program instead."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ChildRuns:
     """Trains runs of one job in one folder."""
 
     source: SpecSource
-    """The job file, and the copy that all runs are trained from."""
+    """Job file, with the copy from which all runs are trained."""
     runs: Path
     options: Sequence[str]
     """Options of `drivetrain train` for all runs."""
@@ -47,14 +47,14 @@ class ChildRuns:
         baselines: bool = False,
         wait: Callable[[subprocess.Popen[bytes]], int] = subprocess.Popen.wait,
     ) -> tuple[int, Mapping[str, Any]]:
-        """Train or resume a run; returns its exit code, and what `train --json` says about it.
+        """Train or resume a run; returns its exit code and the output of `train --json`.
 
         Args:
             assignments: values that override the spec.
             options: further options of `drivetrain train`.
-            shown: a run whose plan the command has shown.
-            baselines: whether simple models are fitted; all runs would fit the same ones.
-            wait: waits for the child.
+            shown: run whose plan the command has shown.
+            baselines: whether simple models are fitted; all runs would fit the same models.
+            wait: function that waits for the child.
         """
         sets = [word for assignment in assignments for word in ("--set", assignment)]
         command = [sys.executable, "-m", PROGRAM, "train", child_process.format_path_argument(self.source.spec)]
@@ -71,7 +71,7 @@ class ChildRuns:
 
 @contextlib.contextmanager
 def open_child_runs(source: SpecSource, job: Job, runs: Path, *options: str) -> Iterator[ChildRuns]:
-    """A block whose runs are trained from a copy of the job, with its defaults, in which signals reach the run."""
+    """Open child runs of a copy of the job with its defaults; signals are forwarded to them within the block."""
     with tempfile.TemporaryDirectory(prefix="runs-") as scratch, signals.forward_signals() as forward:
         store_spec(Path(scratch), job)
         yield ChildRuns(source.copy_to(Path(scratch), job), runs, options, forward)

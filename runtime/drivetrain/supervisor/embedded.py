@@ -1,9 +1,9 @@
-"""`drivetrain.train`: training called from a Python program, with its network, data and loss, in its process.
+"""`drivetrain.train`: trains inside a Python program with the program's network, data and loss.
 
     result = drivetrain.train(network, train_data, validation_data, loss=my_loss, name="wear", epochs=10)
 
-Hardware detection, plan, training loop, report and run folder are the same as on the command line. Settings that only
-take effect when a process starts (OpenMP runtime, allocator) are not changed; the plan says so.
+Hardware detection, plan, training loop, report and run folder are the same as on the command line. Settings that take
+effect only when a process starts (OpenMP runtime, allocator) are not changed; the plan says so.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ def train(
     """Train a network, or resume the unfinished run of this name.
 
     Args:
-        model: called with the inputs of a batch, one argument each; returns (N, outputs).
+        model: network that is called with the inputs of a batch, one argument each, and returns (N, outputs).
         train_data: a torch Dataset of (inputs, target), a TensorDataset, a tuple of arrays with the targets last, an
             IterableDataset, or a DataLoader of one of these.
-        validation_data: of the same kinds; required, since the best weights are chosen on it.
+        validation_data: data of the same kinds; required, because it chooses the best weights.
         loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
-            spec, by name or as a mapping. None chooses one that fits the targets.
-        weight_of: a function of the targets of some samples that returns what `loss` divides their summed terms by, or
-            one weight per sample. Without it, trial calls determine whether `loss` is a mean or a sum; if it is
+            spec, by name or as a mapping. None chooses a loss that fits the targets.
+        weight_of: a function of the targets of some samples that returns the divisor of their summed terms in `loss`,
+            or one weight per sample. Without it, trial calls determine whether `loss` is a mean or a sum; if it is
             neither, a batch is not split.
-        optimizer: an optimizer of the spec, by name or as a mapping; an optimizer over the model's parameters; or a
-            function that gets the list of trainable parameters and returns one.
-        schedule: a schedule of the spec, by name or as a mapping; a torch scheduler over `optimizer`; or a function
-            that gets the optimizer and returns one. None is one-cycle, or constant rates if `optimizer` is an object or
-            a function.
-        schedule_every: `step` or `epoch`: when a scheduler that is not of the spec steps.
-        metrics: metric objects by name, such as those of torchmetrics; every evaluation records them as
+        optimizer: an optimizer of the spec, by name or as a mapping; an optimizer for the model's parameters; or a
+            function that gets the list of trainable parameters and returns an optimizer.
+        schedule: a schedule of the spec, by name or as a mapping; a torch scheduler for `optimizer`; or a function
+            that gets the optimizer and returns a scheduler. None is one-cycle, or constant rates if `optimizer` is an
+            object or a function.
+        schedule_every: interval of the steps of a torch scheduler: `step` or `epoch`.
+        metrics: metric objects by name, such as metrics of torchmetrics; every evaluation records them as
             `validation/NAME`.
-        on_step: called with a `TrainingInfo` after every optimizer step.
-        on_epoch: called with a `TrainingInfo` after every evaluation.
-        on_end: called with a `TrainingInfo` after the run has finished.
+        on_step: function that is called with a `TrainingInfo` after every optimizer step.
+        on_epoch: function that is called with a `TrainingInfo` after every evaluation.
+        on_end: function that is called with a `TrainingInfo` after the run has finished.
         name: name of the run; its folders are NAME-001, NAME-002, ...
         runs: parent of the run folders.
         targets: kind of the targets: classes, labels, numbers or other; `auto` inspects them.
@@ -88,11 +88,11 @@ def train(
         checkpoint: `every`, `keep` and `best`, as in the spec.
         limits: `gpus` and `gpu_memory`, as in the spec.
         monitor: `every`, as in the spec.
-        extend: a finished run to continue: its folder or its Result.
-        new: start a new run, even if there is an unfinished one.
-        quiet: print nothing, and suppress what other code prints during the training; the run folder has all messages.
+        extend: a finished run to continue, as its folder or its Result.
+        new: whether to start a new run even if there is an unfinished run.
+        quiet: whether to print nothing, also not the output of other code; the run folder has all messages.
         settings: any key of the spec's `train:` part: epochs, batch_size, epoch_steps, clip_norm, max_time, ...; and
-            `lr` and `weight_decay`, which the optimizer gets.
+            `lr` and `weight_decay` of the optimizer.
 
     Raises:
         SpecError: if a setting is invalid, or network, data and loss do not fit together.
@@ -102,7 +102,7 @@ def train(
         DrivetrainError: for any other failure.
     """
     caller = sys._getframe(1)
-    # Errors point to the line of the caller, as errors in a spec point to a line of the YAML file.
+    # Errors point to the caller's line, as errors in a spec point to a line of the YAML file.
     call_site = embedded_call.locate(caller)
     refuse = embedded_parts.make_refusal(call_site)
     if validation_data is None:
@@ -156,6 +156,6 @@ def train(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Discard what is printed inside this block."""
+    """Discard the output of this block."""
     with open(os.devnull, "w", encoding="utf-8") as null_device, contextlib.redirect_stdout(null_device):
         yield

@@ -27,15 +27,15 @@ FOREIGN_NAMES = {
     "optim": "optimizer=",
     "criterion": "loss=",
 }
-"""Arguments of other libraries, which are refused, and the argument of this one that the error names instead."""
+"""Refused arguments of other libraries, and the argument of this library that the error names instead."""
 ALIASES = {"max_epochs": "epochs", "num_epochs": "epochs", "learning_rate": "lr"}
-"""Arguments of other libraries that are accepted, since a number means the same under both names."""
+"""Accepted arguments of other libraries, whose numbers have the same meaning."""
 OPTIMIZER_SETTINGS = ("lr", "weight_decay")
-"""Settings of the optimizer that a call may also give as arguments of their own: `optimizer="adamw", lr=0.001`."""
+"""Settings of the optimizer that a call may also give as separate arguments: `optimizer="adamw", lr=0.001`."""
 
 
 def locate(call: FrameType) -> str:
-    """File, line and column of a call, given the frame that made it."""
+    """Return file, line and column of a call from the frame that made it."""
     return f"{Path(call.f_code.co_filename).name}:{call.f_lineno}:1"
 
 
@@ -43,7 +43,7 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
     """Build the checked job that the arguments of a call describe.
 
     Args:
-        spec_keys: the settings of the call, nested as in YAML.
+        spec_keys: settings of the call, nested as in YAML.
         call_site: file, line and column of the call.
 
     Raises:
@@ -59,7 +59,7 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
             locations |= locate_keys((*path, key), inner)
         return locations
 
-    # There is no YAML file: every key lies where the call is.
+    # There is no YAML file, so the position of every key is the call.
     document = Document("drivetrain.train", spec_keys, locate_keys((), spec_keys))
     try:
         job = job_spec.check(document, EmbeddedJob)
@@ -74,18 +74,18 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
 def expand_shorthands(
     optimizer: object, settings: Mapping[str, object], refuse: Refusal
 ) -> tuple[Any, dict[str, object]]:
-    """Move `lr` and `weight_decay` into the description of the optimizer, and translate the names of other libraries.
+    """Move `lr` and `weight_decay` into the description of the optimizer, and translate names of other libraries.
 
     Args:
-        optimizer: the optimizer argument of the call.
-        settings: the keyword arguments of the call.
-        refuse: makes the error of an argument.
+        optimizer: optimizer argument of the call.
+        settings: keyword arguments of the call.
+        refuse: function that makes the error of an argument.
 
     Returns:
-        The optimizer with these settings, and the keyword arguments that remain.
+        The optimizer with these settings, and the remaining keyword arguments.
 
     Raises:
-        SpecError: if a setting is given twice, or the optimizer is an object, which has its own.
+        SpecError: if a setting is given twice, or if the optimizer is an object with its own settings.
     """
     expanded: dict[str, object] = {}
     for key, value in settings.items():
@@ -117,14 +117,14 @@ def build_train_settings(
     """Build the `train:` part of the spec.
 
     Args:
-        settings: the keyword arguments of the call.
+        settings: keyword arguments of the call.
         arguments: keys of `train:` that describe the objects of the call, such as its optimizer.
-        loss: the loss of the call.
-        train: the training data; a DataLoader brings its batch size.
-        refuse: makes the error of an argument.
+        loss: loss of the call.
+        train: training data; a DataLoader sets the batch size.
+        refuse: function that makes the error of an argument.
 
     Raises:
-        SpecError: if the batch size is given twice, and differs.
+        SpecError: if two different batch sizes are given.
     """
     train_keys = dict(settings) | dict(arguments)
     if isinstance(loss, str | Mapping):
@@ -156,10 +156,10 @@ def build_train_settings(
 
 
 def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) -> dict[str, object]:
-    """Build the `limits:` part of the spec, with the GPUs of the argument `gpus`.
+    """Build the `limits:` part of the spec with the GPUs of the argument `gpus`.
 
     Raises:
-        SpecError: if they are given twice.
+        SpecError: if the GPUs are given twice.
     """
     if gpus is None:
         return dict(limits)
@@ -169,12 +169,12 @@ def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) ->
 
 
 def translate_advice(action: str) -> str:
-    """Translate the advice of an error message with the options of the command line replaced by arguments of a call."""
+    """Replace options of the command line in the advice of an error message by arguments of a call."""
     return action.replace("--new", "new=True").replace("--extend", "extend")
 
 
 def as_call_error(error: SpecError) -> SpecError:
-    """Return the error about keys of the spec as one about arguments of the call."""
+    """Turn an error about keys of the spec into an error about arguments of the call."""
     if not error.problems:
         return SpecError(
             translate_advice(error.given), translate_advice(error.possible), translate_advice(error.action)
@@ -188,7 +188,7 @@ def as_call_error(error: SpecError) -> SpecError:
 
 
 def _find_unusable_settings(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:
-    """Yield a problem for every setting that is an object, or has the name that another library uses."""
+    """Yield a problem for every setting that is an object or has the name of another library's argument."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
             yield Problem(
@@ -203,17 +203,17 @@ def _find_unusable_settings(settings: Mapping[str, object], call_site: str) -> I
 
 
 def list_layers_in_eval_mode(model: object) -> tuple[str, ...]:
-    """Names of the layers that a program has put into evaluation mode; none if the network itself is in that mode."""
+    """List the layers that a program has put into evaluation mode; none if the whole network is in evaluation mode."""
     if not isinstance(model, nn.Module) or not model.training:
         return ()
     return tuple(name for name, layer in model.named_modules() if not layer.training)
 
 
 def list_mode_events(model: object, *, unclipped: bool) -> Iterator[tuple[str, str]]:
-    """Kind and text of events that say how the training treats the program's optimizer, autocast and module modes.
+    """Yield kind and text of events about the treatment of the program's optimizer, autocast and module modes.
 
     Args:
-        model: the network of the call, before anything has changed its modes.
+        model: network of the call, before its modes are changed.
         unclipped: whether gradients are not clipped because the optimizer is the program's own.
     """
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
@@ -226,12 +226,12 @@ def list_mode_events(model: object, *, unclipped: bool) -> Iterator[tuple[str, s
 
 
 def _describe_modes(model: nn.Module) -> Iterator[str]:
-    """Say which modules keep the mode that the program has set, and which frozen ones still follow each batch."""
+    """Describe the modules that keep the program's mode, and the frozen modules that still depend on each batch."""
     if not model.training:
         yield "is in evaluation mode, and trained in training mode; .train() before the call, and .eval() of layers, choose"
     if names := list_layers_in_eval_mode(model):
         yield f"{list_names(names, 3)} in evaluation mode, as the program has set it"
-    # Frozen weights, but training mode: the layer still normalizes by the batch and updates its running statistics.
+    # In training mode, a layer with frozen weights still normalizes by the batch and updates its running statistics.
     frozen_norms = [
         name
         for name, layer in model.named_modules()

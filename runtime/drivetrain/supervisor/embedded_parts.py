@@ -1,4 +1,4 @@
-"""Checks what a Python program passes to its training beside network and data: optimizer, scheduler, metrics, callbacks."""
+"""Checks the optimizer, scheduler, metrics and callbacks that a Python program passes to its training."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ POSSIBLE_SCHEDULES = (
     "the optimizer, as lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
 )
 Refusal = Callable[[str, str, str, str], SpecError]
-"""Makes an error from the argument, what is wrong with it, what is possible, and what to do."""
+"""Function that makes an error from the argument, the problem, the possible values, and an action."""
 
 
 def make_refusal(call_site: str) -> Refusal:
-    """Make the function that makes errors which point to `call_site` (file, line and column of the call)."""
+    """Make a function that makes errors pointing to `call_site` (file, line and column of the call)."""
 
     def refuse(key: str, description: str, possible: str, action: str) -> SpecError:
         return SpecError(Problem(call_site, key, description, possible, action))
@@ -51,7 +51,7 @@ def make_refusal(call_site: str) -> Refusal:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether an argument is a plain value that a YAML file can hold, and not an object."""
+    """Return whether an argument is a plain value that a YAML file can contain, and not an object."""
     return value is None or isinstance(value, bool | int | float | str | Mapping)
 
 
@@ -68,11 +68,11 @@ def collect_parts(
 
     Args:
         optimizer: an object, a function, or a description as in the spec.
-        schedule: the same for the schedule.
-        every: when a scheduler object steps: `step` or `epoch`.
+        schedule: an object, a function, or a description as in the spec.
+        every: interval of a scheduler object's steps: `step` or `epoch`.
         metrics: metric objects by name.
         callbacks: functions by argument.
-        refuse: makes the error of an argument.
+        refuse: function that makes the error of an argument.
 
     Returns:
         The objects, the keys of `train:` for optimizer and schedule, and the metrics by name for `own_metrics`.
@@ -106,15 +106,15 @@ def collect_parts(
 
 
 def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
-    """Return the checked optimizer of the program, over the parameters of its network.
+    """Return the checked optimizer of the program, for the parameters of its network.
 
     Args:
-        argument: the optimizer, or a function of the list of trainable parameters.
-        refuse: makes the error of an argument.
-        stored: whether checkpoints hold its state; if so, one whose state no checkpoint can hold is refused.
+        argument: optimizer, or function of the list of trainable parameters.
+        refuse: function that makes the error of an argument.
+        stored: whether checkpoints store its state; if so, an optimizer with a state that they cannot store is refused.
 
     Raises:
-        SpecError: if it cannot be used.
+        SpecError: if the optimizer cannot be used.
     """
     if not isinstance(model, nn.Module):
         raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
@@ -150,7 +150,7 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
         )
     if stored:
         dry_run.check_dense_gradients(model, "the model", partial(refuse, ""))
-    # Finds out what the state consists of by a step of a copy, so code of the user may raise here.
+    # This makes a step of a copy to see its state, so code of the user may raise here.
     call = f"is {_describe_type(optimizer)}, whose step() raised"
     checked = UserOptimizer(optimizer, model)
     with blame_user_code(partial(refuse, "optimizer"), call, POSSIBLE_OPTIMIZERS):
@@ -166,7 +166,7 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -> None:
-    """Refuse an optimizer over parameters that are not the model's: the model would not be trained."""
+    """Refuse an optimizer for parameters that are not in the model: the model would not be trained."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in names]
     if foreign:
@@ -186,8 +186,8 @@ def list_unoptimized(optimizer: Optimizer, model: nn.Module) -> list[str]:
 
 
 def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
-    """The description of an optimizer object that the spec of a run stores; settings are those of its first group."""
-    # torch's schedulers add `initial_lr` and the like, which are no settings of the optimizer.
+    """Describe an optimizer object for the stored spec of a run, with the settings of its first parameter group."""
+    # torch's schedulers add `initial_lr` and the like, which are not settings of the optimizer.
     first = {key: value for key, value in read_group_settings(optimizer)[0].items() if not key.startswith("initial_")}
     other_settings = ", ".join(
         f"{key} {value}"
@@ -206,10 +206,10 @@ def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
 
 
 def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str | None, refuse: Refusal) -> UserSchedule:
-    """The checked schedule of the program: a torch scheduler, or a function of the optimizer that returns one.
+    """Check the schedule of the program: a torch scheduler, or a function of the optimizer that returns a scheduler.
 
     Raises:
-        SpecError: if it cannot be used.
+        SpecError: if the schedule cannot be used.
     """
     if not isinstance(argument, LRScheduler) and not callable(argument):
         raise refuse("schedule", f"is {describe(argument)}", POSSIBLE_SCHEDULES, "choose one of these")
@@ -233,7 +233,7 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
         )
     schedule, scheduler = UserSchedule(argument, every), argument
     if not isinstance(argument, LRScheduler):
-        # Called with a copy: building a scheduler changes the rates of its optimizer.
+        # Call it with a copy, because building a scheduler changes the rates of its optimizer.
         with blame_user_code(partial(refuse, "schedule"), "raised", POSSIBLE_SCHEDULES):
             scheduler = schedule.build(optimizer.copy())
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -252,13 +252,13 @@ def check_schedule_length(parts: UserParts, steps: int, epochs: int, refuse: Ref
     """Refuse a scheduler that raises before the training ends, as OneCycleLR does after its `total_steps`.
 
     Raises:
-        SpecError: with the steps that it makes and those of the training.
+        SpecError: if it raises before; names its steps and the steps of the training.
     """
     if parts.schedule is None or parts.optimizer is None:
         return
     by_step = parts.schedule.every == "step"
     needed, unit = (steps, "steps") if by_step else (epochs, "epochs")
-    # The last step or epoch is trained with the rates of the one before it.
+    # The last step or epoch is trained with the rates set after the previous one.
     end = parts.schedule.find_end(parts.optimizer.optimizer, needed - 1)
     if end:
         other = f'; or schedule_every="epoch", if its {end[0]:,} are epochs' if by_step and end[0] >= epochs else ""
@@ -272,10 +272,10 @@ def check_schedule_length(parts: UserParts, steps: int, epochs: int, refuse: Ref
 
 
 def _check_metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:
-    """The checked metrics of the program, each with its name.
+    """Check the metrics of the program; yield each with its name.
 
     Raises:
-        SpecError: if one cannot be used, or has a name that it must not have.
+        SpecError: if a metric cannot be used or has a forbidden name.
     """
     if not isinstance(argument, Mapping):
         raise refuse("metrics", f"is {describe(argument)}", "metrics by name", 'write metrics={"auroc": AUROC(...)}')
@@ -301,7 +301,7 @@ def _check_metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any
 
 
 def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
-    """Refuse a metric whose name contradicts its `higher_is_better`: tables and comparisons go by the name."""
+    """Refuse a metric whose name contradicts its `higher_is_better`, because tables and comparisons use the name."""
     better = getattr(metric, "higher_is_better", None)
     if better is None or lower_is_better(name) is not better:
         return
@@ -315,12 +315,12 @@ def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
 
 
 def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse: Refusal) -> None:
-    """Check that it is clear which values are better for metrics that choose checkpoints, stop early or lower rates.
+    """Check that metrics that choose checkpoints, stop early or lower rates make clear which values are better.
 
-    Without this check the worst epoch could be stored as the best one.
+    Without this check the worst epoch could be stored as the best.
 
     Raises:
-        SpecError: if neither the name nor the object of such a metric says so.
+        SpecError: if neither the name nor the object of such a metric says which values are better.
     """
     for path, watched in job.list_watched_metrics():
         name = watched.removeprefix("validation/")
@@ -341,7 +341,7 @@ def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse
 
 
 def _describe_type(value: object) -> str:
-    """Return the class name of an optimizer or scheduler; the name of a function."""
+    """Return the class name of an optimizer or scheduler, or the name of a function."""
     return (
         type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else getattr(value, "__name__", "a function")
     )

@@ -1,6 +1,6 @@
-"""Record of the objects with which a training from Python was started: structure, attributes and code.
+"""Records the objects with which a training from Python was started: structure, attributes and code.
 
-A resumed run with another network, loss or data set would be neither the old training nor a new one.
+A resumed run with another network, loss or data set would be neither the old training nor a new training.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from drivetrain.system.run_files import OBJECTS_FILE, STATE_FILE, RunFiles
 from drivetrain.training.user_parts import UserParts, read_group_settings
 
 MAX_LISTED_DIFFERENCES = 5
-"""Differences that are listed."""
+"""Largest number of listed differences."""
 MAX_HASHED_BYTES = 16 << 20
-"""Bytes of an array that is hashed as a whole; of a larger one, the first and the last ones."""
+"""Size up to which an array is hashed as a whole; only the first and last bytes of a larger array are hashed."""
 MAX_OBJECTS = 200_000
-"""Objects inside of one attribute that are looked at."""
+"""Largest number of objects that are read inside one attribute."""
 LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES.append(Path(__file__).parents[1])
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, PurePath)
 _OF_MODULES = set(vars(nn.Module())) | {"_is_full_backward_hook"}
 _OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
-# What `copy` and `pickle` note of a class that they have met, and `typing` of its bases.
+# Attributes that `copy`, `pickle` and `typing` add to classes.
 _OF_CLASSES |= {"__slotnames__", "__orig_bases__", "__parameters__"}
 
 
 def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
-    """Collect the compared values, by the name of an object or of its attribute.
+    """Collect the compared values by the name of an object or attribute.
 
     Args:
-        loss: of the call.
-        data: the data sets, and functions of them, by argument.
-        parts: the other objects of the call.
+        loss: loss of the call.
+        data: data sets and their functions by argument.
+        parts: other objects of the call.
     """
     named = {"model": model, "loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
     named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
     record: dict[str, str] = {}
     if parts.optimizer:
         for number, group in enumerate(read_group_settings(parts.optimizer.optimizer)):
-            # A scheduler that was built has changed the rate.
+            # Building a scheduler has changed the rate.
             settings = {**group, "lr": group.get("initial_lr", group["lr"])}
             record |= {f"optimizer.{number}.{key}": _describe_value(value) for key, value in settings.items()}
         if parts.schedule:
@@ -66,14 +66,14 @@ def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], par
 
 
 def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> list[str]:
-    """Record what a run is started with, or compare it; returns lines about callbacks that have changed.
+    """Record the objects of a run, or compare them with the record; returns lines about changed callbacks.
 
     Args:
-        now: the rows of the present call.
-        extends: whether the run has just begun to continue a finished one, perhaps with other rates.
+        now: rows of the current call.
+        extends: whether the run has just begun to continue a finished run, perhaps with other rates.
 
     Raises:
-        CheckpointError: if the network, the loss, a metric or the data is another one.
+        CheckpointError: if the network, the loss, a metric or the data has changed.
     """
     files = RunFiles(folder)
     stored = files.read_object(OBJECTS_FILE)
@@ -86,7 +86,7 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
         for name in sorted((before.keys() | now.keys()) - set(stored.get("changing", ())))
         if before.get(name) != now.get(name)
     ]
-    # A callback changes no weights; a metric that raised an error has to be mended before the run can go on.
+    # A callback changes no weights; a metric that raised an error must be fixed before the run can continue.
     mended = files.read_object(STATE_FILE).get("exit_code") == UserCodeError.exit_code
     free = (
         "on_step",
@@ -113,12 +113,12 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
 
 
 def note_changes(folder: Path, now: Mapping[str, str]) -> None:
-    """Leave out of later comparisons what the training itself changes, such as a counter or a cache."""
+    """Exclude values that the training itself changes, such as a counter or a cache, from later comparisons."""
     files = RunFiles(folder)
     stored = files.read_object(OBJECTS_FILE)
     before, changing = stored.get("rows"), stored.get("changing")
     if isinstance(before, dict) and isinstance(changing, list):
-        # The next call brings a fresh optimizer and scheduler.
+        # The next call has a new optimizer and scheduler.
         names = {name for name in before.keys() | now.keys() if name.split(".")[0] not in ("optimizer", "schedule")}
         differ = {name for name in names if before.get(name) != now.get(name)}
         if not differ <= set(changing):
@@ -126,7 +126,7 @@ def note_changes(folder: Path, now: Mapping[str, str]) -> None:
 
 
 def _collect_scheduler_rows(name: str, scheduler: LRScheduler) -> Iterator[tuple[str, str]]:
-    """Yield the class, settings and state of a scheduler, and of the schedulers that it holds."""
+    """Yield the class, settings and state of a scheduler and of the schedulers inside it."""
     yield name, _describe_value(type(scheduler))
     for key, value in vars(scheduler).items():
         if key == "_schedulers":
@@ -150,7 +150,7 @@ def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a module; with `loads`, a checkpoint brings the values of its parameters and buffers."""
+    """Yield the rows of a module, with `loads` without the parameters and buffers that a checkpoint restores."""
     names: dict[int, str] = {}
     for path, layer in module.named_modules():
         layer_path = f"{name}.{path}".rstrip(".")
@@ -174,7 +174,7 @@ def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -
 
 
 def _describe_value(value: object) -> str:
-    """Return a plain value as it is written, everything else by a digest."""
+    """Return a plain value as text, and a digest of everything else."""
     if isinstance(value, PLAIN) and len(repr(value)) <= 60:
         return repr(value)
     if isinstance(value, type) and _is_library(value.__module__):
@@ -182,7 +182,7 @@ def _describe_value(value: object) -> str:
     digest, pending, seen = hashlib.sha256(), deque([value]), dict[int, object]()
     while pending:
         part = pending.popleft()
-        # An object that holds itself counts once; all that were looked at stay alive, so that no two have one id.
+        # An object that contains itself counts once; all seen objects are kept alive, so no two of them share an id.
         if isinstance(part, PLAIN):
             text = f"{type(part).__name__} {part!r}"
         elif id(part) in seen or len(seen) > MAX_OBJECTS:
@@ -198,7 +198,7 @@ def _describe_value(value: object) -> str:
 
 
 def _split(value: Any) -> tuple[str, Sequence[Any]]:
-    """Split an object into a text, and the objects in it; of functions and classes outside of libraries, the text is the source."""
+    """Split an object into a text and its inner objects; the text of a function outside of libraries has its source."""
     name = type(value).__qualname__
     inner: Sequence[Any] = ()
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -212,7 +212,7 @@ def _split(value: Any) -> tuple[str, Sequence[Any]]:
     elif isinstance(value, list | tuple | deque):
         inner = value if isinstance(value, list | tuple) else list(value)
     elif isinstance(value, nn.Module):
-        # Initial weights differ in every start of a program, and the training changes them.
+        # Initial weights differ in every start of a program and change in training.
         inner = list(_collect_module_rows("", value, loads=True))
     elif isinstance(value, functools.partial):
         inner = (value.func, value.args, value.keywords)
@@ -237,13 +237,13 @@ def _split(value: Any) -> tuple[str, Sequence[Any]]:
             state = None
         if state or not _is_library(type(value).__module__):
             inner = (type(value), state)
-        else:  # an object of C has no attributes, such as a number of NumPy
+        else:  # a C object without attributes, such as a number of NumPy
             name = repr(value).partition(" at 0x")[0]
     return name, inner
 
 
 def _describe_array(array: Any) -> str:
-    """The shape and type of an array or a tensor, and the hash of its values; of many, of the first and the last ones."""
+    """Describe an array or a tensor by shape, type and a hash of its values, of many values by the first and last."""
     text = f"{tuple(array.shape)} {array.dtype}"
     if isinstance(array, torch.Tensor):
         if array.layout != torch.strided or array.device.type == "meta" or not array.numel():
@@ -262,7 +262,7 @@ def _is_code(value: object) -> bool:
 
 
 def _is_library(module: str | None) -> bool:
-    """Return whether a module is installed, and known by its name and version."""
+    """Return whether a module belongs to an installed library, which its name and version identify."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     built_in = (module or "").partition(".")[0] in sys.builtin_module_names
     return built_in or (file is not None and any(Path(file).is_relative_to(folder) for folder in LIBRARIES))
@@ -270,7 +270,7 @@ def _is_library(module: str | None) -> bool:
 
 @functools.cache
 def _read_source(code: types.CodeType) -> str:
-    """The text of the body of a function, or its bytecode if there is no file; kept, since the file may be edited later."""
+    """Read the source of a function's body, or its bytecode without a file; cached, as the file may be edited later."""
     lines = linecache.getlines(code.co_filename, None)
     codes = (code, *(part for part in code.co_consts if isinstance(part, types.CodeType)))
     begins, ends = list[tuple[int, int]](), list[tuple[int, int]]()

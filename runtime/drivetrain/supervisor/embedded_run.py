@@ -1,4 +1,4 @@
-"""Runs a training inside a Python program: checks, plan, training, report; the process stays as it was."""
+"""Runs a training inside a Python program: checks, plan, training, report; the process state is restored."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ class Result:
     """The result of a finished training. A notebook displays its report."""
 
     folder: Path
-    """The run folder: spec, hardware, plan, metrics, checkpoints, report."""
+    """Run folder: spec, hardware, plan, metrics, checkpoints, report."""
     metric: str
-    """The metric that selected the best weights."""
+    """Metric that selected the best weights."""
     best: float | None
-    """Its best value; None if no evaluation gave a number: then the weights are those of the last step."""
+    """Best value of the metric; None if no evaluation gave a number: the weights are then from the last step."""
     metrics: Mapping[str, float]
     """All metrics of the best evaluation."""
     model: nn.Module = field(repr=False)
-    """The network that was passed in, with the weights of the best evaluation; its layers have their modes from before."""
+    """The network of the call, with the weights of the best evaluation and the original modes of its layers."""
     stopped: str
-    """Why the training ended."""
+    """Reason why the training ended."""
 
     @property
     def report(self) -> Path:
-        """The report: one self-contained HTML file."""
+        """Path of the report, a self-contained HTML file."""
         return self.folder / REPORT_PAGE
 
     def _repr_html_(self) -> str:
@@ -106,24 +106,24 @@ class TrainCall:
     parts: UserParts
     runs: Path
     program: str
-    """Path of the Python file that called."""
+    """Path of the calling Python file."""
     weight_of: Callable[[Any], Any] | None = None
-    """Maps targets to the number that the loss of their samples divides by."""
+    """Function from targets to the divisor of their samples' loss."""
     new: bool = False
-    """Whether a new run begins even if one of this name is unfinished."""
+    """Whether a new run begins even if a run of this name is unfinished."""
     extend: Path | None = None
-    """The finished run that this one continues."""
+    """Finished run that this run continues."""
     layers_in_eval_mode: tuple[str, ...] = ()
     """Layers that the program has put into evaluation mode, within a network in training mode."""
     mode_events: tuple[tuple[str, str], ...] = ()
-    """Kind and text of events that say what the training does with the objects and modes of the program."""
+    """Kind and text of events about the treatment of the program's objects and modes."""
 
 
 def run(call: TrainCall) -> Result:
-    """Train with signal handlers installed; afterwards the process and the modes of the layers are as before.
+    """Train with signal handlers installed, and restore the process and the modes of the layers afterwards.
 
     Raises:
-        DrivetrainError: as `drivetrain.train`.
+        DrivetrainError: as in `drivetrain.train`.
     """
     modes = keeping_modes(call.model) if isinstance(call.model, nn.Module) else contextlib.nullcontext()
     with (
@@ -147,7 +147,7 @@ def run(call: TrainCall) -> Result:
 
 
 def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
-    """Open the data, and check it with network and loss; returns the job, completed by facts about both, and the data."""
+    """Open the data and check it with network and loss; returns the job with facts about both, and the data."""
     job, model = call.job, call.model
     if continued := find_continued(call.runs, job.name, call.extend, new=call.new):
         job_with_defaults = keep_defaults(continued, job)
@@ -167,7 +167,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     check_loss(job, dataset)
     buffers.unshare(model)
     dry_run.check_network(model, dataset, "the model", refuse, functools.partial(_check_metrics, call, dataset))
-    # The result is not needed yet: this raises if a pattern matches no parameter.
+    # This raises if a pattern matches no parameter; the result is not needed yet.
     lr_groups.make_groups(job, model, Model(model, "python", {}, Freeze()).list_trained())
     if call.parts.optimizer and (unoptimized := embedded_parts.list_unoptimized(call.parts.optimizer.optimizer, model)):
         dataset.notes.append(
@@ -235,7 +235,7 @@ def _open_data(call: TrainCall, terms: CustomTerms | None) -> Dataset:
 def _describe_objects(call: TrainCall) -> dict[str, str]:
     """Describe the objects that a resumed run must be started with again, by name."""
     sources = zip(("train_data", "validation_data"), call.sources, strict=True)
-    # Arrays are left out, because the record of the data already has their values.
+    # Arrays are skipped, because the record of the data already contains their values.
     data = {
         name: source.data
         for name, source in sources
@@ -247,12 +247,12 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
 
 
 def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> Result:
-    """Train in the job's run folder, with the records that a supervisor keeps.
+    """Train in the job's run folder, with the records of a supervisor.
 
     Args:
-        call: the call, with the completed job.
-        signals: the installed handlers.
-        afterwards: runs its callbacks when the network is the program's again.
+        call: call with the completed job.
+        signals: installed handlers.
+        afterwards: stack whose callbacks run after all changes to the network are undone.
     """
     machine = host_process.select_gpu(detect(call.runs), call.job)
     objects = _describe_objects(call)
@@ -261,8 +261,8 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
     code = 0
     try:
         changed = embedded_record.check(folder.path, objects, extends=bool(folder.extends))
-        # Only once `run` has undone its own changes to the network: what then differs is what the training changes
-        # in the objects, and the next call must not be refused for that. A finished run is not resumed.
+        # After `run` has undone its own changes to the network, the remaining differences come from the training, and
+        # the next call must not be refused because of them. A finished run is not resumed.
         afterwards.callback(
             lambda: embedded_record.note_changes(folder.path, _describe_objects(call)) if code else None
         )
@@ -279,7 +279,7 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
     finally:
         lifecycle.end(code)
         os.close(folder.lock)
-        # Only for a run that is finished or was stopped; one that failed has a message instead.
+        # Only a finished or stopped run gets a report; a failed run has a message instead.
         if code in run_lifecycle.STATUS:
             lifecycle.report(output=subprocess.DEVNULL)
         lifecycle.finish_tracking()
@@ -296,9 +296,9 @@ def _open_folder(call: TrainCall) -> RunFolder:
 
 
 def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Dataset, signals: Signals) -> Run:
-    """Assemble the run under a plan that this process can execute."""
-    job, timer = call.job, PhaseTimer()  # train.max_time counts what is measured, too
-    # A loop of the user would leave frozen layers in training mode; so does this run.
+    """Assemble the run with a plan that this process can execute."""
+    job, timer = call.job, PhaseTimer()  # train.max_time includes the measurements
+    # A user's own loop would leave frozen layers in training mode; so does this run.
     network = Model(call.model, "python", {}, Freeze(train_mode=True))
     facts = inspection.inspect_workload(dataset, network.module)
     plan_path = folder.path / PLAN_FILE

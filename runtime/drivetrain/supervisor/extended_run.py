@@ -1,6 +1,6 @@
-"""Opens the run folder of a command; a run that extends a finished one begins with a copy of its records and checkpoints.
+"""Opens the run folder of a command; an extended run begins with a copy of the finished run's records and checkpoints.
 
-The copy is made beside the run folders and renamed when it is complete. From then on it is an unfinished run like any other,
+The copy is made next to the run folders and renamed when it is complete. Then it is an unfinished run like any other,
 whose job has more epochs: the same command resumes it after a kill. The finished run is only read.
 """
 
@@ -27,13 +27,13 @@ from drivetrain.system.run_records import RunResult, RunState
 from drivetrain.tracking.event_log import EventLog
 
 REFUSAL_EXIT_CODES = (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
-"""Exit codes of a trainer that refuses a job, its data or a checkpoint."""
+"""Exit codes of a trainer that has refused a job, its data or a checkpoint."""
 LENGTH_KEYS = ("train.epochs", "train.steps", "train.within")
 MAY_CHANGE_ON_EXTEND = (
     *(*MAY_CHANGE_ON_RESUME, *LENGTH_KEYS, "name"),
     *("train.schedule", "train.early_stopping", "train.optimizer.lr"),
 )
-"""Spec keys whose values may differ from the values of the finished run."""
+"""Spec keys that may have other values than in the finished run."""
 
 
 def open_run(
@@ -45,20 +45,20 @@ def open_run(
     new: bool = False,
     after: int = 0,
 ) -> RunFolder:
-    """Open the run folder that a command trains in: its unfinished run or a new one, which may extend a finished run.
+    """Open the run folder of a command: its unfinished run, or a new run, which may extend a finished run.
 
     Args:
         runs: parent of the run folders.
-        job: the present spec.
+        job: current job.
         finished: folder of the run to extend; None if there is none.
-        plan_request: the plan that the command asks for.
-        new: whether an unfinished run is left alone.
-        after: the highest run number that is taken elsewhere.
+        plan_request: plan that the command requests.
+        new: whether an unfinished run is ignored.
+        after: highest run number that is used elsewhere.
 
     Raises:
         CheckpointError: if the run cannot be extended, or another run of this name is unfinished.
         StorageError: if the folder cannot be written.
-        Busy: if another process is extending a run of this name, or training in the unfinished one.
+        Busy: if another process is extending a run of this name, or training in the unfinished run.
     """
     if finished is None:
         return run_folder.open_run(runs, job, new=new, after=after)
@@ -81,16 +81,16 @@ def open_run(
 
 
 def advise_other_plan(finished: Path) -> str:
-    """Say how to train on under another plan; --new would copy the same run, with its plan, once more."""
+    """Return advice on how to continue with another plan; --new would copy the same run with its plan again."""
     return f"start a new training from its model: model: {{from: {finished}}}"
 
 
 def _check_finished(finished: Path, job: Job) -> None:
-    """Check that the job trains the finished run longer; all else is left to the resume of its copy.
+    """Check that the job trains the finished run longer; resuming the copy checks everything else.
 
     Raises:
-        CheckpointError: if the run has not finished, or was trained with another job.
-        SpecError: if its outputs were solved, so that more epochs change nothing.
+        CheckpointError: if the run has not finished or was trained with another job.
+        SpecError: if its outputs were solved, so more epochs change nothing.
     """
     status = RunState.read(finished).status
     checkpoints = run_files.list_checkpoints(finished / CHECKPOINTS)
@@ -123,7 +123,7 @@ def _copy_run(finished: Path, path: Path, job: Job, plan_state: dict[str, object
     make_folder(temporary, USER_RWX)
     lock = run_folder.lock_folder(temporary)
     try:
-        # Of a killed attempt.
+        # Remove files of a killed attempt.
         run_folder.remove_files(file for file in temporary.iterdir() if file.name != run_files.LOCK_FILE)
         for source in map(finished.joinpath, (*run_files.RECORDS, CHECKPOINTS)):
             if source.exists():
@@ -163,7 +163,7 @@ def _copy_files(source: Path, destination: Path) -> None:
 
 
 def is_refused(run: RunFolder, exit_code: int) -> bool:
-    """Whether this run is a copy that the trainer refused before its first step; the exit code is the trainer's."""
+    """Return whether this run is a copy that the trainer refused with `exit_code` before its first step."""
     if not run.extends or exit_code not in REFUSAL_EXIT_CODES:
         return False
     copied, original = (run_files.list_checkpoints(Path(path) / CHECKPOINTS) for path in (run.path, run.extends))
@@ -177,9 +177,9 @@ def discard(run: RunFolder) -> None:
 
 
 def suggest_extension(runs: Path, job: Job, command: str) -> str | None:
-    """Suggest to extend the last run with `command --extend`, if the new run is only longer; None otherwise."""
+    """Suggest to extend the last run with `command --extend` if the new run is only longer; None otherwise."""
     newest_first = reversed(run_folder.list_numbered(runs, job.name))
-    # The new run has no recorded status yet, so it is passed over.
+    # The new run has no recorded status yet, so it is skipped.
     last_run = next((run for run in newest_first if RunState.read(run).status is not None), None)
     epochs = RunResult.read(last_run).epochs if last_run and RunState.read(last_run).status == "done" else None
     if last_run is None or epochs is None or job.train.epochs <= epochs:
@@ -187,9 +187,9 @@ def suggest_extension(runs: Path, job: Job, command: str) -> str | None:
     try:
         comparison = compare_stored_spec(last_run, job, (*MAY_CHANGE_ON_RESUME, *LENGTH_KEYS))
     except (DrivetrainError, OSError):
-        return None  # its spec cannot be read, so nothing is known about it
+        return None  # its spec cannot be read
     last_job = comparison.stored_job
-    # A run that was stopped early would stop again.
+    # A run that ended early would end early again.
     if comparison.lines or last_job is None or (last_job.train.steps is None and epochs != last_job.train.epochs):
         return None
     unit = "epoch" if epochs == 1 else "epochs"

@@ -1,4 +1,4 @@
-"""Protects the host program of an embedded training: its signal handlers, torch settings and random numbers."""
+"""Protects the program around an embedded training: its signal handlers, torch settings and random numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drivetrain.system.signals import HANDLED_SIGNALS, SCHEDULER_SIGNALS, Signal
 
 
 class HostSignals(Signals):
-    """Signal handling that does not end the process: the second signal is a plain KeyboardInterrupt."""
+    """Signal handling that does not end the process: the second signal raises a plain KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received, self.depth = None, 0
@@ -37,9 +37,9 @@ class HostSignals(Signals):
 
 @contextlib.contextmanager
 def install_handlers() -> Iterator[HostSignals]:
-    """Install signal handlers for the training, and restore the previous ones; only in the main thread.
+    """Install signal handlers for the training and restore the previous handlers, only in the main thread.
 
-    What the program ignores stays ignored, and what it does on a scheduler's notice stays as well.
+    Signals that the program ignores stay ignored, and its handlers of a scheduler's notices are kept.
     """
     signals = HostSignals()
     if threading.current_thread() is not threading.main_thread():
@@ -62,7 +62,7 @@ def install_handlers() -> Iterator[HostSignals]:
 
 @contextlib.contextmanager
 def restore_state() -> Iterator[None]:
-    """Restore torch's settings and random state afterwards; autocast and the modes of autograd around it do not hold."""
+    """Restore torch's settings and random state after the block; outer autocast and autograd modes are off in it."""
     drawn = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with (
@@ -82,7 +82,7 @@ def restore_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restore_torch_settings() -> Iterator[None]:
-    """Restore torch's settings afterwards, but no random state."""
+    """Restore torch's settings after the block, but no random state."""
     threads = torch.get_num_threads()
     with torch_settings.keep_switches():
         try:
@@ -93,10 +93,10 @@ def restore_torch_settings() -> Iterator[None]:
 
 
 def select_gpu(hardware: Hardware, job: Job) -> Hardware:
-    """Select the hardware with the GPU that this process computes on: `cuda:0`, in CUDA's own order.
+    """Select the hardware with the GPU of this process: `cuda:0`, in CUDA's own order.
 
     Raises:
-        DeviceError: if the job names another GPU, or this one cannot be used.
+        DeviceError: if the job names another GPU, or if this GPU cannot be used.
     """
     requested, first = job.limits.gpus, _find_first_gpu(hardware)
     if requested == "none" or first is None:
@@ -114,7 +114,7 @@ def select_gpu(hardware: Hardware, job: Job) -> Hardware:
 
 
 def _find_first_gpu(hardware: Hardware) -> Gpu | None:
-    """Find the GPU that is `cuda:0`; None if there is only one, or torch cannot tell."""
+    """Find the GPU that is `cuda:0`; None if there is only one or torch does not know it."""
     if len(hardware.gpus) < 2 or not torch.cuda.is_available():
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
@@ -122,9 +122,9 @@ def _find_first_gpu(hardware: Hardware) -> Gpu | None:
 
 
 def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
-    """Return the plan for a running process: what would have to be preloaded stays as it is, and its row says so.
+    """Return the plan for a running process: settings that need preloading keep their value, and their rows say so.
 
-    Environment variables of later stages are set, since nothing has read them yet.
+    Environment variables of later stages are set, because nothing has read them yet.
     """
     rows = []
     for optimization in optimizations.every():

@@ -1,4 +1,4 @@
-"""Finds the run folder that a command line names by path or by its name below runs/."""
+"""Finds the run folder that a command line names by its path or by its name in runs/."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RUNS = Path("runs")
 
 
 def parse(text: str) -> Path:
-    """Return the path as written, or the run of that name below runs/ if only that exists.
+    """Return the path as written, or the run of that name in runs/ if only that exists.
 
     Raises:
-        SpecError: for an address in a store.
+        SpecError: if it is an address in a store.
     """
     if is_remote(text):
         raise SpecError(
@@ -39,12 +39,12 @@ def parse_parent(text: str) -> Path:
 
 
 def list_names(prefix: str, **_: object) -> list[str]:
-    """List the names below runs/ that begin with a prefix, for completion."""
+    """List the names in runs/ that begin with a prefix, for completion."""
     return [path.name for path in sorted(RUNS.glob(f"{glob.escape(prefix)}*")) if path.is_dir()]
 
 
 def find_newest_trial(path: Path) -> Path:
-    """Find the trial that was written to last, if the folder is that of a sweep; else the folder.
+    """Find the most recently written trial of a sweep's folder; return any other folder unchanged.
 
     Raises:
         CheckpointError: if the sweep has no trial yet.
@@ -57,10 +57,10 @@ def find_newest_trial(path: Path) -> Path:
 
 
 def check_exists(path: Path) -> Path:
-    """Return the path, if it exists.
+    """Return the path if it exists.
 
     Raises:
-        CheckpointError: if it does not, with the run whose name is most similar; or if a link is in it.
+        CheckpointError: if it does not exist (names the most similar run), or if it contains a link.
     """
     if path.exists():
         refuse_links(path)
@@ -79,7 +79,7 @@ def check_exists(path: Path) -> Path:
 
 
 def find_newest() -> Path:
-    """Find the run that was written to last; raises CheckpointError if there is none."""
+    """Find the most recently written run; raises CheckpointError if there is none."""
     runs = list_by_age()
     if not runs:
         raise CheckpointError(
@@ -91,7 +91,7 @@ def find_newest() -> Path:
 
 
 def list_by_age() -> list[Path]:
-    """List the run folders below runs/, newest first."""
+    """List the run folders in runs/, newest first."""
     trials = (spec for sweep in RUNS.glob(f"*/{SWEEP_FILE}") for spec in sweep.parent.glob(f"*/{JOB_FILE}"))
     return _sort_by_age([*RUNS.glob(f"*/{JOB_FILE}"), *trials])
 

@@ -1,4 +1,4 @@
-"""Makes a training step for a loop of the user's own, under a plan for this machine: `drivetrain.prepare`.
+"""`drivetrain.prepare`: makes a training step for a user's own loop, with a plan for this machine.
 
 with drivetrain.prepare(network, optimizer, loss=my_loss) as step:
     for batch in loader:
@@ -46,7 +46,7 @@ from drivetrain.training.user_batches import UserBatches
 from drivetrain.training.user_parts import UserOptimizer
 
 WHY_OFF = "your loop reads the data, and builds the optimizer"
-"""Reason of the plan for all other optimizations."""
+"""Reason in the plan for turning off all other optimizations."""
 
 
 def prepare(
@@ -64,27 +64,27 @@ def prepare(
     limits: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> contextlib.AbstractContextManager[PreparedStep]:
-    """Return a training step for a loop of your own, under a plan for this machine.
+    """Return a training step for your own loop, with a plan for this machine.
 
-    The network is moved to its device when the block begins. Threads, precision and other settings of torch hold inside
-    of the `with` block, and are as before after it. There are no checkpoints, records or signal handlers.
+    The network is moved to its device when the block begins. Threads, precision and other settings of torch apply inside
+    the `with` block and are restored after it. There are no checkpoints, records or signal handlers.
 
     Args:
         model: the network.
-        optimizer: over its parameters, or a function of the list of trainable parameters that returns one.
+        optimizer: an optimizer for its parameters, or a function of the list of trainable parameters that returns one.
         loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
             batch) if batches are mappings. None if the model returns the loss.
         weight_of: a function of the targets of some samples, or of the batch if it is a mapping or the model returns the
-            loss; returns the number that the loss divides their sum by, or one number for each sample. Without it the
-            step finds out by trying whether the loss is a mean or a sum; if it is neither, a batch is not split.
+            loss; returns the divisor of their summed loss, or one number for each sample. Without it the step finds out
+            with trial calls whether the loss is a mean or a sum; if it is neither, a batch is not split.
         clip_norm: largest gradient norm; None for no clipping.
-        accumulate: number of batches of an update; each counts the same.
+        accumulate: number of batches per update, which all have the same weight.
         gpus: `auto`, `none` or a list of one number.
         optimize: optimizations by name: precision, micro_batch, compile, channels_last, cpu_threads, ...
         fp16: scaling of the gradients if the precision is fp16, as in the spec.
         deterministic: as in the spec.
         limits: `gpus` and `gpu_memory`, as in the spec.
-        quiet: whether to print no plan.
+        quiet: whether to skip printing the plan.
 
     Raises:
         SpecError: if an argument cannot be used.
@@ -101,7 +101,7 @@ def prepare(
             "clip_norm": clip_norm,
             "deterministic": deterministic,
             "optimizer": embedded_parts.optimizer_spec(user_optimizer.optimizer),
-            # The loop of the user sets the rates.
+            # The user's loop sets the rates.
             "schedule": "constant",
             **({} if fp16 is None else {"fp16": dict(fp16)}),
         },
@@ -109,7 +109,7 @@ def prepare(
         "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
     }
     job = embedded_call.build_job(spec_keys, call_site)
-    # The loop's first batch shows its size; set here, since a call with `auto` is refused elsewhere.
+    # The size is known from the loop's first batch; set `auto` here, because a call with `auto` is refused elsewhere.
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
     user_batches = UserBatches(model, loss)
     if untrained := user_batches.list_untrained():
@@ -125,10 +125,10 @@ def prepare(
 
 
 def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:
-    """Check the arguments that the schema of a spec does not check.
+    """Check the arguments that the schema of a spec does not cover.
 
     Raises:
-        SpecError: if one of them is impossible in a loop of the user.
+        SpecError: if an argument is not possible in a user's own loop.
     """
     if not isinstance(accumulate, int) or accumulate < 1:
         raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
@@ -142,15 +142,15 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
 
 
 def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
-    """Make the plan for a loop of the user: optimizations that act on data or on how the optimizer is built are off."""
-    # Nothing is measured in a loop of the user, and it may predict numbers.
+    """Make the plan for a user's own loop, without optimizations of the data or of building the optimizer."""
+    # Nothing is measured in a user's own loop, and it may predict numbers.
     facts = replace(inspection.inspect_network(model), numeric=True)
     resolved = host_process.keep_process_settings(plans.resolve(job, machine, facts), machine)
     left_out = {one.name: one.off for one in optimizations.every() if one.apply_in_loop is None}
     rows = []
     for row in resolved.decisions:
         if row.source != "process" and row.name in left_out:
-            # An optimization that is off changes no result, and nothing will measure it later.
+            # An optimization that is off changes no result and will not be measured later.
             row = replace(row.learn(left_out[row.name], "choice", WHY_OFF), effect=str(Effect.EXACT), provisional=False)
         rows.append(row)
     return resolved.with_rows(rows)
@@ -165,15 +165,15 @@ def _run_block(
     optimizer: UserOptimizer,
     objective: LoopLoss,
 ) -> Iterator[PreparedStep]:
-    """The block of `prepare`: applies the plan to a step, and restores the process-wide settings at the end.
+    """Apply the plan to a step for the block of `prepare`, and restore the process-wide settings at its end.
 
     Args:
-        job: the job that the arguments describe.
-        machine: the hardware with the selected GPU.
-        plan: the plan for a loop of the user.
-        model: the network.
-        optimizer: the checked optimizer, built anew over the network once it is on its device.
-        objective: the loss of the batches and the number of batches of an update.
+        job: job that the arguments describe.
+        machine: hardware with the selected GPU.
+        plan: plan for the user's own loop.
+        model: network to train.
+        optimizer: checked optimizer, which is built again for the network on its device.
+        objective: loss of the batches and number of batches per update.
     """
     with host_process.restore_torch_settings():
         device = torch.device("cuda:0" if machine.gpu else "cpu")
@@ -198,7 +198,7 @@ def _run_block(
 
 @dataclass(frozen=True)
 class LoopRun:
-    """The parts of a run that a loop of the user has."""
+    """The parts of a run that exist in a user's own loop."""
 
     job: EmbeddedJob
     hardware: Hardware
@@ -210,12 +210,12 @@ class LoopRun:
 
 
 class PreparedStep:
-    """One training step: `loss = step(batch)`. `drivetrain.prepare` returns it, for use in its `with` block.
+    """One training step: `loss = step(batch)`. `drivetrain.prepare` returns it for use in its `with` block.
 
     Args:
-        run: the network, its optimizer and its step, to which the plan was applied.
-        objective: the loss of the user's batches, and the number of batches of an update.
-        generators: the random generators of the loop.
+        run: network, optimizer and step with the applied plan.
+        objective: loss of the user's batches, and number of batches per update.
+        generators: random generators of the loop.
     """
 
     def __init__(self, run: LoopRun, objective: LoopLoss, generators: UserGenerators) -> None:
@@ -226,12 +226,12 @@ class PreparedStep:
         self.updates = 0
         """Number of updates that changed the weights."""
         self.skipped = 0
-        """Number of updates that were left out because loss or gradients were not finite."""
+        """Number of skipped updates, whose loss or gradients were not finite."""
         self.last: StepResult | None = None
-        """The last update: its loss, its gradient norm before clipping, and whether both were finite."""
+        """Result of the last update: loss, gradient norm before clipping, and whether both were finite."""
 
     def close(self) -> None:
-        """End the block in which the step may be called; prints how many batches no update has used."""
+        """End the use of the step; prints the number of batches that no update has used."""
         self._is_open = False
         if unused_batches := self._gradients.count:
             say(f"prepare: {unused_batches} batches after the last update were not used; flush() updates with them")
@@ -248,13 +248,13 @@ class PreparedStep:
 
     @property
     def scale(self) -> float:
-        """The present loss scale; 1 without fp16."""
+        """Current loss scale; 1 without fp16."""
         scaler: Scaler = self._run.step.updater.scaler
         return scaler.scale if scaler.active else 1.0
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples that are computed at a time; None for the whole batch."""
+        """Number of samples computed at a time; None for the whole batch."""
         return self._run.step.forward.micro_batch
 
     def __call__(self, batch: Any) -> float:
@@ -264,10 +264,10 @@ class PreparedStep:
             The mean loss of the batch, before the update.
 
         Raises:
-            SpecError: if model and loss give no loss.
-            DataError: if the batch has none of the forms.
+            SpecError: if model and loss do not return a loss.
+            DataError: if the batch has an unknown form.
             NumericsError: if loss or gradients were not finite in three updates in a row, or the fp16 scale collapsed.
-            OutOfMemory: if a single sample is too much.
+            OutOfMemory: if a single sample is too large.
         """
         if not self._is_open:
             raise SpecError(
@@ -297,7 +297,7 @@ class PreparedStep:
             )
         self._generators.states = None
         loss = float(step.compute_gradients(device_batch).total)
-        # The loss is already divided by the batches of an update, so that their sum is the mean.
+        # The loss is already divided by the number of batches per update, so the sum is the mean.
         if gradients.count + 1 < gradients.batches:
             gradients.store_gradients(loss)
         else:
@@ -306,7 +306,7 @@ class PreparedStep:
         return loss * gradients.batches
 
     def flush(self) -> StepResult | None:
-        """Update with the mean of the batches since the last update, as at the end of an epoch; None if there are none."""
+        """Update with the mean of the batches since the last update, at the end of an epoch; None without such batches."""
         if not self._gradients.count:
             return None
         return self._update(self._gradients.take_incomplete())
@@ -328,7 +328,7 @@ class PreparedStep:
         return outcome
 
     def _judge(self, outcome: StepResult) -> None:
-        """Count the update; too many in a row that are not finite end the loop."""
+        """Count the update; too many consecutive updates that are not finite end the loop."""
         if outcome.finite:
             self.updates += 1
             self._guard.bad_steps, self._guard.scaler_skips = [], 0
@@ -353,15 +353,15 @@ class PreparedStep:
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """The precision of the plan, for an evaluation in your loop."""
+        """Use the precision of the plan within the block, for an evaluation in your loop."""
         with self._run.step.forward.cast():
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Scaler and counters as plain values, for a checkpoint of yours beside those of network and optimizer.
+        """Return scaler and counters as plain values, for your checkpoint next to the states of network and optimizer.
 
         Raises:
-            DrivetrainError: between the batches of an update.
+            DrivetrainError: if called between the batches of an update.
         """
         if self._gradients.count:
             raise DrivetrainError(
@@ -378,7 +378,7 @@ class PreparedStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore the values of `state_dict`."""
         self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
         step = self._run.step
         step.updater.scaler.load(state["scaler"])

@@ -1,4 +1,4 @@
-"""The inputs of a finished run: data, spec, plan, code, image and libraries, by their digests (provenance.json).
+"""Records the inputs of a finished run in provenance.json: digests of data, spec, plan and code; image and libraries.
 
 The commit of a job's folder is read from the files of its repository as text. Git never runs there: a folder may come
 from anybody, and its settings name programs that git would start.
@@ -24,18 +24,18 @@ from drivetrain.system.run_records import read_mapping, read_objects
 from drivetrain.system.version import VERSION
 
 COMMIT, IMAGE = "DRIVETRAIN_COMMIT", "DRIVETRAIN_IMAGE_ID"
-"""Known only to the starter of a container: the commit of the job's folder, and the digest of the image."""
+"""Variables set by the starter of a container: commit of the job's folder, and digest of the image."""
 _MAX_BYTES = 1 << 22
-"""Largest file of a repository that is read: packed-refs has a line for each branch and tag."""
+"""Size of the largest repository file that is read: packed-refs has a line for each branch and tag."""
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _BRANCH = re.compile(r"ref: (refs/(?!.*\.\.)[^\s:?*\[\\]+)")
 
 
 def write(run: Path, commits: Sequence[str]) -> None:
-    """Record it for a run that has finished.
+    """Record the provenance of a finished run.
 
     Args:
-        commits: of the job's folder, as each attempt began; an attempt with that of the one before is left out.
+        commits: commits of the job's folder at the start of each attempt, without repetitions.
     """
     hardware: Mapping[str, Any] = RunFiles(run).read_object(run_files.HARDWARE_FILE)
     RunFiles(run).write_json(
@@ -59,20 +59,20 @@ def write(run: Path, commits: Sequence[str]) -> None:
 
 
 def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
-    """Return the commits of a run's attempts with that of the one that begins now.
+    """Return the commits of a run's attempts, including the attempt that begins now.
 
-    Asked for at the start: what is committed while a run trains is not what it was made of.
+    They are read at the start of an attempt: commits made while a run trains are not part of it.
 
     Args:
-        before: those of earlier attempts.
-        source: the spec, or the program that trains.
+        before: commits of earlier attempts.
+        source: path of the spec, or of the program that trains.
     """
     current = os.environ.get(COMMIT) or read_commit(Path(source).absolute().parent)
     return [*before] if current is None or current in before[-1:] else [*before, current]
 
 
 def read_commit(folder: Path) -> str | None:
-    """Return the commit that a folder's repository has checked out; None without a repository, or before its first commit."""
+    """Return the checked-out commit of a folder's repository; None without a repository or a first commit."""
     folder = Path(os.path.realpath(folder))
     directory = next(filter(None, map(_find_git_directory, (folder, *folder.parents))), None)
     head = _read_small(directory / "HEAD") if directory else ""
@@ -80,11 +80,11 @@ def read_commit(folder: Path) -> str | None:
         shared = _find_shared_directory(directory)
         packed = re.search(rf"^(\w+) {re.escape(branch[1])}$", _read_small(shared / "packed-refs"), re.MULTILINE)
         head = _read_small(shared / branch[1]) or (packed[1] if packed else "")
-    return head if _COMMIT.fullmatch(head) else None  # nothing else of a file is recorded
+    return head if _COMMIT.fullmatch(head) else None  # never record other content of a file
 
 
 def read_origin(root: Path) -> str | None:
-    """Return the address of the remote `origin` of the repository in a folder, not of one around it; None without one."""
+    """Return the address of the remote `origin` of the repository in this very folder; None if there is none."""
     directory = _find_git_directory(root)
     settings = _read_small(_find_shared_directory(directory) / "config") if directory else ""
     section = settings.partition('[remote "origin"]')[2].partition("\n[")[0]
@@ -94,18 +94,18 @@ def read_origin(root: Path) -> str | None:
 
 def _find_git_directory(root: Path) -> Path | None:
     entry = root / ".git"
-    if entry.is_file():  # a worktree or a submodule names the place of its files
+    if entry.is_file():  # the file of a worktree or a submodule names the folder of its files
         return root / _read_small(entry).removeprefix("gitdir:").strip()
     return entry if entry.is_dir() else None
 
 
 def _find_shared_directory(directory: Path) -> Path:
-    """Return where a worktree's branches and settings are: it shares them with the repository that it belongs to."""
+    """Return the folder of branches and settings, which a worktree shares with its repository."""
     return directory / _read_small(directory / "commondir")
 
 
 def _read_small(path: Path) -> str:
-    """Read a small regular file, without the white space around its text; empty if it is missing, or anything else."""
+    """Read a small regular file and strip its text; empty if it is missing or not a regular file."""
     try:
         with open_file(path, os.O_NOFOLLOW) as file:
             return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
@@ -114,7 +114,7 @@ def _read_small(path: Path) -> str:
 
 
 def describe_image() -> dict[str, str] | None:
-    """Return the image that this process runs in; None without one."""
+    """Return the image of this process; None if there is none."""
     word = os.environ.get("DRIVETRAIN_IMAGE")
     return {"name": word, "id": os.environ.get(IMAGE, "")} if word else None
 
@@ -124,7 +124,7 @@ def _hash_file(path: Path) -> str | None:
 
 
 def _hash_plan(run: Path) -> str | None:
-    """Of the values alone: reasons name times that differ from run to run."""
+    """Hash only the values of the plan, because its reasons contain times that differ from run to run."""
     decisions = read_objects(RunFiles(run).read_object(run_files.PLAN_FILE), "decisions")
     values = {decision["name"]: decision["value"] for decision in decisions}
     return _hash_value(values) if values else None

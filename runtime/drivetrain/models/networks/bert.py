@@ -1,7 +1,7 @@
 """The encoder of `model: encoder`: BERT (Devlin et al. 2019), by torch alone.
 
-The transformers library computes the same bits, but its import takes three seconds of CPU time. Names of weights and the
-order of random numbers are the same as in the library, which trained the runs of earlier versions.
+The transformers library computes the same bits, but its import takes three seconds of CPU time. Names of weights and
+the order of random numbers are the same as in the library, which trained the runs of earlier versions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A linear model for tables: the outputs are sums of one function for each column, piecewise linear in its numbers.
 
-It is a generalized additive model (Hastie & Tibshirani 1986). Only its outputs are trained, so they can be solved in
-a second or two.
+It is a generalized additive model (Hastie & Tibshirani 1986). Only its outputs are trained: they are quickly solved.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Mlp(EmbeddedColumns):
         return self.classifier(x)  # type: ignore[no-any-return]
 
     def _initialize(self) -> None:
-        """Initialize layers with Kaiming normal (He et al. 2015), outputs with truncated normal (0.02), and categories."""
+        """Initialize layers with Kaiming normal (He et al. 2015), outputs with truncated normal (0.02), embeddings."""
         for layer in self.layers:
             linear = layer[0]  # type: ignore[index]
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")

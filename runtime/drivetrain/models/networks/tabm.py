@@ -60,8 +60,8 @@ class MemberOutputs(nn.Module):
 class TabM(EmbeddedColumns):
     """An ensemble whose members differ at first by their random signs of the columns and by their output layers.
 
-    In training it returns the outputs of all members, (N, members, outputs), whose losses are averaged. In evaluation it
-    returns (N, outputs): the mean of the members' numbers, or the logarithms or log odds of their mean probabilities.
+    In training it returns the outputs of all members, (N, members, outputs), whose losses are averaged. In evaluation
+    it returns (N, outputs): the mean of the members' numbers, or the logarithms or log odds of mean probabilities.
     `edges` are the same as for `Mlp`.
     """
 

@@ -26,8 +26,8 @@ SHARPNESS = 32.0
 class WordBag(nn.Module):
     """A bag of words. Inputs are token ids, token types if the tokenizer has them, and mask, all (N, tokens) int64.
 
-    The outputs are the same as in `TextNetwork`. The squared weights of a text's tokens and pairs add up to the square of
-    SHARPNESS for texts of any length without repeated tokens.
+    The outputs are the same as in `TextNetwork`. The squared weights of a text's tokens and pairs add up to the square
+    of SHARPNESS for texts of any length without repeated tokens.
 
     Args:
         vocabulary: number of token ids.

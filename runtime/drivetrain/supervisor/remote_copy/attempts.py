@@ -1,9 +1,9 @@
-"""The attempts that write one copy of a run in a store, and the checkpoints that they have sent whole.
+"""The attempts that write one copy of a run in a store, and the checkpoints that they have sent completely.
 
-attempts/000002.json            one object for each attempt, created only if it does not exist: the newest one writes
-checkpoints/000002/step-100/    a checkpoint, or a best one, below the number of the attempt that sent it; its manifest is sent last
+attempts/000002.json            one object for each attempt, created only if it does not exist: the newest attempt writes
+checkpoints/000002/step-100/    a step or best checkpoint, under the number of its attempt; its manifest is sent last
 
-So no attempt writes over a checkpoint of another. An attempt that is not the newest stops copying at its next object.
+So no attempt overwrites a checkpoint of another attempt. An attempt that is not the newest stops at its next object.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _WHOLE = re.compile(rf"{CHECKPOINTS}/(\d{{6}}/(?:step|best)-\d+)/{re.escape(MANI
 
 
 class NewerAttempt(Exception):
-    """Another process writes the copy now."""
+    """Another process is writing the copy now."""
 
 
 class Attempt:
-    """The number under which this process writes one copy."""
+    """An attempt of this process to write one copy, with its number."""
 
     def __init__(self, store: ObjectStore, folder: Path) -> None:
         """Become the newest attempt.
 
         Args:
-            folder: the run folder, which is noted as that of this copy; it may be missing.
+            folder: run folder, which is noted as the source of this copy; it may be missing.
 
         Raises:
-            RemoteError: if the store gives no answer.
-            CheckpointError: if the copy is that of another run.
+            RemoteError: if the store does not answer.
+            CheckpointError: if the copy belongs to another run.
         """
         self.store = store
         before = list_attempts(store)
@@ -72,22 +72,22 @@ class Attempt:
             )
 
     def note_in(self, folder: Path) -> None:
-        """Note in a run folder which run it is, so that two runs of one name are not taken for one."""
+        """Note the run's id in its folder, so that two runs of the same name are not confused."""
         RunFiles(folder).write_json(COPY_FILE, {"run": self.run})
 
     def check(self) -> None:
-        """Make sure that no newer attempt has begun, before an object is written or removed.
+        """Check that no newer attempt has begun, before an object is written or removed.
 
         Raises:
-            NewerAttempt: if one has.
-            RemoteError: if the store gives no answer.
+            NewerAttempt: if a newer attempt has begun.
+            RemoteError: if the store does not answer.
         """
         if self.store.find_head(f"{ATTEMPTS}/{self.number + 1:06}.json"):
             raise NewerAttempt
 
 
 def list_attempts(store: ObjectStore) -> list[int]:
-    """List the numbers of the attempts, which follow each other."""
+    """List the numbers of the attempts, which are consecutive."""
     names = (entry.name for entry in store.objects(ATTEMPTS))
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{ATTEMPTS}/(\d{{6}})\.json", name)))
 
@@ -98,6 +98,6 @@ def list_names(store: ObjectStore) -> list[str]:
 
 
 def find_whole(names: Iterable[str], kind: str) -> list[str]:
-    """Find the whole checkpoints of a kind, step or best, as folders: of the newest attempt last, and by their steps."""
+    """Find the folders of complete checkpoints of a kind, step or best, sorted by attempt and then by step."""
     folders = [match[1] for match in filter(None, map(_WHOLE.fullmatch, names)) if f"/{kind}-" in match[1]]
     return sorted(folders, key=lambda folder: (folder.partition("/")[0], parse_suffix(folder)))

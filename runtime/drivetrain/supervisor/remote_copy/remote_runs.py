@@ -1,4 +1,4 @@
-"""The copies of a job's runs in a store: fetches an unfinished run, and copies the current one."""
+"""Manages the copies of a job's runs in a store: fetches an unfinished run, and copies the current run."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from drivetrain.training.checkpoints.manifest import (
 
 
 class RemoteRuns:
-    """The folder of a store in which the runs of a job are copied."""
+    """The folder in a store with the copies of a job's runs."""
 
     def __init__(self, runs: Path, job: Job, address: RemoteAddress) -> None:
         self.runs = runs
         self.job = job
         self.address = address
         self.attempts: dict[str, Attempt] = {}
-        """By the name of a run."""
+        """Attempts by name of the run."""
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
-        """The names of the job's runs in the store, by number."""
+        """Names of the job's runs in the store, by number."""
         self.highest_number = parse_suffix(self.names[-1]) if self.names else 0
         self.thread: CopyThread | None = None
 
@@ -51,11 +51,11 @@ class RemoteRuns:
         """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
 
         Args:
-            done: whether it is also downloaded if it is done and there is no local run folder.
+            done: whether a finished run is also downloaded if there is no local run folder.
 
         Raises:
-            RemoteError: if the store gives no answer.
-            CheckpointError: if the copy is that of another run, or no checkpoint is intact.
+            RemoteError: if the store does not answer.
+            CheckpointError: if the copy belongs to another run, or if no checkpoint is intact.
         """
         local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
         if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.highest_number):
@@ -83,11 +83,11 @@ class RemoteRuns:
                 attempt.note_in(folder)
 
     def start_copying(self, run: Path) -> None:
-        """Begin an attempt at copying a run folder, unless it was fetched by one, and start the thread that copies it.
+        """Begin an attempt to copy a run folder, unless an attempt has fetched it, and start the thread that copies it.
 
         Raises:
-            RemoteError: if the store gives no answer.
-            CheckpointError: if the copy is that of another run.
+            RemoteError: if the store does not answer.
+            CheckpointError: if the copy belongs to another run.
         """
         attempt = self._begin(run)
         say(f"copy: {attempt.store.address}")
@@ -102,7 +102,7 @@ class RemoteRuns:
         """Wait until the copy is complete; returns the exit code of the command: `code`, or 7 or 11 if copying failed.
 
         Args:
-            run: the run folder; if it was removed, its copy is removed, too.
+            run: run folder; if it was removed, its copy is removed too.
         """
         thread, self.thread = self.thread, None
         if thread is None:
@@ -116,7 +116,7 @@ class RemoteRuns:
         return code
 
     def release(self) -> None:
-        """Stop copying, if the run could not start or finish."""
+        """Stop copying if the run could not start or finish."""
         if self.thread:
             self.thread.finish(SpecError.exit_code)
 
@@ -125,17 +125,17 @@ class RemoteRuns:
 def open_runs(
     runs: Path, job: Job, *, new: bool, is_leader: bool, fetch_done: bool = False
 ) -> Iterator[RemoteRuns | None]:
-    """A context with the copies of this job's runs, after an unfinished one is fetched; None if nothing is copied.
+    """Open the copies of this job's runs, and fetch an unfinished run; None if nothing is copied.
 
     Args:
         runs: parent of the run folders.
-        new: whether a new run starts even if there is an unfinished one.
-        fetch_done: whether a last run that is done is fetched, too.
-        is_leader: whether this process writes the run folder; the others copy nothing.
+        new: whether a new run starts even if there is an unfinished run.
+        fetch_done: whether a finished last run is fetched too.
+        is_leader: whether this process writes the run folder; other processes copy nothing.
 
     Raises:
-        RemoteError: if the store does not answer, so that nobody knows whether there is a run to continue.
-        CheckpointError: as `RemoteRuns.fetch_last`.
+        RemoteError: if the store does not answer, so it is unknown whether there is a run to continue.
+        CheckpointError: as in `RemoteRuns.fetch_last`.
     """
     if job.checkpoint.copy_to is None or not is_leader:
         yield None
@@ -156,15 +156,15 @@ def open_runs(
 
 
 def fetch_run(store: ObjectStore, final: Path, local_step: int = -1) -> list[str]:
-    """Download a run into a folder, which is replaced if the store has a better checkpoint; returns the lines it printed.
+    """Download a run, and replace its folder if the store has a newer checkpoint; returns the printed lines.
 
     Args:
-        store: the copy of the run.
-        local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
+        store: copy of the run.
+        local_step: step of the newest good checkpoint in the folder; older checkpoints in the store are not used.
 
     Raises:
-        RemoteError: if the store gives no answer.
-        StorageError: if the disk does not take it.
+        RemoteError: if the store does not answer.
+        StorageError: if the folder cannot be written.
         CheckpointError: if there are checkpoints and none verifies.
     """
     lines = list[str]()
@@ -202,7 +202,7 @@ def fetch_run(store: ObjectStore, final: Path, local_step: int = -1) -> list[str
 def _download_newest(
     store: ObjectStore, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
 ) -> str | None:
-    """Download the newest checkpoint that verifies, and the best one that it names; returns its name."""
+    """Download the newest checkpoint that verifies, and the best checkpoint that it names; returns its name."""
     damaged = list[str]()
     for stored in reversed(find_whole(sizes, "step")):
         if parse_suffix(stored) <= local_step:
@@ -223,7 +223,7 @@ def _download_newest(
 
 
 def _download_folder(store: ObjectStore, sizes: Mapping[str, int], stored: str, folder: Path) -> str | None:
-    """Download a checkpoint; returns what is wrong with it, from its manifest and sizes before anything large comes."""
+    """Download a checkpoint; returns its problem, if possible by manifest and sizes before large files are downloaded."""
     prefix = f"{CHECKPOINTS}/{stored}"
     manifest = f"{prefix}/{MANIFEST}"
     try:

@@ -1,6 +1,6 @@
-"""The copy of a run folder in a store: finished checkpoints, all small files, the model; and the thread that sends them.
+"""Copies a run folder to a store with a thread: finished checkpoints, all small files and the model.
 
-The manifest of a checkpoint is sent last, so a copy that was killed anywhere holds the checkpoints before.
+The manifest of a checkpoint is sent last, so a copy that was killed at any point has the earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from drivetrain.tracking.event_log import EventLog, OutageLog
 from drivetrain.training.checkpoints.manifest import MANIFEST, find_best_step, verify
 
 LEFT_OUT = (CHECKPOINTS, RANKS, ATTEMPTS, COPY_FILE)
-"""Of a run folder or a copy: brought in another way, of no use elsewhere, or about this place alone."""
+"""Parts of a run folder or copy that are copied in another way, useless elsewhere, or valid only here."""
 _PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 POLL_SECONDS = 1.0
-"""Between two looks at the folder for a new checkpoint."""
+"""Interval of checking the folder for a new checkpoint."""
 RETRY_SECONDS = 10.0
-"""Between two attempts at a store that does not answer, while the run trains."""
+"""Interval of attempts at a store that does not answer, while the run trains."""
 SMALL_FILES_SECONDS = 60.0
-"""After which the small files are copied without a new checkpoint."""
+"""Interval of copying the small files without a new checkpoint."""
 STALL_SECONDS = 120.0
-"""Without progress, after which the copy of a finished run has failed."""
+"""Time without progress after which the copy of a finished run has failed."""
 STOPPED_SECONDS = 40.0
-"""For the rest of a run that was stopped: containers of ours are given 60 s in all before they are killed."""
+"""Time limit for the rest of a stopped run: our containers get 60 s in all before they are killed."""
 AT_ONCE_SECONDS = 3.0
-"""The same for one whose user does not want to wait."""
+"""Time limit for the rest of a run whose user does not want to wait."""
 PATIENCE = Patience(retries=20.0, silence=60.0)
-"""An attempt that fails is made again anyway."""
+"""Limits of one attempt, since a failed attempt is repeated anyway."""
 MAX_LISTED_FILES = 3
-"""How many missing files a message names."""
+"""Largest number of missing files in a message."""
 
 
 class RunCopy:
@@ -61,37 +61,37 @@ class RunCopy:
     def __init__(self, attempt: Attempt, run: Path, keep: int) -> None:
         """
         Args:
-            keep: how many checkpoints stay in the store.
+            keep: number of checkpoints to keep in the store.
         """
         self.attempt = attempt
         self.store = attempt.store
         self.run = run
         self.keep = keep
         self.note_progress: Callable[[], None] = lambda: None
-        """Called whenever the store has taken an object or a part of one; what it raises ends the upload."""
+        """Function that is called when the store has received an object or a part of it; its errors end the upload."""
         self.sent: set[str] = set()
-        """Checkpoints of the folder that are in the store whole."""
+        """Checkpoints of the folder that are completely in the store."""
         self.damaged: set[str] = set()
         self._stamps: dict[str, str] = {}
-        """Of the files that are in the store, as they were when they were sent."""
+        """Stamps of the files in the store at the time of sending."""
         self._sent_state = b""
 
     def send(self) -> None:
         """Bring the copy up to date; the state of the run comes last, so a finished copy is complete.
 
         Raises:
-            RemoteError: if the store does not take it; the same call sends the rest.
+            RemoteError: if the store refuses or does not answer; the same call sends the rest.
             NewerAttempt: if another process writes the copy.
             OSError: if a file of the folder cannot be read.
         """
         state = b""
         with contextlib.suppress(OSError):
-            # Before the files that it speaks of: one that is replaced meanwhile is sent by the next call.
+            # Read the state before the files that it refers to: a file replaced meanwhile is sent by the next call.
             state = RunFiles(self.run).read_bytes(STATE_FILE)
         self._send_files()
         checkpoint = self.find_unsent()
         if checkpoint and not self._send_checkpoint(checkpoint):
-            return  # it was removed meanwhile: the next call sends the one after it, and then the state
+            return  # it was removed meanwhile: the next call sends the following checkpoint, then the state
         if state not in (b"", self._sent_state):
             self.attempt.check()
             self.store.put(STATE_FILE, state)
@@ -105,7 +105,7 @@ class RunCopy:
             if path.name not in self.damaged:
                 if verify(path) is None:
                     return path
-                if path.exists():  # else it was removed meanwhile
+                if path.exists():  # otherwise it was removed meanwhile
                     self.damaged.add(path.name)
         return None
 
@@ -116,7 +116,7 @@ class RunCopy:
         return [checkpoint.name, *names] if checkpoint else names
 
     def _send_checkpoint(self, path: Path) -> bool:
-        """Copy a checkpoint after the best one that it names; returns whether it was still there."""
+        """Copy the best checkpoint that a checkpoint names, then the checkpoint; returns whether it still exists."""
         with contextlib.ExitStack() as stack:
             files = _open_files(path, stack)
             if not files:
@@ -125,7 +125,7 @@ class RunCopy:
             best_files = _open_files(best, stack)
             if best_files and verify(best) is None:
                 self._send_folder(best.name, best_files)
-            # Rows of metrics that a checkpoint relies on are there before it is.
+            # The rows of metrics that a checkpoint needs are sent before it.
             self._send_files()
             self._send_folder(path.name, files)
         self._remove_older(parse_suffix(path))
@@ -133,7 +133,7 @@ class RunCopy:
         return True
 
     def _send_folder(self, name: str, files: Mapping[str, BinaryIO]) -> None:
-        """Copy a folder, unless the store has it: a resumed run begins with a checkpoint from there."""
+        """Copy a folder unless the store has it: a resumed run begins with a checkpoint from the store."""
         whole = find_whole(list_names(self.store), name.partition("-")[0])
         stored = [folder for folder in whole if folder.endswith(f"/{name}")]
         if not any(self._has(files, folder) for folder in stored):
@@ -141,7 +141,7 @@ class RunCopy:
                 self._send_file(f"{CHECKPOINTS}/{self.attempt.number:06}/{name}/{part}", file)
 
     def _has(self, files: Mapping[str, BinaryIO], folder: str) -> bool:
-        """Return whether a folder of the store has these files, by their sizes and their manifest."""
+        """Return whether a folder of the store has these files, compared by their sizes and the manifest."""
         prefix = f"{CHECKPOINTS}/{folder}"
         stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
         sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}
@@ -151,7 +151,7 @@ class RunCopy:
         )
 
     def _remove_older(self, step: int) -> None:
-        """Remove all but the last checkpoints up to a step, and as many best ones, to which they refer."""
+        """Remove all but the last `keep` checkpoints up to a step, and all but as many best checkpoints."""
         names, remaining = list_names(self.store), set[str]()
         for kind in ("step", "best"):
             folders = [folder for folder in find_whole(names, kind) if parse_suffix(folder) <= step]
@@ -159,16 +159,16 @@ class RunCopy:
         removed = [
             name
             for name in names
-            # A newer attempt may have begun in this moment: its objects stay.
+            # A newer attempt may have begun at this moment: its objects are kept.
             if name.split("/")[1] <= f"{self.attempt.number:06}" and "/".join(name.split("/")[1:3]) not in remaining
         ]
         if removed:
             self.attempt.check()
-            # First the manifests, which make checkpoints whole.
+            # Manifests are removed first, because they make checkpoints complete.
             self.store.delete(sorted(removed, key=lambda name: not name.endswith(f"/{MANIFEST}")))
 
     def _send_files(self) -> None:
-        """Copy the files that have changed, but for the state."""
+        """Copy the files that have changed, except for the state."""
         for name, path in self._list_unsent_files():
             present = stamp(path)
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # replaced in this moment
@@ -176,7 +176,7 @@ class RunCopy:
                 self._stamps[name] = present
 
     def _list_unsent_files(self) -> Iterator[tuple[str, Path]]:
-        """Name and path of the files, without the state, that are not in the store as they are here."""
+        """Yield name and path of the files, except the state, that differ from the store."""
         for folder, folders, names in os.walk(self.run):
             relative = Path(folder).relative_to(self.run)
             folders[:] = sorted(name for name in folders if is_small((relative / name).as_posix()))
@@ -194,13 +194,13 @@ class RunCopy:
 
 
 def is_small(name: str) -> bool:
-    """Whether a name is that of a file that is copied as it is; never one that is hidden, or leads out of the folder."""
+    """Return whether a name is of a file that is copied unchanged; False if it is hidden or outside of the folder."""
     parts = name.split("/")
     return parts[0] not in LEFT_OUT and all(map(_PART.fullmatch, parts))
 
 
 def _open_files(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
-    """The files of a checkpoint, MANIFEST.json last; empty if it is gone. Open, they stay when the trainer removes it."""
+    """Open the files of a checkpoint, MANIFEST.json last; empty if it is missing. Open files outlive its removal."""
     try:
         return {part.name: stack.enter_context(part.open("rb")) for part in sorted(folder.iterdir(), reverse=True)}
     except FileNotFoundError:
@@ -208,11 +208,11 @@ def _open_files(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO
 
 
 class _Abandoned(Exception):
-    """The supervisor waits no more."""
+    """The supervisor does not wait any longer."""
 
 
 class CopyThread:
-    """Sends what is new, and is patient with a store that is away."""
+    """Thread that sends new files, and waits for a store that does not answer."""
 
     def __init__(self, copy: RunCopy) -> None:
         self.copy = copy
@@ -228,10 +228,10 @@ class CopyThread:
         self._thread.start()
 
     def finish(self, code: int) -> int:
-        """Let it send the rest, and wait for it; returns the exit code of the run.
+        """Wait until the thread has sent the rest; returns the exit code of the run.
 
         Args:
-            code: of the run without its copy.
+            code: exit code of the run without its copy.
         """
         seconds = STALL_SECONDS if code == 0 else AT_ONCE_SECONDS if code in signals.ABORTED_CODES else STOPPED_SECONDS
         since = time.monotonic()
@@ -246,7 +246,7 @@ class CopyThread:
         return code if self.is_lost or self.is_complete else self._report_missing(code)
 
     def cancel(self) -> None:
-        """End it, for a run whose folder is removed."""
+        """End the thread, for a run whose folder is removed."""
         self._abandoned.set()
         self._run_ended.set()
         self._thread.join(AT_ONCE_SECONDS)
@@ -274,7 +274,7 @@ class CopyThread:
             pass
 
     def _attempt(self) -> bool:
-        """Bring the copy up to date; returns whether everything is there."""
+        """Bring the copy up to date; returns whether it is complete."""
         error: Failure | OSError | None = None
         try:
             self.copy.send()
@@ -291,7 +291,7 @@ class CopyThread:
             raise _Abandoned
 
     def _report_missing(self, code: int) -> int:
-        """Say what is not in the store; returns the exit code of the run."""
+        """Report the files that are missing in the store; returns the exit code of the run."""
         names = self.copy.missing() or [STATE_FILE]
         remainder = f" and {len(names) - MAX_LISTED_FILES} more" if len(names) > MAX_LISTED_FILES else ""
         reason = f" ({self.outages.problem})" if self.outages.problem else ""
