@@ -1,7 +1,7 @@
 """Divides each batch among the processes, and computes a digest of its samples.
 
-A digest does not depend on the number of processes: each sample id is hashed, each process adds up the hashes of its
-samples, and the sum over all processes is the digest. It changes if a sample is missing, repeated or replaced.
+A digest does not depend on the number of processes: each process hashes the ids of its samples and adds up the hashes,
+and the sum over all processes is the digest. It changes if a sample is missing, repeated or replaced.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from drivetrain.distributed.ranks import Ranks
 
 @dataclass(frozen=True)
 class BatchShare:
-    """The share of this process in a batch of all processes."""
+    """Share of this process in a batch of all processes."""
 
     samples: int | None = None
-    """Samples of the batch over all processes; None if the processes have to sum their weights."""
+    """Number of samples of the batch over all processes; None if the processes have to sum their weights."""
     weight: float = 1.0
     """1 / the number of processes if each computes a part of the batch; 1 if each computes all of it."""
     seed: int = 0
@@ -28,40 +28,40 @@ class BatchShare:
 
 
 WHOLE = BatchShare()
-"""The share of a process that trains without others."""
+"""Share of a process that trains without others."""
 
 
 @dataclass(frozen=True)
 class BatchParts:
-    """How the batches of a run are divided."""
+    """Division of a run's batches among its processes."""
 
     ranks: Ranks
     batch_size: int
-    """Samples per batch; the last batch of an epoch may have fewer."""
+    """Number of samples per batch; the last batch of an epoch may have fewer."""
 
     @property
     def part_size(self) -> int:
-        """Samples of a full batch that this process computes."""
+        """Number of samples of a full batch that this process computes."""
         return len(self.select_own_samples(np.arange(self.batch_size)))
 
     def is_whole(self, samples: int) -> bool:
-        """Return whether a batch of `samples` samples is too small to be cut, so that each process computes all of it.
+        """Return whether a batch of `samples` samples is too small to be divided, so each process computes all of it.
 
         Losses and weights are summed over the processes, so the repetition cancels out.
         """
-        # BatchNorm cannot normalize a single sample, so parts of one are cut only where full batches have them, too.
+        # BatchNorm cannot normalize a single sample, so parts of one sample exist only if full batches have them too.
         least = 2 if self.batch_size >= 2 * self.ranks.count else 1
         return samples < least * self.ranks.count
 
     def share(self, samples: int, seed: int) -> BatchShare:
-        """This process's share of a batch of `samples` samples."""
+        """Return this process's share of a batch of `samples` samples."""
         count = self.ranks.count
         return (
             BatchShare(samples * count, 1.0, seed) if self.is_whole(samples) else BatchShare(samples, 1 / count, seed)
         )
 
     def select_own_samples(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Select the sample ids of a batch that this process computes; they are adjacent in the batch."""
+        """Select the sample ids of a batch that this process computes, which are adjacent in the batch."""
         if self.is_whole(len(ids)):
             return ids
         start, end = (len(ids) * rank // self.ranks.count for rank in (self.ranks.number, self.ranks.number + 1))
@@ -69,13 +69,13 @@ class BatchParts:
 
 
 DIGEST_BITS = 48
-"""Bits of a digest; few enough for a float64 to hold it exactly."""
+"""Number of bits of a digest, few enough for an exact float64."""
 # The constants of SplitMix64 (Steele, Lea, Flood 2014).
 _INCREMENT, _FACTOR_1, _FACTOR_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def hash_samples(ids: npt.NDArray[np.int64]) -> float:
-    """Return the sum of the hashes of some sample ids, whatever their order; a whole number of DIGEST_BITS bits."""
+    """Sum the hashes of sample ids in any order; returns a whole number of DIGEST_BITS bits."""
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _INCREMENT
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTOR_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _FACTOR_2
@@ -83,10 +83,10 @@ def hash_samples(ids: npt.NDArray[np.int64]) -> float:
 
 
 def digest_batch(hash_sums: Sequence[float], *, shared: bool = True) -> str:
-    """Return the digest of a batch, in hexadecimal.
+    """Compute the digest of a batch, in hexadecimal.
 
     Args:
-        hash_sums: result of `hash_samples` in each process.
+        hash_sums: results of `hash_samples` in each process.
         shared: whether each process computed different samples; false if each computed the whole batch.
     """
     total = sum(map(int, hash_sums)) if shared else int(hash_sums[0])

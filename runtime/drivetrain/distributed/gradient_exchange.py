@@ -1,9 +1,9 @@
 """Sums gradients over all processes during the backward pass, with torch's DistributedDataParallel.
 
-It gets a module that computes outputs and loss, since it looks for unused parameters from what a forward pass returns. Its
-hook sums instead of averaging: each loss is already divided by the weight of the whole batch. With `find_unused_parameters`
-torch keeps its first layout of buckets. The layout decides in which order a ring of processes adds numbers, so a resumed run
-rounds as one that was never stopped.
+It wraps a module that computes outputs and loss, because it searches for unused parameters from the result of a forward
+pass. Its hook sums instead of averaging: each loss is already divided by the weight of the whole batch. With
+`find_unused_parameters` torch keeps its first layout of buckets. The layout determines the order of additions in a ring
+of processes, so a resumed run rounds in the same way as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from drivetrain.distributed.ranks import Ranks
 from drivetrain.errors import SpecError
 
 CPU_BUCKET_MEGABYTES, GPU_BUCKET_MEGABYTES = 4.0, 25.0
-"""Size of a bucket: small enough to be sent early. Between GPUs starting a collective costs more than its transfer."""
+"""Size of a bucket, small enough to be sent early. Between GPUs, starting a collective costs more than its transfer."""
 REENTRANT = "CheckpointFunctionBackward"
-"""The node of torch.utils.checkpoint with use_reentrant=True, which reports a gradient twice."""
+"""Name of the graph node of torch.utils.checkpoint with use_reentrant=True, which reports a gradient twice."""
 
 
 class _LossModule(nn.Module):
-    """The network, and the function that computes its loss."""
+    """The network with the function that computes its loss."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _LossModule(nn.Module):
 
 
 class GradientExchange:
-    """Exchanges the gradients of this process with the others; has no effect if it is the only one."""
+    """Exchanges the gradients of this process with other processes; has no effect on a single process."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -49,31 +49,31 @@ class GradientExchange:
         self._trained: list[nn.Parameter] = []
         self._is_new = False  # it has computed no loss yet
         self._sent_at = 0.0
-        """Time at which the last bucket of the present pass was sent."""
+        """Time when the last bucket of the current pass was sent."""
 
     def wrap(self, model: nn.Module) -> bool:
         """Wrap the network if the trained parameters have changed, as in every stage of `model.unfreeze`.
 
         Returns:
-            Whether it was wrapped anew.
+            Whether it was wrapped again.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         trained = [p for p in model.parameters() if p.requires_grad]
         if self.ranks.count == 1 or [id(p) for p in trained] == [id(p) for p in self._trained]:
             return False
         self._trained, self._is_new = trained, True
-        # Hooks of the network that is wrapped now have to be gone before the next one.
+        # Remove the hooks of the wrapped network before wrapping it again.
         self._wrapped = None
-        # The import of Dynamo makes this folder, though nothing is compiled where it cannot be made.
+        # The import of Dynamo creates this folder, even though nothing is compiled if it cannot be created.
         try:
             os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.curdir), exist_ok=True)
         except OSError:
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-        # It would cut a compiled network at the borders of the buckets.
+        # This optimization would cut a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
-        # The other name of `broadcast_buffers`, which a warning recommends, is not in older torch.
+        # A warning recommends another name of `broadcast_buffers`, which older torch does not have.
         with warnings.catch_warnings(action="ignore", category=FutureWarning), self.ranks.raising_peer_errors():
             self._wrapped = DistributedDataParallel(
                 _LossModule(model),
@@ -87,7 +87,7 @@ class GradientExchange:
 
     def _make_hook(self) -> Callable[[Any, Any], Any]:
         def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]
-            # torch compares annotations, which are text here.
+            # torch compares annotations, which are texts here, so there are none.
             self._sent_at = time.monotonic()
             work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
             return work.get_future().then(lambda done: done.value()[0])
@@ -96,7 +96,7 @@ class GradientExchange:
 
     @contextlib.contextmanager
     def sending(self, *, is_last: bool) -> Iterator[None]:
-        """A block for forward and backward pass of a micro-batch; gradients are sent in that of the last one."""
+        """Run the forward and backward pass of a micro-batch in the block; gradients are sent with the last one."""
         wrapped = self._wrapped
         with contextlib.nullcontext() if is_last or wrapped is None else wrapped.no_sync():
             yield
@@ -105,7 +105,7 @@ class GradientExchange:
             self.ranks.waits.add(time.monotonic() - self._sent_at)
 
     def join(self, compute_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same function, with gradients that are exchanged; it may raise SpecError if a network reports them twice."""
+        """Return the function with exchanged gradients; it may raise SpecError if a network reports them twice."""
         return compute_loss if self._wrapped is None else functools.partial(self._compute_loss, compute_loss)
 
     def _compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
@@ -117,17 +117,17 @@ class GradientExchange:
         return loss
 
     def finish(self, loss: Tensor, notes: list[float]) -> tuple[Tensor, list[list[float]]]:
-        """Sum the losses of all processes, and give all the notes of each; the only collective of a step that waits.
+        """Sum the losses and gather the notes of all processes, in the only waiting collective of a step.
 
         Args:
             loss: loss of this process's share, a scalar tensor.
-            notes: numbers to give to all processes.
+            notes: numbers to send to all processes.
 
         Returns:
             The sum of the losses, and the notes by rank.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         if self.ranks.count == 1:
             return loss, [notes]
@@ -139,7 +139,7 @@ class GradientExchange:
 
 
 def _refuse_reentrant(loss: Tensor) -> None:
-    """Refuse a graph with reentrant checkpoints, of which DistributedDataParallel allows none."""
+    """Refuse a graph with reentrant checkpoints, which DistributedDataParallel does not allow."""
     seen, pending = set[Any](), [loss.grad_fn]
     while pending:
         node = pending.pop()

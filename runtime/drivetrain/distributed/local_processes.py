@@ -1,7 +1,7 @@
-"""Starts, watches and ends the training processes of one supervisor except the first, which the supervisor itself starts.
+"""Starts, watches and ends the training processes of one supervisor, except the first, which it starts itself.
 
 With several nodes it also chooses the network between them: the interface that leads to the meeting place, and the
-socket on which rank 0 listens.
+socket of rank 0.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from drivetrain.system.signals import CRASH_EXIT_CODES
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 RESOLVE_TIMEOUT = 60.0
-"""Seconds for which an unknown name of the meeting host is looked up again: that of a pod is unknown at first."""
+"""Seconds of retries to look up an unknown meeting host: the name of a pod is unknown at first."""
 CHECK_INTERVAL = 0.2
 """Seconds between two checks of the processes."""
 LAST_WAIT = 5.0
-"""Seconds that other processes have to end after the leader has lost one of them."""
+"""Seconds to wait for the end of other processes after the leader has lost one of them."""
 EXIT_TIMEOUT = 15.0
-"""Seconds that the leader has to end by itself after another process is lost."""
+"""Seconds to wait for the end of the leader after another process is lost."""
 Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """The training processes that one supervisor starts, and how they reach the others."""
+    """The training processes that one supervisor starts, and their connection to the others."""
 
     count: int
-    """Number of them."""
+    """Number of these processes."""
     first_rank: int = 0
-    """Rank of the first of them."""
+    """Rank of the first of these processes."""
     total: int = 1
     """Number of processes of all supervisors."""
     supervisors: int = 1
@@ -58,10 +58,10 @@ class LocalProcesses:
     interface: str = LOOPBACK
     """Name of the network interface."""
     listener: socket.socket | None = None
-    """Socket at which rank 0 keeps the store; None if rank 0 is not one of these or the starter keeps it."""
+    """Socket of the store of rank 0; None if rank 0 is not one of these processes or the starter keeps the store."""
 
     def environment(self, number: int) -> dict[str, str]:
-        """Return the environment variables of one of them, by its number among these, from 0."""
+        """Return the environment variables of one of these processes by its number, from 0."""
         if self.total == 1:
             return {}
         variables = {
@@ -69,7 +69,7 @@ class LocalProcesses:
             world.LOCAL_RANK: str(number),
             world.WORLD_SIZE: str(self.total),
             world.MEETING: self.meeting,
-            # As torchrun names them, for the user's code: an iterable yields the samples of its process.
+            # Names of torchrun for the user's code: an iterable yields the samples of its process.
             "RANK": str(self.first_rank + number),
             "LOCAL_RANK": str(number),
             "WORLD_SIZE": str(self.total),
@@ -78,7 +78,7 @@ class LocalProcesses:
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns of each host whose address has no name
         }
         if self.supervisors == 1:
-            # Before 2.26.3 NCCL fails or hangs where Docker forbids the NUMA calls that this memory needs (NVIDIA/nccl#2190).
+            # Before 2.26.3 NCCL fails or hangs if Docker forbids the NUMA calls of this memory (NVIDIA/nccl#2190).
             variables["NCCL_CUMEM_HOST_ENABLE"] = os.environ.get("NCCL_CUMEM_HOST_ENABLE", "0")
         if self.supervisors > 1:
             variables[world.NODES] = str(self.supervisors)
@@ -87,21 +87,21 @@ class LocalProcesses:
         return variables
 
     def open_files(self) -> list[int]:
-        """Descriptors that the first of them inherits."""
+        """Return the descriptors that the first process inherits."""
         return [self.listener.fileno()] if self.listener else []
 
 
 @contextlib.contextmanager
 def open_meeting(count: int, placement: Placement | None) -> Iterator[LocalProcesses]:
-    """A block with the processes that this supervisor starts, in which the socket of rank 0 is open.
+    """Describe the processes of this supervisor, and keep the socket of rank 0 open within the block.
 
     Args:
         count: number of processes that this supervisor starts.
-        placement: the place of this supervisor among several; None if it is the only one.
+        placement: place of this supervisor among several; None if it is the only one.
 
     Raises:
-        PeerError: if the meeting place cannot be reached or listened on.
-        SpecError: if the name of the meeting host does not tell its address.
+        PeerError: if the meeting place cannot be reached, or rank 0 cannot listen there.
+        SpecError: if the address of the meeting host is ambiguous.
     """
     if placement is None and count == 1:
         yield LocalProcesses(1)
@@ -132,13 +132,13 @@ def open_meeting(count: int, placement: Placement | None) -> Iterator[LocalProce
 def start_followers(
     processes: LocalProcesses, run: Path, command: Callable[[Path], Sequence[str]], environment: Mapping[str, str]
 ) -> Iterator[list[Process]]:
-    """Start all processes of this supervisor except the first, for a block; kill them at its end.
+    """Start all processes of this supervisor except the first, and kill them at the end of the block.
 
     Args:
-        processes: the processes, the first one included.
-        run: the run folder; each process has its own folder in it, with its log.
-        command: the command line of a process, given its folder.
-        environment: variables of the plan, for all of them.
+        processes: processes of this supervisor, including the first.
+        run: run folder; each process has its own folder in it, with its log.
+        command: function that returns the command line of a process for its folder.
+        environment: variables of the plan for all processes.
     """
     followers: list[Process] = []
     try:
@@ -156,7 +156,7 @@ def start_followers(
 
 
 def _make_rank_folder(run: Path, rank: int) -> Path:
-    """Make the folder for the records of a process, with a copy of what it reads."""
+    """Make the folder for the records of a process, with copies of the files that it reads."""
     folder = run / "ranks" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (HARDWARE_FILE, PLAN_FILE):
@@ -168,8 +168,8 @@ def wait_for_end(leader: Process, followers: Sequence[Process]) -> int:
     """Wait for the end of a run; returns the leader's return code, or a code for the loss of another process.
 
     Args:
-        leader: the first process of this supervisor.
-        followers: its other processes.
+        leader: first process of this supervisor.
+        followers: other processes of this supervisor.
     """
     lost_at: float | None = None
     killed_leader = False
@@ -188,26 +188,26 @@ def wait_for_end(leader: Process, followers: Sequence[Process]) -> int:
 
 
 def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed_leader: bool) -> int:
-    """The return code of a run whose leader has ended, or was killed because it still waited for a lost process."""
+    """Choose the return code of a run whose leader has ended, or was killed while it waited for a lost process."""
     code = leader.wait()
     if code == PeerError.exit_code:
-        # The process that it has lost may be about to end, and its code tells the cause.
+        # The lost process may be about to end, and its code shows the cause.
         end = time.monotonic() + LAST_WAIT
         for process in followers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
     dead = [process for process in followers if process.poll() not in (None, 0)]
-    # The code of a leader that was killed here does not tell the cause.
+    # The code of a leader that was killed here does not show the cause.
     codes = [*([] if killed_leader else [code]), *(process.returncode for process in dead)]
     if RestartSmaller.exit_code in codes:
         return RestartSmaller.exit_code
     crash_codes = [one for one in codes if 128 - one in CRASH_EXIT_CODES]
     if crash_codes and -signal.SIGKILL not in codes:
         return crash_codes[0]  # the other processes failed because this one crashed
-    # Codes from 2 to 7 are errors that the leader has explained itself.
+    # Codes from 2 to 7 are errors that the leader has already explained.
     if dead and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
         if any(process.returncode == Stopped.exit_code for process in dead):
-            # They were stopped before they had connected; after that, all processes stop together.
+            # They were stopped before they were connected; connected processes stop together.
             say_error(Stopped("a process was stopped before the first step finished", "", "run the same command again"))
             return Stopped.exit_code
         return _report_lost(
@@ -225,7 +225,7 @@ def _report_lost(description: str, action: str) -> int:
 
 
 def open_listener(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Open a socket that listens on one address only; port 0 stands for any free port.
+    """Open a socket that listens on one address only; port 0 means any free port.
 
     Raises:
         PeerError: if the address or the port cannot be used.
@@ -247,20 +247,20 @@ def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], l
     Args:
         meet: host and port of the meeting place.
         leads: whether this node is the meeting host.
-        resolve: looks up the addresses of a host and port; that of the system if absent.
+        resolve: function that looks up the addresses of a host and port; None for the system's function.
 
     Raises:
-        PeerError: if the host stays unknown, or no network leads to it.
-        SpecError: if its name means a follower itself, or the leader has several addresses to choose from.
+        PeerError: if the host stays unknown, or if no network leads to it.
+        SpecError: if its name means a follower itself, or if the leader has several possible addresses.
     """
     host, port = meet
     host_addresses = (resolve or _resolve_host)(host, port)
     reachable = [address for address in host_addresses if not ipaddress.ip_address(address).is_loopback]
     if leads:
-        # The meeting host is this node, so an address that it has itself is the one that the others know.
+        # The meeting host is this node, so the other nodes know one of its own addresses.
         local_addresses = list_addresses()
         shared = [address for address in reachable if address in local_addresses]
-        # Debian maps the own host name to 127.0.1.1; the leader then takes its only other address.
+        # Debian maps a node's own name to 127.0.1.1; the leader then uses its only other address.
         return shared[0] if shared else _choose_only_address(host, host_addresses, local_addresses)
     if not reachable:
         raise SpecError(
@@ -277,7 +277,7 @@ def find_interface(address: str) -> str:
 
 
 def list_addresses() -> dict[str, str]:
-    """List the name of the network interface by address, for all addresses of this machine."""
+    """List the network interfaces of all addresses of this machine, by address."""
     return {
         row.address.partition("%")[0]: name
         for name, rows in psutil.net_if_addrs().items()
@@ -287,7 +287,7 @@ def list_addresses() -> dict[str, str]:
 
 
 def _resolve_host(host: str, port: int) -> list[str]:
-    """Resolve the addresses of a host; waits for a name that is not known yet."""
+    """Resolve the addresses of a host; wait for a name that is not known yet."""
     end = time.monotonic() + RESOLVE_TIMEOUT
     while True:
         try:
@@ -305,7 +305,7 @@ def _resolve_host(host: str, port: int) -> list[str]:
 
 
 def _find_source_address(target: str, port: int) -> str:
-    """Find the address of this node from which packets to the target would be sent; nothing is sent."""
+    """Find the address of this node that would send packets to the target, without sending any."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -320,7 +320,7 @@ def _find_source_address(target: str, port: int) -> str:
 
 
 def _choose_only_address(host: str, resolved: list[str], interfaces: dict[str, str]) -> str:
-    """Choose the leader's only IPv4 address, or its only address, for a name that does not tell it."""
+    """Choose the leader's only IPv4 address, or else its only address, for an ambiguous name."""
     parsed_addresses = {address: ipaddress.ip_address(address) for address in interfaces}
     candidates = [a for a, parsed in parsed_addresses.items() if not (parsed.is_loopback or parsed.is_link_local)]
     candidates = [address for address in candidates if ":" not in address] or candidates

@@ -1,6 +1,6 @@
-"""The place of this process among those that train together, from the variables that torchrun sets.
+"""Reads the place of this process among the processes that train together from the variables of torchrun.
 
-srun, Kubernetes and others start `drivetrain train` once for each process, with these variables.
+srun, Kubernetes and others also start `drivetrain train` once for each process with these variables.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from drivetrain.job import Job
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT = 29500
-"""Port of the meeting place unless another one is named; that of torchrun."""
+"""Default port of the meeting place, the same as torchrun's."""
 SOURCE = "RANK and WORLD_SIZE, as torchrun sets them"
 
 Meet = tuple[str, int]
-"""Host and port at which the processes meet."""
+"""Host and port of the meeting place of the processes."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of this supervisor, which starts one of the processes."""
+    """Place of this supervisor, which starts one of the processes."""
 
     supervisors: int
     """Number of supervisors that train together."""
     index: int
-    """Number of this supervisor, from 0, which leads."""
+    """Number of this supervisor, from 0; number 0 leads."""
     meet: Meet
     """Host and port of the leader."""
     local_index: int = 0
-    """Number of this supervisor among those on this machine."""
+    """Number of this supervisor among the supervisors on this machine."""
     local_supervisors: int = 1
     """Number of supervisors on this machine."""
     starter_keeps_store: bool = False
@@ -44,13 +44,13 @@ class Placement:
         return self.index == 0
 
     def describe(self) -> str:
-        """Describe it for the user."""
+        """Describe the placement for the user."""
         host, port = self.meet
         return f"process {self.index} of {self.supervisors}, meeting at {host}:{port} ({SOURCE})"
 
 
 def parse_meet(text: str, source: str) -> Meet:
-    """Parse `HOST:PORT`, `[IPv6]:PORT` or `HOST`; raises SpecError if it is none of them."""
+    """Parse `HOST:PORT`, `[IPv6]:PORT` or `HOST`; raises SpecError for any other text."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]]+))(?::(\d{1,5}))?", text)
     port = int(match[3] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
@@ -66,7 +66,7 @@ def find_placement(environ: Mapping[str, str], job: Job) -> Placement | None:
     """Find the place of this supervisor; None if it trains without others.
 
     Raises:
-        SpecError: if variables are missing, impossible, or contradict each other or the job.
+        SpecError: if variables are missing or impossible, or if they contradict each other or the job.
     """
     placement = _read_variables(environ) if "RANK" in environ and "WORLD_SIZE" in environ else None
     nodes = placement.supervisors // placement.local_supervisors if placement else 1
@@ -114,7 +114,7 @@ def _read_variables(environ: Mapping[str, str]) -> Placement:
 
 
 def _read_number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
-    """Read the whole number in a variable; an absent one without a default is refused."""
+    """Read the whole number in a variable; refuse a missing variable without a default."""
     text = environ.get(key)
     if text is None and default is not None:
         return default

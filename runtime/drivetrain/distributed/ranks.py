@@ -1,6 +1,6 @@
 """Data-parallel training in several processes (ranks), each on its shard of every batch.
 
-A loss is a sum over the shard, divided by the sum of weights of the whole batch. So the gradients of all shards add up to
+A loss is a sum over the shard, divided by the sum of weights of the whole batch. So gradients of all shards add up to
 the gradient of the batch, whatever their sizes. Rank 0 leads: it alone writes records and checkpoints, and when it ends,
 the run ends.
 """
@@ -27,37 +27,37 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for another, which may be evaluating, saving or decoding."""
+"""Longest time to wait for another process, which may be evaluating, saving or decoding."""
 RESUME_ADVICE = "run the same command again; it resumes from the last checkpoint; the log of that process says more"
 REASON_KEY = "reason"
-"""Key of the store: why a process ends, which the others cannot know."""
+"""Key in the store for the reason why a process ends, which the others cannot know."""
 REASON_SECONDS = 2.0
-"""Seconds for which the others wait for such a reason after a connection has broken."""
+"""Seconds to wait for such a reason after a connection has broken."""
 BROADCAST_BYTES = 64 * 2**20
-"""Tensors are broadcast in groups of about this size."""
+"""Approximate size of groups of tensors that are broadcast together."""
 
 
 @dataclass
 class Waits:
-    """The seconds in which this process waits for the others."""
+    """Seconds that this process waits for other processes."""
 
     phase: Callable[[], str] = lambda: ""
-    """Returns the present phase of the training."""
+    """Function that returns the current phase of the training."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By phase."""
+    """Seconds by phase."""
 
     def add(self, seconds: float) -> None:
-        """Add a time that ends now."""
+        """Add waiting time to the current phase."""
         phase = self.phase()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run."""
+    """This process among the processes of a run."""
 
     number: int = 0
-    """Its rank."""
+    """Rank of this process."""
     count: int = 1
     """Number of processes."""
     device: str = "cpu"
@@ -82,7 +82,7 @@ class Ranks:
         """Begin to sum each tensor over all processes.
 
         Returns:
-            A function that waits for the sums and returns them, at each call the same; it may raise PeerError.
+            A function that waits for the sums and returns the same result in each call; it may raise PeerError.
 
         Raises:
             PeerError: if another process is gone.
@@ -114,7 +114,7 @@ class Ranks:
         return lambda: self._call(work[0].wait)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the numbers of each process, by rank: a few Python floats, never sent through a GPU.
+        """Gather a few numbers from each process, by rank, without sending them through a GPU.
 
         Raises:
             PeerError: if another process is gone.
@@ -127,7 +127,7 @@ class Ranks:
         return [row.tolist() for row in gathered]
 
     def copy_from_rank0(self, values: Sequence[float]) -> list[float]:
-        """Return the numbers of rank 0, in all processes; each passes as many of its own.
+        """Return the numbers of rank 0 in all processes; each process passes the same number of values.
 
         Raises:
             PeerError: if another process is gone.
@@ -135,7 +135,7 @@ class Ranks:
         return self.all_gather(values)[0]
 
     def copy_text_from(self, source: int, text: str) -> str:
-        """Return the text of the process of rank `source`, in all processes; each passes its own.
+        """Return the text of rank `source` in all processes; each process passes its own text.
 
         Raises:
             PeerError: if another process is gone.
@@ -161,7 +161,7 @@ class Ranks:
 
     @torch.no_grad()
     def start_broadcast(self, tensors: Iterable[Tensor]) -> Callable[[], None]:
-        """Begin to copy rank 0's values to every process; returns a function that waits for them and then fills them in.
+        """Begin to copy rank 0's values to every process; returns a function that waits for them and fills them in.
 
         Raises:
             PeerError: if another process is gone.
@@ -169,7 +169,7 @@ class Ranks:
         non_empty = [tensor for tensor in tensors if tensor.numel()]
         if self.count == 1 or not non_empty:
             return lambda: None
-        # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
+        # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in non_empty])
         work: list[torch.distributed.Work] = []
         self._call(lambda: work.append(torch.distributed.broadcast(sent, 0, async_op=True)))
@@ -188,7 +188,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def raising_peer_errors(self) -> Iterator[None]:
-        """A block in which torch itself exchanges tensors.
+        """Turn errors of torch's own exchanges in the block into PeerError.
 
         Raises:
             PeerError: if another process is gone.
@@ -201,7 +201,7 @@ class Ranks:
             raise self._peer_error(error) from None
 
     def announce_end(self, reason: str) -> None:
-        """Tell the others why this process ends; their connections to it break then."""
+        """Announce the reason why this process ends to the others, whose connections to it then break."""
         if self.store:
             with contextlib.suppress(RuntimeError):
                 self.store.set(REASON_KEY, reason)
@@ -226,7 +226,7 @@ class Ranks:
             self.waits.add(time.monotonic() - begin)
 
     def _peer_error(self, error: RuntimeError) -> PeerError:
-        """The error that says which process is lost, as far as is known, after an exchange has failed with `error`."""
+        """Build the error about a lost process after an exchange has failed with `error`, with the reason if known."""
         broken = f"process {self.number + 1} of {self.count} lost the connection to another process"
         return PeerError(
             self._read_reason() or f"{broken}: {str(error).splitlines()[0][:120]}",
@@ -235,7 +235,7 @@ class Ranks:
         )
 
     def _read_reason(self) -> str:
-        """Return the announcement of another process; empty if it made none, or its store ended with it."""
+        """Read the announcement of another process; empty if there is none or the store has ended too."""
         end = time.monotonic() + REASON_SECONDS
         with contextlib.suppress(RuntimeError):
             while self.store and time.monotonic() < end:
@@ -246,7 +246,7 @@ class Ranks:
 
 
 def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group tensors that are broadcast together; the size limits the memory of the copy that is sent."""
+    """Group tensors for a broadcast; the size of a group limits the memory of the sent copy."""
     group: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -260,14 +260,14 @@ def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _is_exchange_error(error: RuntimeError) -> bool:
-    """Whether torch raised this because an exchange failed: it has an error class for NCCL, but none for gloo."""
+    """Return whether torch raised this because an exchange failed: it has an error class for NCCL, but not for gloo."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 ALONE = Ranks()
-"""The place of a process that trains without others."""
+"""Place of a process that trains without others."""
 _joined: list[Ranks] = []
-"""This process's place in each group that it has joined, the current group last. Each group has its own prefix in the
+"""Place of this process in each group that it has joined, the current group last. Each group has its own prefix in the
 store; otherwise a process would find the addresses of an earlier group.
 """
 
@@ -276,7 +276,7 @@ def join_ranks(device: torch.device) -> Ranks:
     """Join the processes that the supervisors have started; returns `ALONE` if there is only one.
 
     Raises:
-        PeerError: if the others do not connect.
+        PeerError: if the other processes do not connect.
     """
     count = int(os.environ.get(WORLD_SIZE, "1"))
     if count == 1:

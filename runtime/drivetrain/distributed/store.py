@@ -1,6 +1,6 @@
-"""Connects to torch's key-value store, through which the processes of a run find each other.
+"""Connects to torch's key-value store, which lets the processes of a run find each other.
 
-Rank 0 keeps the store, or the program that started the processes.
+The store is kept by rank 0, or by the program that started the processes.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 START_TIMEOUT = timedelta(minutes=10)
-"""Longest time for which a process waits for the others at the start: a node may still be pulling its image."""
+"""Longest time that a process waits for the others at the start: a node may still be pulling its image."""
 ANSWER_TIMEOUT = timedelta(seconds=30)
-"""Longest time that the store may take to answer after the training has begun."""
+"""Longest time for an answer of the store after the training has begun."""
 
 
 def find_node_name() -> str:
-    """Find the name of this node, as its scheduler knows it."""
+    """Return the name of this node in its scheduler, else its host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @cache
 def connect() -> Store:
-    """Connect to the store of this run's processes, once; in rank 0 also open it, unless the starter keeps it.
+    """Connect once to the store of this run's processes; in rank 0 also open it, unless the starter keeps it.
 
     Raises:
-        PeerError: if it cannot be reached.
+        PeerError: if the store cannot be reached.
     """
     descriptor = os.environ.get(SOCKET)
     return _connect(START_TIMEOUT, int(descriptor) if descriptor and os.environ[RANK] == "0" else None)
 
 
 def connect_again() -> Store:
-    """Connect to the same store again, for a thread: one connection serves one request at a time."""
+    """Connect to the same store again for another thread, because a connection serves one request at a time."""
     return _connect(ANSWER_TIMEOUT)
 
 

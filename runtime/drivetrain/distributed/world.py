@@ -1,4 +1,4 @@
-"""The processes of a run: their number, their GPUs, and the variables from which each learns its place."""
+"""The processes of a run: their number, their GPUs, and the environment variables with their places."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from drivetrain.hardware.gpu_selection import GpuRequest
 from drivetrain.job import Job
 
 RANK = "DRIVETRAIN_RANK"
-"""Environment variable: the rank of this process."""
+"""Environment variable with the rank of this process."""
 LOCAL_RANK = "DRIVETRAIN_LOCAL_RANK"
-"""Environment variable: the number of this process among those that this supervisor has started."""
+"""Environment variable with the number of this process among the processes of its supervisor."""
 WORLD_SIZE = "DRIVETRAIN_RANKS"
-"""Environment variable: the number of processes."""
+"""Environment variable with the number of processes."""
 MEETING = "DRIVETRAIN_MEETING"
-"""Environment variable: host:port of the store through which the processes find each other."""
+"""Environment variable with host:port of the store that the processes use to find each other."""
 SOCKET = "DRIVETRAIN_MEETING_SOCKET"
-"""Environment variable of rank 0: descriptor of the socket that listens there; absent if the starter keeps the store."""
+"""Environment variable of rank 0 with the descriptor of the store's socket; missing if the starter keeps the store."""
 NODES = "DRIVETRAIN_NODES"
-"""Environment variable: the number of supervisors, if there are several."""
+"""Environment variable with the number of supervisors, if there are several."""
 
 
 def count_trainers(job: Job, hardware: Hardware) -> int:
-    """Return the number of training processes that one supervisor starts: one per GPU, without GPUs as in the job.
+    """Count the training processes that one supervisor starts: one per GPU, or without GPUs the number in the job.
 
     An embedded training uses its own process, and a supervisor that shares its machine with others starts one.
     """
@@ -35,17 +35,17 @@ def count_trainers(job: Job, hardware: Hardware) -> int:
 
 
 def count_local_ranks(job: Job, hardware: Hardware) -> int:
-    """Return the number of training processes of this run that share this machine's CPUs, memory and disk."""
+    """Count the training processes of this run that share this machine's CPUs, memory and disk."""
     return count_trainers(job, hardware) * hardware.shared_by
 
 
 def seems_alone(job: Job, hardware: Hardware) -> bool:
-    """Return whether the run has one process, as far as is known before the machines meet."""
+    """Return whether the run probably has one process; this is not certain before the machines meet."""
     return count_local_ranks(job, hardware) == 1 and not job.limits.several_nodes
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
-    """Refuse a number of processes that differs from the number of GPUs; raises SpecError if the job requests that."""
+    """Refuse a job whose number of processes differs from the number of GPUs; raises SpecError."""
     requested, used = job.limits.processes, len(hardware.gpus)
     if requested and used and requested != used * hardware.shared_by:
         raise job.spec_error(
@@ -57,12 +57,12 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
 
 
 def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement | None) -> GpuRequest:
-    """The GPUs of a supervisor: all requested ones, or only the one with its local number if it is one of several.
+    """Choose the GPUs of a supervisor: all requested GPUs, or the GPU with its local number if it is one of several.
 
     Args:
-        requested: `limits.gpus`.
-        hardware: the whole machine.
-        placement: the place of this supervisor; None if it is the only one.
+        requested: value of `limits.gpus`.
+        hardware: hardware of the whole machine.
+        placement: place of this supervisor; None if it is the only one.
 
     Raises:
         DeviceError: if there are fewer GPUs than supervisors.
@@ -71,7 +71,7 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
         return requested
     indices = [gpu.index for gpu in hardware.gpus]
     if len(indices) == 1 and isinstance(requested, str):
-        return requested  # the starter shows each process its own
+        return requested  # the starter shows each process only its own GPU
     listed = indices if isinstance(requested, str) else list(requested)
     if len(listed) < placement.local_supervisors:
         raise DeviceError(
@@ -83,5 +83,5 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
 
 
 def share_hardware(hardware: Hardware, placement: Placement | None) -> Hardware:
-    """Return the machine as one of several supervisors sees it: shared."""
+    """Return the hardware, marked as shared if there are several supervisors."""
     return replace(hardware, shared_by=placement.local_supervisors) if placement else hardware

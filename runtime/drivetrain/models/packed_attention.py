@@ -55,10 +55,10 @@ class Kernel(Protocol):
 
 
 def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
-    """Find the kernel for hidden states on this device, this head width and the current autocast; None without a GPU.
+    """Find the kernel for hidden states on this device, a head width and the current autocast; None without a GPU.
 
-    They are torch's operators for nested tensors. `torch.nn.attention.varlen` calls the same flash kernel, but has no
-    dropout and adds Python code to every layer.
+    They are torch's operators for nested tensors. `torch.nn.attention.varlen` calls the same flash kernel, but without
+    dropout, and adds Python code to every layer.
     """
     device = hidden.device
     if device.type != "cuda":

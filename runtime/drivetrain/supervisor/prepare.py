@@ -74,9 +74,9 @@ def prepare(
         optimizer: an optimizer for its parameters, or a function of the list of trainable parameters that returns one.
         loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
             batch) if batches are mappings. None if the model returns the loss.
-        weight_of: a function of the targets of some samples, or of the batch if it is a mapping or the model returns the
-            loss; returns the divisor of their summed loss, or one number for each sample. Without it the step finds out
-            with trial calls whether the loss is a mean or a sum; if it is neither, a batch is not split.
+        weight_of: a function of the targets of some samples, or of the batch if it is a mapping or the model returns
+            the loss; returns the divisor of their summed loss, or one number for each sample. Without it the step finds
+            out with trial calls whether the loss is a mean or a sum; if it is neither, a batch is not split.
         clip_norm: largest gradient norm; None for no clipping.
         accumulate: number of batches per update, which all have the same weight.
         gpus: `auto`, `none` or a list of one number.
@@ -306,7 +306,7 @@ class PreparedStep:
         return loss * gradients.batches
 
     def flush(self) -> StepResult | None:
-        """Update with the mean of the batches since the last update, at the end of an epoch; None without such batches."""
+        """Update with the mean of the batches since the last update, as at the end of an epoch; None without any."""
         if not self._gradients.count:
             return None
         return self._update(self._gradients.take_incomplete())

@@ -1,7 +1,7 @@
-"""`drivetrain repeat`: trains a job with several seeds or folds, one run after the other; writes a page about all of them.
+"""`drivetrain repeat`: trains a job with several seeds or folds, one run after the other, and writes a page about them.
 
-Every run has its own folder, named after the job and its seed or fold. The same command skips the runs that are done with this
-spec and resumes the one that is not.
+Every run has its own folder, named after the job and its seed or fold. The same command skips the runs that are done
+with this spec and resumes the unfinished run.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ MAX_RUNS = 100
 
 @dataclass(frozen=True)
 class RepeatRequest:
-    """The options of `drivetrain repeat`."""
+    """Options of `drivetrain repeat`."""
 
     spec: Path
     assignments: Sequence[str] = ()
     runs: Path = Path("runs")
     seeds: int | None = None
-    """How many seeds; 3 without folds."""
+    """Number of seeds; 3 without folds."""
     folds: int | None = None
-    """How many parts the training data is split into, each of which is the validation data once."""
+    """Number of parts of the training data; each part is the validation data once."""
     plain: bool = False
     new: bool = False
-    """Whether unfinished runs are left, and others begun in their place."""
+    """Whether new runs begin in place of unfinished runs."""
 
 
 def repeat(request: RepeatRequest) -> int:
-    """Train with every seed that is not done; returns 0, or the exit code of the first run that did not finish.
+    """Train all runs that are not done; returns 0, or the exit code of the first run that did not finish.
 
     Raises:
         SpecError: if the number of seeds is out of range.
-        CheckpointError: if data or code changed between the runs.
+        CheckpointError: if data or code have changed between the runs.
     """
     source = SpecSource(request.spec, request.assignments).read()
     job = source.load()
@@ -75,7 +75,7 @@ def repeat(request: RepeatRequest) -> int:
 def _keep_earliest_defaults(
     request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, Sequence[str]]
 ) -> Job:
-    """Give the job the defaults of its earliest run, whichever version began it."""
+    """Give the job the defaults of its earliest run, of any version."""
     for changes in variants.values():
         variant_job = replace(source, assignments=(*request.assignments, *changes)).load()
         done = run_folder.find_finished(request.runs, variant_job)
@@ -94,7 +94,7 @@ def _train_variant(
 ) -> int:
     """Train a run unless it is done, and add its folder to `run_of`; returns the exit code."""
     earlier_runs = list(run_of.values())
-    # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
+    # Measurements of the first run apply to all runs: runs with different batch sizes or plans have no common mean.
     assignments = (*request.assignments, *changes, *batch_size.pin_measured(job, earlier_runs))
     variant_job = replace(children.source, assignments=assignments).load()
     if done := run_folder.find_finished(request.runs, variant_job):
@@ -119,7 +119,7 @@ def _train_variant(
 
 
 def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> None:
-    """Write the page, and print mean and deviation of every metric."""
+    """Write the page, and print mean and standard deviation of every metric."""
     folder = request.runs / f"repeat-{job.name}"
     labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
     spreads, left_out = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
@@ -131,7 +131,7 @@ def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> Non
 
 
 def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
-    """Return the changes of each run in the spec, by the name on the page.
+    """List the spec changes of each run, by its name on the page.
 
     Raises:
         SpecError: if the number of seeds or folds is out of range.
@@ -152,7 +152,7 @@ def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...
 
 
 def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[str]:
-    """Write the labels that look wrong to the run of the fold that they are in; returns lines about them."""
+    """Write suspicious labels to the run that validated on their fold; returns lines about them."""
     review = suspicious_labels.inspect_folds(run_of.values())
     lines = review.describe()
     if review.suspicious:
@@ -165,7 +165,7 @@ def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[
 
 
 def _describe_more_data(job: Job) -> list[str]:
-    """Return whether more data would help; nothing without simple models."""
+    """Describe whether more data would help; nothing without simple models."""
     if "off" in (job.baselines, os.environ.get(baseline_run.SWITCH)):
         return []
     from drivetrain.baselines.measure import describe_learning_curve

@@ -1,6 +1,6 @@
-"""Opens the run folder `runs/<name>-<NNN>/` that a command trains in, with a lock that admits only one process.
+"""Opens the run folder `runs/<name>-<NNN>/` of a training, with a lock that admits only one process.
 
-A run is resumed or extended only if its stored spec agrees with the present one.
+A run is resumed or extended only if its stored spec agrees with the current spec.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from drivetrain.system.run_records import RunState, read_mapping
 INCOMPLETE_NAME = re.compile(r"\.tmp-.+|\..+\.\d+")
 """Names of files that a kill can leave incomplete."""
 LOCK_SECONDS = 1.5
-"""Seconds to wait for the lock, since a killed process takes a moment to disappear."""
+"""Seconds to wait for the lock, because a killed process takes a moment to disappear."""
 FOLLOWERS = "followers"
-"""The folders of supervisors that do not lead, beside the run folders, which the leader alone numbers and writes."""
+"""Parent of the folders of following supervisors; only the leader numbers and writes run folders."""
 
 
 @dataclass
@@ -36,24 +36,24 @@ class RunFolder:
     resumes: bool
     """Whether an earlier process has trained in it."""
     lock: int
-    """Open file that holds the lock; pass it to the trainer, so that the lock lives as long as any of the processes."""
+    """Open file that holds the lock; the trainer inherits it, so the lock lives as long as any of the processes."""
     extends: str = ""
-    """The finished run that this start begins to extend; empty for every other start."""
+    """Finished run that this start begins to extend; empty for all other starts."""
 
 
 def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunFolder:
-    """Open the unfinished run of this job's name, or a new one with the next number.
+    """Open the unfinished run of this job's name, or a new run with the next number.
 
     Args:
         runs: parent of the run folders.
-        job: the present spec.
-        new: whether an unfinished run is left alone.
-        after: the highest run number that is taken elsewhere.
+        job: current job.
+        new: whether an unfinished run is ignored.
+        after: highest run number that is used elsewhere.
 
     Raises:
         StorageError: if the folder cannot be written.
         Busy: if another process is training in it.
-        CheckpointError: if the unfinished run was started with another spec, or a link is in its folder.
+        CheckpointError: if the unfinished run was started with another spec, or if its folder contains a link.
     """
     make_folder(runs)
     unfinished = None if new else find_unfinished(runs, job.name)
@@ -79,18 +79,18 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
 
 
 def find_unfinished(runs: Path, name: str) -> Path | None:
-    """Find the last run folder of a name, if its run has not finished; raises CheckpointError if a link is in it."""
+    """Find the last run folder of a name if its run is unfinished; raises CheckpointError if it contains a link."""
     last = next(reversed(list_numbered(runs, name)), None)
     if last is None or RunState.read(last).status == "done":
         return None
     run_files.refuse_links(last)
-    # A folder with the name of a run can be the user's; a run that was killed at its start is empty.
+    # A folder with the name of a run may belong to the user; the folder of a run that was killed at its start is empty.
     names = {entry.name for entry in last.iterdir() if not INCOMPLETE_NAME.fullmatch(entry.name)}
     return None if names and names.isdisjoint((run_files.LOCK_FILE, run_files.JOB_FILE, run_files.STATE_FILE)) else last
 
 
 def find_finished(runs: Path, job: Job) -> Path | None:
-    """Find the last run folder of the job's name, if its run has finished and was trained with this spec."""
+    """Find the last run folder of the job's name if its run is finished and was trained with this spec."""
     last = next(reversed(list_numbered(runs, job.name)), None) if runs.is_dir() else None
     if last is None or RunState.read(last).status != "done" or not (last / run_files.JOB_FILE).is_file():
         return None
@@ -102,10 +102,10 @@ def find_finished(runs: Path, job: Job) -> Path | None:
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
-    """Return the path of the next run folder of a name; `after` is the highest number that is taken elsewhere.
+    """Return the path of the next run folder of a name; `after` is the highest number that is used elsewhere.
 
     Raises:
-        StorageError: if libraries that write weights cannot name the folder.
+        StorageError: if the libraries that write weights cannot use the path.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in str(runs)):
         raise StorageError(
@@ -118,20 +118,20 @@ def next_path(runs: Path, name: str, after: int = 0) -> Path:
 
 
 def list_numbered(runs: Path, name: str) -> list[Path]:
-    """List the run folders of a name, by ascending number."""
+    """List the run folders of a name by ascending number."""
     return [runs / folder for folder in sort_numbered((p.name for p in runs.iterdir() if p.is_dir()), name)]
 
 
 def sort_numbered(folders: Iterable[str], name: str) -> list[str]:
-    """Sort the names of run folders of a name, by ascending number."""
+    """Sort the folder names of a run's name by ascending number, without other folders."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
     return sorted(filter(pattern.fullmatch, folders), key=run_files.parse_suffix)
 
 
 def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
-    """Start from scratch in a folder where nothing was trained, since its spec or data had an error.
+    """Start from scratch in a folder without training, for example after an error in the spec or data.
 
-    Files of the user stay.
+    Files of the user are kept.
     """
     with blame_storage(path):
         remove_files(map(path.joinpath, run_files.FILES_BEFORE_TRAINING))
@@ -141,7 +141,7 @@ def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Remove files and folders, as far as they exist."""
+    """Remove files and folders if they exist."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -150,7 +150,7 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def _begins_again(path: Path, job: Job) -> bool:
-    """Whether a run begins again in its folder: it trained nothing, or has no checkpoint and the spec was changed."""
+    """Return whether a run begins again in its folder: without training, or without a checkpoint and a changed spec."""
     has_checkpoints = (path / run_files.CHECKPOINTS).exists()
     return _is_untrained(path) or (
         not has_checkpoints and bool(compare_stored_spec(path, job, MAY_CHANGE_ON_RESUME).lines)
@@ -158,14 +158,14 @@ def _begins_again(path: Path, job: Job) -> bool:
 
 
 def _is_untrained(path: Path) -> bool:
-    """Return whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
+    """Return whether a run ended before its first step because of its spec or data, so there is nothing to resume."""
     exit_code = RunState.read(path).exit_code
     has_trained = any((path / name).exists() for name in (run_files.CHECKPOINTS, run_files.METRICS_FILE))
     return exit_code in (SpecError.exit_code, DataError.exit_code) and not has_trained
 
 
 def _remove_incomplete(path: Path) -> None:
-    """Remove incomplete files of a killed process; we hold the lock, so no other process is writing."""
+    """Remove incomplete files of a killed process; the lock guarantees that no other process is writing."""
     for leftover in path.iterdir():
         if INCOMPLETE_NAME.fullmatch(leftover.name):
             shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
@@ -190,10 +190,10 @@ def lock_folder(path: Path) -> int:
 
 
 def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
-    """Lock the folder of supervisor `index`, one that does not lead, and empty it of an earlier attempt's files.
+    """Lock the folder of the following supervisor `index`, and remove files of an earlier attempt.
 
     Raises:
-        StorageError: if it cannot be written.
+        StorageError: if the folder cannot be written.
         Busy: if another process holds its lock.
     """
     path = runs / FOLLOWERS / f"{job.name}-{index}"
@@ -206,25 +206,25 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
 
 
 def find_continued(runs: Path, name: str, extended: Path | None, *, new: bool) -> Path | None:
-    """The run that a command continues: the unfinished one of a name, unless `new` ignores it, or the one it extends."""
+    """Find the run that a command continues: the unfinished run of a name, unless `new`, or the extended run."""
     unfinished = None if new or not runs.is_dir() else find_unfinished(runs, name)
     return unfinished or extended
 
 
 def keep_defaults(run: Path, job: Job) -> Job:
-    """Give the keys that the user does not write the values that the run which a command continues began with.
+    """Give keys that the user has not set the values with which the continued run began.
 
     Raises:
-        CheckpointError: if its stored spec cannot be read.
+        CheckpointError: if the stored spec of the run cannot be read.
     """
     return job if _begins_again(run, job) else compare_stored_spec(run, job).job
 
 
 def keep_revisions(run: Path, job: Job) -> list[str]:
-    """List `key.path=value` for data at the commits of the run that a command continues, and print them.
+    """List `key.path=value` for data at the commits of the continued run, and print them.
 
     Args:
-        job: the present spec, at the present commits.
+        job: current job with the current commits.
     """
     assignments = list(_assign_commits(run, job))
     if assignments:
@@ -233,7 +233,7 @@ def keep_revisions(run: Path, job: Job) -> list[str]:
 
 
 def _assign_commits(run: Path, job: Job) -> Iterator[str]:
-    """Yield `key.path=value` for data that the spec names by a branch, and that a run has at another commit."""
+    """Yield `key.path=value` for data that the spec names by a branch and the run used at another commit."""
     data = read_mapping(read_stored_spec(run).data, "data")
     for key, text in job.data_paths():
         block, text_before = job.document.data.get(key[0]), data.get(key[-1])
@@ -258,5 +258,5 @@ MAY_CHANGE_ON_RESUME = (
     "sweep",
     "track",
 )
-"""Spec keys that may change on a resume: they affect neither which weights are kept nor the training, but for its
+"""Spec keys that may change on a resume: they do not affect the choice of weights, or the training except for
 rounding."""

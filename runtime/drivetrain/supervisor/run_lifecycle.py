@@ -22,13 +22,13 @@ from drivetrain.system.run_records import RunState
 from drivetrain.tracking.run_tracker import RunTracker, start_tracker
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
-"""By exit code; every other one has failed."""
+"""Status by exit code; all other codes mean failed."""
 STANDARD_ERROR = 2
-"""File of the messages of this process."""
+"""File descriptor for the messages of this process."""
 
 
 class RunLifecycle:
-    """The only writer of a run's state.json, and the starter of what tracks and reports the run."""
+    """The only writer of a run's state.json, which also starts the tracking and the report of the run."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class RunLifecycle:
     ) -> None:
         """
         Args:
-            source: the spec, or the program that trains.
+            source: path of the spec, or of the program that trains.
             assignments: values that override the spec.
-            requested: what a resumed run must request again, for state.json.
+            requested: values for state.json that a resumed run must request again.
         """
         before = RunState.read(run.path)
         self.run = run
@@ -60,7 +60,7 @@ class RunLifecycle:
         }
 
     def begin(self, machine: Hardware, track: Track | None) -> None:
-        """Record that an attempt starts on this machine, and start to copy it to the tracking server of the job, if any."""
+        """Record that an attempt starts on this machine, and start its copy to the job's tracking server, if any."""
         RunFiles(self.run.path).write_json(run_files.HARDWARE_FILE, machine.to_json())
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
@@ -75,9 +75,9 @@ class RunLifecycle:
             provenance.write(self.run.path, self.state["commits"])
 
     def end(self, code: int) -> bool:
-        """Record that the trainer has ended with this exit code; returns whether there still is a run.
+        """Record that the trainer has ended with this exit code; returns whether the run still exists.
 
-        Nothing was trained in a copy that the trainer refused, so it must not stand in the way of the next `extend`.
+        A copy that the trainer refused is removed, so that it does not block the next `extend`.
         """
         self.record_end(code)
         is_refused = extended_run.is_refused(self.run, code)
@@ -89,22 +89,22 @@ class RunLifecycle:
         return not is_refused
 
     def finish_tracking(self) -> None:
-        """Let the tracker send the rest, which has the report, too, if it was written before."""
+        """Let the tracker send the rest, including the report if it is already written."""
         if self.tracker:
             self.tracker.finish()
 
     def saved(self) -> str:
-        """Describe the last save of a run that ended at once, and where the same command continues."""
+        """Describe the last save of a run that ended at once, and the point where the same command continues."""
         if checkpoints := run_files.list_checkpoints(self.run.path / run_files.CHECKPOINTS):
             return f"saved up to step {run_files.parse_suffix(checkpoints[-1]):,}, where the same command resumes"
         return "nothing was saved yet; the same command begins at the first step"
 
     def report(self, seconds: float | None = None, *, output: int | None = None) -> None:
-        """Write the report if anything was trained; in a separate process, because it imports large libraries.
+        """Write the report if anything was trained, in a separate process because it imports large libraries.
 
         Args:
-            seconds: at most so long; None for no limit.
-            output: what the process prints goes to this file; None for ours.
+            seconds: time limit; None for no limit.
+            output: file for the output of the process; None for our output.
         """
         fault_point("report")
         run = self.run.path
@@ -114,9 +114,9 @@ class RunLifecycle:
             [sys.executable, "-m", "drivetrain.report", str(run)],
             child_process.build_environment({}),
             output=output,
-            # A program that hides what is printed shows errors all the same; its sys.stderr may be no file.
+            # A program that hides its output still shows errors; its sys.stderr may not be a file.
             errors=None if output is None else STANDARD_ERROR,
-            # Between fork and exec no code runs in a program that is not ours, whose threads may hold any lock.
+            # In a user's program no code runs between fork and exec, because its threads may hold any lock.
             outlives_us=output is not None,
         )
         code = child_process.wait_or_kill(child, seconds)
@@ -128,5 +128,5 @@ class RunLifecycle:
 
 
 def _format(moment: datetime | None = None) -> str:
-    """Format a moment, or now, as a run folder has it."""
+    """Format a moment, or now, as stored in run folders."""
     return (moment or datetime.now()).astimezone(UTC).isoformat(timespec="seconds")

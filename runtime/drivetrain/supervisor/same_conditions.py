@@ -1,6 +1,6 @@
-"""Whether a finished run counts as one that a command would train: the same spec is not enough.
+"""Checks whether a finished run is equivalent to the run that a command would train: the same spec is not enough.
 
-Its data, the code of the user, the number of processes and the precision count, too.
+Its data, the user's code, the number of processes and the precision must be the same too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drivetrain.system.run_records import read_mapping
 
 
 def count_processes(job: Job, runs: Path) -> int:
-    """Return how many processes a command would train a job with on this machine.
+    """Count the processes with which a command would train a job on this machine.
 
     Raises:
         DeviceError: if a GPU that the job names does not exist.
@@ -33,11 +33,11 @@ def count_processes(job: Job, runs: Path) -> int:
 
 
 def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *, plain: bool) -> str:
-    """In what a finished run was trained otherwise than the command asks, in words; empty if in nothing.
+    """Describe how a finished run's training differs from the command; empty if it does not differ.
 
     Args:
-        processes: processes with which the command would train.
-        other_runs: runs that are counted together with it.
+        processes: number of processes with which the command would train.
+        other_runs: runs that are counted together with this run.
         plain: whether the command has all optimizations off.
     """
     try:
@@ -57,11 +57,11 @@ def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *
 
 
 def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
-    """A file of the data or of the user's code that was another one when a run was trained; empty if there is none.
+    """Find a file of the data or the user's code that has changed since a run was trained; empty if there is none.
 
     Args:
-        run: a finished run.
-        job: the present spec.
+        run: finished run.
+        job: current job.
         free: spec keys of data that may differ.
 
     Raises:
@@ -84,10 +84,10 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
 
 
 def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
-    """Check that all runs had the same files: one that was added to a folder is found by the runs that read it.
+    """Check that all runs were trained with the same files, including files that were added to a folder in between.
 
     Raises:
-        CheckpointError: if they had not; comparing or averaging them would mean nothing.
+        CheckpointError: if the files differ; comparing or averaging the runs would be meaningless.
     """
     for run in runs.values():
         _check_record(run)
@@ -110,7 +110,7 @@ def _read_digests(run: Path, free: Collection[str]) -> dict[str, object]:
 
 
 def read_data_digests(run: Path) -> dict[str, Any]:
-    """Read the digests of the files, by spec key and name, and of the arrays that a run was trained with."""
+    """Read the digests of a run's training data: of files by spec key and name, and of arrays."""
     files = {
         key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
         for key, entry in _read_record(run, "files").items()
@@ -123,7 +123,7 @@ def _read_record(run: Path, part: str) -> dict[str, Any]:
 
 
 def _check_record(run: Path) -> None:
-    """Raise CheckpointError if the record of the data is damaged; runs of early versions have none."""
+    """Raise CheckpointError if the record of the data is damaged; runs of early versions have no record."""
     record, problem = RunFiles(run).read_checked_object(DATA_FILE)
     problem = problem or ("" if isinstance(record.get("files"), dict) else "it lists no files")
     if problem and (problem != MISSING or (run / PREPROCESSING_FILE).exists()):

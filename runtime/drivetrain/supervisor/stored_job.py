@@ -17,15 +17,15 @@ from drivetrain.tuning import batch_size
 
 
 def find_source(spec: Path, assignments: Sequence[str], copy: Path | None = None) -> SpecSource:
-    """Return the source of a job file; in the stored job of a run, relative paths start where those of the run did.
+    """Return the source of a job file; relative paths in the stored job of a run start at the run's original folder.
 
     Args:
-        spec: the job file.
-        assignments: values that override it.
-        copy: the folder with copies that is read instead; None if there is none.
+        spec: job file.
+        assignments: values that override the spec.
+        copy: folder with copies that is read instead; None if there is none.
 
     Raises:
-        CheckpointError: if the run's code was not trained here by this user, or is another one now.
+        CheckpointError: if the run's code was not trained here by this user, or has changed.
     """
     run = spec.parent
     origin = RunState.read(run).source if spec.name == run_files.JOB_FILE and copy is None else ""
@@ -33,7 +33,7 @@ def find_source(spec: Path, assignments: Sequence[str], copy: Path | None = None
         return SpecSource(spec, tuple(assignments), copy=copy)
     job = load_stored_job(run, None)
     say(f"{spec}: the job of a run; relative paths start at {job.folder}, as they did there")
-    # The folder that the run names may be anybody's.
+    # The folder named by the run may belong to anybody.
     code = _read_code_digests(run) if any(list_user_functions(job)) else None
     return SpecSource(spec, tuple(assignments), batch_size.read_measured(run, job), job.folder, code)
 

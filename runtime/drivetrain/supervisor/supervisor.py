@@ -1,7 +1,7 @@
 """The supervisor: a light parent process without torch that checks the job, makes the plan and runs the trainer.
 
 Threads, OpenMP runtime and allocator are fixed when a process starts. So the plan is made first, and the trainer is a
-child that starts under it.
+child that starts with it.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ from drivetrain.tuning.measuring_child import MeasurementEnded
 from drivetrain.tuning.process_death import find_avoidable
 
 TRAINER = "drivetrain.supervisor.trainer_process"
-"""The program that trains; tests start one of their own instead."""
+"""Program that trains; tests start another program instead."""
 SEVERAL_PROCESSES = "a run of several processes"
-"""Names of the commands that cannot measure, for messages."""
+"""Name of a command that cannot measure, for messages."""
 REPORT_SECONDS = 2.0
-"""For the report, within `train.within`."""
+"""Seconds of `train.within` for the report."""
 STOPPED_REPORT = 4.0
-"""Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
+"""Seconds for the report of a stopped run: container engines wait ten seconds in all before they kill."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The options of `drivetrain train`."""
+    """Options of `drivetrain train`."""
 
     source: SpecSource
-    """The job file, with what overrides it; also for the children of this process."""
+    """Job file with its overrides, also for the children of this process."""
     runs: Path = Path("runs")
     plain: bool = False
     plan: Path | None = None
     new: bool = False
     if_unfinished: bool = False
-    """Whether nothing is trained if the newest run of the same job is done."""
+    """Whether to train nothing if the newest run of the same job is done."""
     extend: Path | None = None
-    """The finished run that this one continues."""
+    """Finished run that this run continues."""
     trace: bool = False
     """Whether a few steps are profiled."""
     placement: Placement | None = None
-    """Where this supervisor is among several, by the environment; None if it is the only one."""
+    """Place of this supervisor among several, from the environment; None if it is the only one."""
     report_run: Callable[[Path], None] = lambda run: None
-    """Called with the run folder when it is open."""
+    """Function that is called with the run folder when it is open."""
     shown: Path | None = None
-    """The plan of another run, which the same command has printed; then only the differences are."""
+    """Plan of another run that the same command has printed; only the differences are printed then."""
 
     @property
     def leads(self) -> bool:
@@ -114,13 +114,13 @@ def train(request: TrainRequest) -> int:
 
 
 class _Supervisor:
-    """One start of a training: the request and the job, which get what is measured, and what follows from both."""
+    """One start of a training: the request and the job, which are updated with measured values."""
 
     def __init__(self, request: TrainRequest, job: Job, copies: RemoteRuns | None) -> None:
         self.request, self.job, self.copies = request, job, copies
 
     def train(self) -> int:
-        """Open the run folder, measure what the job leaves open, and train; returns the exit code."""
+        """Open the run folder, measure the open settings of the job, and train; returns the exit code."""
         request = self.request
         if continued := run_folder.find_continued(request.runs, self.job.name, request.extend, new=request.new):
             if fixed := run_folder.keep_revisions(continued, self.job):
@@ -142,7 +142,7 @@ class _Supervisor:
         self.request = replace(self.request, source=self.request.source.copy_to(run.path, self.job))
         if request.placement:
             batch_size.refuse_auto(self.job, SEVERAL_PROCESSES)
-        # The batch size comes first, since the plan depends on it.
+        # The batch size is measured first, because the plan depends on it.
         source = self.request.source
         self._add_measured(batch_size.measure_once(source, self.job, machine, run.path, plain=request.plain))
         plan, stored = self._choose_plan(machine, run)
@@ -150,7 +150,7 @@ class _Supervisor:
         return self._run(machine, plan, run)
 
     def _load_again(self, **changes: Any) -> None:
-        """Change the source, and load the job from it."""
+        """Change the source, and load the job from it again."""
         self.request = replace(self.request, source=replace(self.request.source, **changes))
         self.job = self.request.source.load()
 
@@ -159,7 +159,7 @@ class _Supervisor:
             self._load_again(measured={**self.request.source.measured, **measured})
 
     def _detect_machine(self) -> Hardware:
-        """Return the hardware that the job may use, which suits the number of its processes."""
+        """Detect the hardware that the job may use, and check it against the number of processes."""
         fault_point("detect")
         job, placement = self.job, self.request.placement
         machine = world.share_hardware(add_neighbors(detect(self.request.runs)), placement)
@@ -168,7 +168,7 @@ class _Supervisor:
         return machine
 
     def _open_folder(self) -> run_folder.RunFolder:
-        """Return the run folder that the command trains in; its copy begins."""
+        """Open the run folder of the command, and start copying it."""
         request, job, copies = self.request, self.job, self.copies
         after = copies.highest_number if copies else 0
         run = extended_run.open_run(request.runs, job, request.extend, self.plan_request, new=request.new, after=after)
@@ -183,7 +183,7 @@ class _Supervisor:
         return run
 
     def _choose_plan(self, machine: Hardware, run: run_folder.RunFolder) -> tuple[plans.Plan, plans.Plan | None]:
-        """Choose the plan, and the stored one if the run resumes."""
+        """Choose the plan; also returns the stored plan if the run resumes."""
         request, job = self.request, self.job
         stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
         if stored:
@@ -199,7 +199,7 @@ class _Supervisor:
         return plans.keep_reasons(plan, stored) if stored else plan, stored
 
     def _run(self, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
-        """Train in the run folder, with its records from beginning to end."""
+        """Train in the run folder, and write its records from beginning to end."""
         request, job, source = self.request, self.job, self.request.source
         measured = [f"train.{key}={value}" for key, value in source.measured.items()]
         spec = source.folder / source.spec.name if source.folder else source.spec
@@ -219,7 +219,7 @@ class _Supervisor:
             lifecycle.finish_tracking()
             if code == 0:
                 say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
-        # Last, so that the copy has the report, too.
+        # Finish the copy last, so that it includes the report.
         copied = self.copies.finish(run.path, code) if self.copies else code
         if copied != code:
             lifecycle.record_end(copied)
@@ -227,7 +227,7 @@ class _Supervisor:
 
 
 def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
-    """Run the trainer, and again from its last checkpoint for as long as another plan may avoid its death."""
+    """Run the trainer, and restart it from its last checkpoint as long as another plan may avoid its death."""
     fault_point("first attempt")
     arguments: list[str] = []
     count, folder = world.count_trainers(job, machine), NamedFolder(run.path)
@@ -239,13 +239,13 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
             code = run_trainers(request, count, plan.environment(machine) | command_began, forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
-            # The trainer has finalized the plan since, and may have measured.
+            # The trainer has finalized the plan in the meantime, and may have measured.
             plan = effective_plan.load_plan(run.path)
-            # A compilation that was interrupted leaves a process that is not trained in.
+            # After an interrupted compilation, a process cannot be used for training.
             if code == Replanned.exit_code:
                 arguments = ["--measured"]
                 continue
-            # One of several supervisors leaves a new start to its starter, which starts all of them again.
+            # If there are several supervisors, their starter restarts all of them.
             was_signalled = bool(forward.sent)
             death = None if request.placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
             if death is None:
@@ -254,14 +254,14 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 if code == KILLED_EXIT_CODE:
                     say_aside(signals.explain_kill("the trainer"))
                 return code
-            # Measuring itself may have needed too much, so first without it, under the same plan.
+            # Measuring itself may have needed too much memory, so first restart with the same plan without measuring.
             if not arguments and not effective_plan.has_trained(run.path) and evidence.may_measure(job):
                 EventLog(run.path).add(
                     death.kind, f"{death.reason} before its first step; restarting without measuring"
                 )
                 arguments = ["--measured"]
                 continue
-            # Half the micro-batch after a kill at the memory limit, no optimizations after a death inside a kernel.
+            # Halve the micro-batch after a kill at the memory limit; turn off optimizations after a crash in a kernel.
             reduced_plan = death.plan_next(plan, -(-job.train.batch // count))
             if reduced_plan is None:
                 error = death.final_error()
@@ -279,7 +279,7 @@ def run_trainers(
     run: run_folder.RunFolder,
     arguments: Sequence[str],
 ) -> int:
-    """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
+    """Run the trainer and the other ranks, if there are any; returns the exit code of the first rank."""
 
     def command(folder: Path) -> list[str]:
         return [*trainer_command(request, folder), *arguments]

@@ -1,7 +1,7 @@
-"""`drivetrain sweep`: trains a job with the values that Optuna suggests, each in a run of its own, one after the other.
+"""`drivetrain sweep`: trains a job with values suggested by Optuna, each in a separate run, one after the other.
 
-`runs/NAME-sweep-001/` holds the spec (sweep.yaml), Optuna's journal, the run folders of the trials, and the best trial's job
-(best.yaml). The same command continues where a sweep was stopped or killed.
+`runs/NAME-sweep-001/` contains the spec (sweep.yaml), Optuna's journal, the run folders of the trials, and the best
+trial's job (best.yaml). The same command continues a sweep that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """The options of `drivetrain sweep`."""
+    """Options of `drivetrain sweep`."""
 
     spec: Path
     assignments: Sequence[str] = ()
     runs: Path = Path("runs")
     trials: int | None = None
-    """In place of `sweep.trials`."""
+    """Number of trials, in place of `sweep.trials`."""
     plain: bool = False
     new: bool = False
 
 
 def sweep(request: SweepRequest) -> int:
-    """Train all trials that are not done; returns 0, or the exit code of what ended the sweep before.
+    """Train all trials that are not done; returns 0, or the exit code of the run that ended the sweep early.
 
     Raises:
         SpecError: if the job has no sweep, or Optuna refuses a range.
@@ -52,7 +52,7 @@ def sweep(request: SweepRequest) -> int:
             "optuna is not installed here; it chooses a sweep's values", "the extra `sweep`", f"`{INSTALL_SWEEP}`"
         )
 
-    # They import Optuna.
+    # These modules import Optuna.
     from drivetrain.supervisor import sweep_folder, sweep_trials
 
     sweep_folder.check_ranges(source)

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its spec, Optuna's journal of the trials, and the question whether a command continues it."""
+"""Opens the folder of a sweep, with its spec and Optuna's journal, and decides whether a command continues it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ JOURNAL = "journal.jsonl"
 MAY_CHANGE_IN_SWEEP = (*(key for key in MAY_CHANGE_ON_RESUME if key != "sweep"), "sweep.trials", "sweep.max_time")
 """Spec keys that may change while a sweep is unfinished."""
 MIN_FINISHED_TRIALS = 5
-"""Finished trials before one is ended early."""
+"""Number of finished trials before a trial may be ended early."""
 UNPRUNED_SHARE = 0.25
-"""Share of the epochs in which no trial is ended: while the learning rate rises, the slowest can be the best."""
+"""Share of the epochs before a trial may be ended: while the learning rate rises, the slowest trial can be the best."""
 LOCK_SECONDS = 3
-"""After so long, a lock of the journal is one of a killed process; the folder has a lock of its own."""
+"""Age in seconds from which the journal's lock belongs to a killed process; the folder has a separate lock."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SweepFolder:
     """The job, with the defaults that the sweep began with."""
 
     def find_run(self, number: int) -> Path | None:
-        """Find the run folder of a trial."""
+        """Find the run folder of a trial; None if it has none."""
         return next(reversed(run_folder.list_numbered(self.path, f"trial{number}")), None)
 
     def list_runs(self) -> list[Path]:
@@ -91,10 +91,10 @@ def open_folder(runs: Path, job: Job, *, plain: bool, new: bool) -> Iterator[Swe
 
 
 def _open_same_sweep(path: Path, job: Job, conditions: Mapping[str, object]) -> SweepFolder | None:
-    """Open a sweep that this command continues; None if it is finished and was another one.
+    """Open a sweep that this command continues; None if the sweep is finished and its settings differ.
 
     Raises:
-        CheckpointError: if it is unfinished and was another one.
+        CheckpointError: if the sweep is unfinished and its settings differ.
     """
     # The file is missing if the sweep was killed before writing it.
     trial_count = read_integer(read_mapping(read_stored_spec(path, SWEEP_FILE).data, "sweep"), "trials") or 0
@@ -129,11 +129,11 @@ def _describe(conditions: Mapping[str, object]) -> str:
 
 
 def open_study(path: Path, job: Job) -> Study:
-    """Open the journal of a sweep, or begin it; the caller holds the lock of the folder.
+    """Open or begin the journal of a sweep; the caller holds the lock of the folder.
 
     Raises:
-        CheckpointError: if it is damaged.
-        StorageError: if it cannot be written.
+        CheckpointError: if the journal is damaged.
+        StorageError: if the journal cannot be written.
     """
     assert job.sweep is not None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -144,7 +144,7 @@ def open_study(path: Path, job: Job) -> Study:
         else optuna.pruners.NopPruner()
     )
     try:
-        # Optuna would write the next line behind one that a power loss left incomplete.
+        # Optuna would append the next line to a line that a power loss left incomplete.
         if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
             os.truncate(journal, content.rfind(b"\n") + 1)
         lock = JournalFileSymlinkLock(str(journal), grace_period=LOCK_SECONDS)
@@ -180,7 +180,7 @@ def _count_warmup_epochs(job: Job) -> int:
 
 
 def check_ranges(source: SpecSource) -> None:
-    """Check that Optuna takes each range, and the job both ends of it; raises SpecError for the first one that is refused."""
+    """Check that Optuna accepts each range and the job both of its ends; raises SpecError for the first problem."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     job, trial = source.load(), optuna.create_study().ask()
     for parameter in job.parameters:
@@ -201,7 +201,7 @@ def check_ranges(source: SpecSource) -> None:
 
 
 def suggest(trial: BaseTrial, parameter: Parameter) -> Any:
-    """Let Optuna choose a value; one that the trial has already is returned."""
+    """Let Optuna choose a value, or return the value that the trial already has."""
     key, low, high, step = parameter.key, parameter.low, parameter.high, parameter.step
     if parameter.choices:
         # Optuna stores plain values, so lists and mappings are JSON.

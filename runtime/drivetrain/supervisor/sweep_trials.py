@@ -1,6 +1,6 @@
-"""The trials of a sweep: Optuna's values, the run that trains them, and how it ended; the table and the best job at the end.
+"""Runs the trials of a sweep with Optuna's values, records their results, and writes the table and the best job.
 
-The values of a trial are a function of the seed, its number and the finished trials, so a sweep that was killed ends as without it.
+The values of a trial are a function of the seed, its number and the finished trials, so a kill does not change a sweep.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from drivetrain.tuning import batch_size
 
 BEST = "best.yaml"
 TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
-"""Exit codes that the values of a trial can cause; after every other one the sweep ends too, and can continue."""
+"""Exit codes that the values of a trial can cause; after any other code the sweep also ends, and can be continued."""
 WITHOUT_SWEEP = ("sweep=null", "checkpoint.copy_to=null")
-"""The names of trials begin again in each sweep, so copies in one place would meet."""
+"""Assignments for all trials; they are not copied, because their names are the same in each sweep."""
 POLL_SECONDS = 0.2
-"""Seconds between two looks at the metrics of the running trial."""
+"""Seconds between two checks of the running trial's metrics."""
 
 
 class SweepTrials:
@@ -85,19 +85,19 @@ class SweepTrials:
         return is_over
 
     def _begin_trial(self) -> tuple[Trial, dict[str, JsonValue]]:
-        """Begin the next trial, or continue the one that a kill ended; returns it, and its values by key."""
+        """Begin the next trial, or continue a killed trial; returns it and its values by key."""
         unfinished = next((trial for trial in self.study.trials if not trial.state.is_finished()), None)
         trial = Trial(self.study, unfinished._trial_id) if unfinished else self.study.ask()
         values: dict[str, JsonValue] = {}
         for parameter in self.job.parameters:
-            # With a generator for each value, a trial that was killed between two of them gets the same ones.
+            # With a generator for each value, a trial that was killed between two values gets the same values again.
             digest = hashlib.sha256(f"{self.spec.seed} {trial.number} {parameter.key}".encode()).digest()
             self.study.sampler = TPESampler(seed=int.from_bytes(digest[:4]))
             values[parameter.key] = suggest(trial, parameter)
         return trial, values
 
     def _load(self, assignments: Sequence[str], runs: Sequence[Path]) -> tuple[Job, Sequence[str]]:
-        """Load the job of a trial; returns it, and its assignments with what the first of the runs has measured."""
+        """Load the job of a trial; returns it and its assignments, including measurements of the first run."""
         job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
         if size := batch_size.pin_measured(job, runs):
             assignments = [*assignments, *size]
@@ -115,7 +115,7 @@ class SweepTrials:
         except DrivetrainError as error:
             return self._record(trial, "FAIL", reason=str(error).splitlines()[0])
         watch = _TrialWatch(self.folder, trial, self.metric, job.train.epochs)
-        if watch.is_worse():  # by the rows of a killed attempt
+        if watch.is_worse():  # according to the rows of a killed attempt
             return self._record(trial, "PRUNED")
         assignments = [*assignments, *WITHOUT_SWEEP]
         code, result = self.children.train(assignments, shown=self.folder.find_run(0), wait=watch.wait)
@@ -137,7 +137,7 @@ class SweepTrials:
         return self._record(trial, "COMPLETE", value)
 
     def _record(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> int:
-        """Record the end of a trial: COMPLETE with its value, PRUNED or FAIL."""
+        """Record the end of a trial: COMPLETE with its value, PRUNED or FAIL; returns 0."""
         if reason:
             trial.set_user_attr("reason", reason)
         self.study.tell(trial, value, state=TrialState[state])
@@ -146,7 +146,7 @@ class SweepTrials:
         return 0
 
     def _report(self) -> bool:
-        """Print a table, and write the job of the best trial; returns whether there is one."""
+        """Print a table, and write the job of the best trial; returns whether there is a best trial."""
         trials = self.folder.list_finished()
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         sign = 1 if self.study.direction.name == "MINIMIZE" else -1
@@ -187,11 +187,11 @@ class _TrialWatch:
         self.folder, self.trial, self.metric, self.epochs = folder, trial, metric, epochs
         self.tail: JsonLinesTail | None = None
         self.last_epoch = -1
-        """The last epoch that was read."""
+        """Last epoch that was read."""
         self.is_ended = False
 
     def is_worse(self) -> bool:
-        """Report the epochs since the last call; returns whether the trial is to be ended, or was."""
+        """Report the epochs since the last call; returns whether the trial must end early or has ended early."""
         if self.tail is None and (run := self.folder.find_run(self.trial.number)):
             self.tail = JsonLinesTail(RunFiles(run), METRICS_FILE)
         # A resumed run writes the file again, with the same rows up to its checkpoint.
@@ -199,7 +199,7 @@ class _TrialWatch:
             epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
             if epoch is not None and value is not None and epoch > self.last_epoch:
                 self.last_epoch = epoch
-                with warnings.catch_warnings(action="ignore"):  # of an epoch that is in the journal already
+                with warnings.catch_warnings(action="ignore"):  # about an epoch that is already in the journal
                     self.trial.report(value, epoch)
                 if epoch + 1 < self.epochs and self.trial.should_prune():
                     self.is_ended = True
@@ -207,7 +207,7 @@ class _TrialWatch:
         return self.is_ended
 
     def wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Wait for the run of the trial, and stop it once it is worse than most."""
+        """Wait for the run of the trial, and stop it when it is worse than most."""
         while True:
             try:
                 return child.wait(POLL_SECONDS)
@@ -217,9 +217,9 @@ class _TrialWatch:
 
 
 def _write_best(path: Path, best: Job, number: int) -> str:
-    """Write the job of the best trial; returns the path, or nothing if no file can stand there.
+    """Write the job of the best trial; returns its path, or an empty text if the job cannot be stored there.
 
-    Code of the user is imported from the folder of the job file alone, so such a job has no second place.
+    Code of the user is imported only from the folder of the job file, so such a job works only there.
     """
     if list(list_user_functions(best)):
         return ""

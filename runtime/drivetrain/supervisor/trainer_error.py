@@ -1,4 +1,4 @@
-"""Hands the error that ended a trainer to the command that started it, if that prints JSON."""
+"""Passes the error that ended a trainer to the command that started it, if the command prints JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from drivetrain.errors import DrivetrainError
 from drivetrain.system.files import read_json, write_json
 
 ERROR_FILE = "DRIVETRAIN_ERROR_FILE"
-"""Variable: the file that gets the error; without it nobody asks."""
+"""Environment variable with the file for the error; without it the error is not stored."""
 
 
 def store_error(error: DrivetrainError) -> None:
-    """Write the error to the file that the environment names, if it names one."""
+    """Write the error to the file named in the environment, if there is one."""
     if path := os.environ.get(ERROR_FILE):
-        with contextlib.suppress(OSError, DrivetrainError):  # stderr has it, too
+        with contextlib.suppress(OSError, DrivetrainError):  # stderr has the error too
             write_json(Path(path), error.to_json())
 
 
 def read_error(path: Path) -> dict[str, Any]:
-    """Read the error in JSON; empty if no trainer wrote one."""
+    """Read the error as JSON; empty if no trainer has written one."""
     content = read_json(path)
     return content if isinstance(content, dict) else {}

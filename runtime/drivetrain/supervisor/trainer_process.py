@@ -27,19 +27,19 @@ from drivetrain.tuning import process_death
 
 
 def main() -> int:
-    """Train; returns the exit code."""
+    """Train a run; returns the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     spec_source.add_options(parser)
     parser.add_argument("--trace", action="store_true")
-    # Given when a process has measured already and this one takes its place, so that it measures nothing again.
+    # Set if another process has already measured and this one replaces it, so nothing is measured again.
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     guard_output()
     process_death.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
-            # A scheduler's SIGTERM arrives twice, once from it and once from the supervisor: that is no new request.
+            # A scheduler's SIGTERM arrives twice, from the scheduler and from the supervisor: it is one request.
             signals = Signals(scheduled=world.NODES in os.environ or "SLURM_STEP_ID" in os.environ)
             job = SpecSource.from_arguments(options).load()
             return train(options.run, job, signals, trace=options.trace, is_measured=options.measured)
@@ -62,7 +62,7 @@ def train(
     trace: bool = False,
     is_measured: bool = False,
 ) -> int:
-    """Assemble and train one run; returns 0, or raises the error that ended it."""
+    """Assemble and train a run; returns 0, or raises the error that ended it."""
     clock = PhaseTimer()
     is_leader = os.environ.get(world.RANK, "0") == "0"
     slow_note = report_if_slow("importing torch") if is_leader else contextlib.nullcontext()
@@ -73,11 +73,11 @@ def train(
         from drivetrain.training import handshake
         from drivetrain.training.train import train as train_run
         from drivetrain.tuning import assembly
-    clock.phases["import"] = process_seconds()  # the start of the interpreter counts, too
+    clock.phases["import"] = process_seconds()  # includes the start of the interpreter
     plan_at_start = plans.read_plan(folder)
     try:
         with blame_job_code(job):
-            # In another process than the leader's, the leader's plan arrives here.
+            # In all processes but the leader, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
             plan_of_leader = plans.read_plan(folder)
             if any(

@@ -1,6 +1,6 @@
 """The attempts that write one copy of a run in a store, and the checkpoints that they have sent completely.
 
-attempts/000002.json            one object for each attempt, created only if it does not exist: the newest attempt writes
+attempts/000002.json            one object for each attempt, created only if it does not exist: the newest one writes
 checkpoints/000002/step-100/    a step or best checkpoint, under the number of its attempt; its manifest is sent last
 
 So no attempt overwrites a checkpoint of another attempt. An attempt that is not the newest stops at its next object.

@@ -223,7 +223,7 @@ def _download_newest(
 
 
 def _download_folder(store: ObjectStore, sizes: Mapping[str, int], stored: str, folder: Path) -> str | None:
-    """Download a checkpoint; returns its problem, if possible by manifest and sizes before large files are downloaded."""
+    """Download a checkpoint; returns its problem, if possible by manifest and sizes before any large download."""
     prefix = f"{CHECKPOINTS}/{stored}"
     manifest = f"{prefix}/{MANIFEST}"
     try:
