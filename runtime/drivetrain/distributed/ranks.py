@@ -1,8 +1,8 @@
 """Data-parallel training in several processes (ranks), each on its shard of every batch.
 
 A loss is a sum over the shard, divided by the sum of weights of the whole batch. So gradients of all shards add up to
-the gradient of the batch, whatever their sizes. Rank 0 leads: it alone writes records and checkpoints, and when it ends,
-the run ends.
+the gradient of the batch for shards of any size. Rank 0 leads: only rank 0 writes records and checkpoints, and when it
+ends, the run ends.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Ranks:
         """Return the sum of each tensor over all processes, on this process's devices.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         return self.start_sums(values)()
 
@@ -85,7 +85,7 @@ class Ranks:
             A function that waits for the sums and returns the same result in each call; it may raise PeerError.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         if self.count == 1 or not values:
             return lambda: list(values)
@@ -107,7 +107,7 @@ class Ranks:
             A function that waits for the sum; it may raise PeerError.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         work: list[torch.distributed.Work] = []
         self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)))
@@ -117,7 +117,7 @@ class Ranks:
         """Gather a few numbers from each process, by rank, without sending them through a GPU.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         if self.count == 1:
             return [list(values)]
@@ -130,7 +130,7 @@ class Ranks:
         """Return the numbers of rank 0 in all processes; each process passes the same number of values.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         return self.all_gather(values)[0]
 
@@ -138,7 +138,7 @@ class Ranks:
         """Return the text of rank `source` in all processes; each process passes its own text.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         if self.count == 1:
             return text
@@ -152,7 +152,7 @@ class Ranks:
         """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         if self.count == 1:
             return
@@ -164,7 +164,7 @@ class Ranks:
         """Begin to copy rank 0's values to every process; returns a function that waits for them and fills them in.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         non_empty = [tensor for tensor in tensors if tensor.numel()]
         if self.count == 1 or not non_empty:
@@ -191,7 +191,7 @@ class Ranks:
         """Turn errors of torch's own exchanges in the block into PeerError.
 
         Raises:
-            PeerError: if another process is gone.
+            PeerError: if another process has ended.
         """
         try:
             yield
@@ -207,7 +207,7 @@ class Ranks:
                 self.store.set(REASON_KEY, reason)
 
     def barrier(self) -> None:
-        """Wait until all processes arrive; raises PeerError if another process is gone."""
+        """Wait until all processes arrive; raises PeerError if another process has ended."""
         self.all_gather([0.0])
 
     def leave(self) -> None:

@@ -45,7 +45,7 @@ class Model:
     fresh: set[str] = field(default_factory=set)
     """Names of tensors with random values, because the earlier run or the file of weights does not have them."""
     unfreezing: Unfreezing = field(default_factory=Unfreezing)
-    """Epochs in which frozen parameters are unfrozen."""
+    """Epochs that unfreeze frozen parameters."""
 
     def list_trained(self) -> list[str]:
         """List the names of the parameters that are trained in any epoch, in the order of the network."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 MIN_ELEMENTS = 1 << 15
-"""Smallest tensor for which this is faster than torch's dropout."""
+"""Size of the smallest tensor that is faster here than with torch's dropout."""
 RATE_LEVELS = 1 << 16
 """Number of values of 16 random bits, which are drawn for each element: the rate is rounded to 1/65536."""
 

@@ -97,7 +97,7 @@ def note_random_frozen(model: nn.Module, anew: Collection[str], later: Collectio
 
     Args:
         model: network, frozen as in the first epoch.
-        anew: parameters with random weights.
+        anew: names of parameters with random weights.
         later: frozen parameters that are trained later.
     """
     frozen = [name for name, p in model.named_parameters() if name in anew and not p.requires_grad]
@@ -158,7 +158,7 @@ def find_frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
 
 @dataclass(frozen=True)
 class Unfreezing:
-    """Epochs from which frozen parameters are trained; epochs are counted from 0."""
+    """First trained epochs of frozen parameters; epochs are counted from 0."""
 
     first: Mapping[str, int] = field(default_factory=dict)
     """First epoch that trains a parameter, by the parameter's name."""

@@ -198,7 +198,7 @@ def _check_window(job: SeriesJob, earlier: EarlierModel, length: int) -> None:
 def _load_weights(
     network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse
 ) -> None:
-    """Load all tensors except those in `fresh`."""
+    """Load all tensors except the names in `fresh`."""
     if misfits := safetensors_file.load(network, weights, fresh):
         raise refuse(
             f"{file} does not fit the network: {list_names(list(misfits.values()), 3, '; ')}",

@@ -16,7 +16,7 @@ from drivetrain.models.build import Model
 from drivetrain.models.networks import cnn
 
 _NOTED_FLOP_SHARE = 0.5
-"""Largest share of the small stem's FLOPs up to which the large stem is mentioned."""
+"""Largest share of the small stem's FLOPs at which the large stem is mentioned."""
 
 
 def describe_flop(network: Model) -> str | None:

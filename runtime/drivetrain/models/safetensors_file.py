@@ -1,6 +1,6 @@
 """Reads safetensors files, also into networks, and writes them without a second copy in memory.
 
-The format cannot execute code. Reading limits the header's size, since a forged one could exhaust memory.
+The format cannot execute code. Reading limits the header's size, because a forged header could exhaust memory.
 """
 
 from __future__ import annotations

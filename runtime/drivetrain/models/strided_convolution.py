@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDE_ENOUGH_CHANNELS = 16
-"""Number of channels (one AVX-512 register) from which the workspace is large enough."""
+"""Smallest number of channels (one AVX-512 register) with a large enough workspace."""
 
 
 def rewrite(network: nn.Module) -> None:

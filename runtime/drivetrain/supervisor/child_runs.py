@@ -33,7 +33,7 @@ class ChildRuns:
     """Trains runs of one job in one folder."""
 
     source: SpecSource
-    """Job file, with the copy from which all runs are trained."""
+    """Job file, with the copy that all runs are trained from."""
     runs: Path
     options: Sequence[str]
     """Options of `drivetrain train` for all runs."""

@@ -1,4 +1,4 @@
-"""Records the objects with which a training from Python was started: structure, attributes and code.
+"""Records the objects of a training from Python: structure, attributes and code.
 
 A resumed run with another network, loss or data set would be neither the old training nor a new training.
 """
@@ -30,7 +30,7 @@ from drivetrain.training.user_parts import UserParts, read_group_settings
 MAX_LISTED_DIFFERENCES = 5
 """Largest number of listed differences."""
 MAX_HASHED_BYTES = 16 << 20
-"""Size up to which an array is hashed as a whole; only the first and last bytes of a larger array are hashed."""
+"""Largest array that is hashed as a whole; only the first and last bytes of a larger array are hashed."""
 MAX_OBJECTS = 200_000
 """Largest number of objects that are read inside one attribute."""
 LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]

@@ -212,7 +212,7 @@ def find_continued(runs: Path, name: str, extended: Path | None, *, new: bool) -
 
 
 def keep_defaults(run: Path, job: Job) -> Job:
-    """Give keys that the user has not set the values with which the continued run began.
+    """Give keys that the user has not set the values of the continued run.
 
     Raises:
         CheckpointError: if the stored spec of the run cannot be read.

@@ -24,7 +24,7 @@ from drivetrain.system.run_records import read_mapping
 
 
 def count_processes(job: Job, runs: Path) -> int:
-    """Count the processes with which a command would train a job on this machine.
+    """Count the processes of a command that would train a job on this machine.
 
     Raises:
         DeviceError: if a GPU that the job names does not exist.
@@ -36,7 +36,7 @@ def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *
     """Describe how a finished run's training differs from the command; empty if it does not differ.
 
     Args:
-        processes: number of processes with which the command would train.
+        processes: number of processes that the command would train with.
         other_runs: runs that are counted together with this run.
         plain: whether the command has all optimizations off.
     """

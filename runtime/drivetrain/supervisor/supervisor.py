@@ -250,7 +250,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
             death = None if request.placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
             if death is None:
                 if code == RestartSmaller.exit_code:
-                    return OutOfMemory.exit_code  # its message has said what to set
+                    return OutOfMemory.exit_code  # its message has already given advice
                 if code == KILLED_EXIT_CODE:
                     say_aside(signals.explain_kill("the trainer"))
                 return code

@@ -37,7 +37,7 @@ MIN_FINISHED_TRIALS = 5
 UNPRUNED_SHARE = 0.25
 """Share of the epochs before a trial may be ended: while the learning rate rises, the slowest trial can be the best."""
 LOCK_SECONDS = 3
-"""Age in seconds from which the journal's lock belongs to a killed process; the folder has a separate lock."""
+"""Largest age in seconds of a valid lock of the journal; an older lock belongs to a killed process."""
 
 
 @dataclass(frozen=True)

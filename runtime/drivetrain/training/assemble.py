@@ -48,7 +48,7 @@ from drivetrain.training.user_parts import UserParts
 
 @dataclass(frozen=True)
 class Assembly:
-    """Parts from which a run is assembled; the tuner replaces its plan."""
+    """Parts of a run before it is assembled; the tuner replaces the plan."""
 
     job: Job
     hardware: Hardware
@@ -68,7 +68,7 @@ class Assembly:
         return assemble(job, hardware, plan, self.folder, dataset, network, self.signals, timer, epoch, self.parts)
 
     def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
-        """Assemble a run with a copy of the network under another plan, for measurements."""
+        """Assemble a run with a copy of the network and another plan, for measurements."""
         clone = replace(self.network, module=copy.deepcopy(self.network.module))
         return replace(self, plan=plan, network=clone).assemble(PhaseTimer(), epoch)
 

@@ -26,7 +26,7 @@ MIN_WAITED_SHARE = 0.15
 BUSY_SHARE, QUIET_SHARE = 0.15, 0.075
 """Share of the CPUs used by other programs: from the first value threads share a CPU, up to the second each has one."""
 IDLE_CPUS = 0.5
-"""Idle CPUs from which each thread has a CPU, whatever other programs use: two runs may have chosen the same CPU."""
+"""Number of idle CPUs that gives each thread a CPU even next to other programs: two runs may share the same CPU."""
 
 
 class CpuSharing:

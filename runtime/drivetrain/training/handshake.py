@@ -1,7 +1,7 @@
-"""Makes sure at the start that all processes of a run train the same job with the same software and leader's records.
+"""Checks at the start that all processes of a run have the same job and software, and copies the leader's records.
 
-The leader's run folder is the truth. Every other process has a folder of its own, perhaps on another machine, and gets
-from the leader what its training depends on: the plan, what was computed from the data, and whether the run resumes.
+The leader's run folder is the truth. Every other process has its own folder, perhaps on another machine, and gets the
+basis of its training from the leader: the plan, values computed from the data, and whether the run resumes.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ sparse iterations reached the same validation loss as 20.
 HISTORY, SPARSE_HISTORY = 20, 10
 """Number of earlier gradients that L-BFGS keeps."""
 CHUNK_VALUES = 1 << 24
-"""Number of feature values for which outputs and gradients are computed at once."""
+"""Number of feature values in one computation of outputs and gradients."""
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class ProgramRates:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def restart(self, counters: Counters) -> None:
-        """Do nothing, since a checkpoint contains the rates."""
+        """Do nothing, because a checkpoint contains the rates."""
 
 
 class SchedulerRates:

@@ -101,7 +101,7 @@ MATRIX_SIDE = 1024
 PRODUCT_REPEATS = 5
 COUNTED_SAMPLES = 64
 MIN_RUN_SECONDS = 20.0
-"""Length of a run from which its speed is representative enough to be compared."""
+"""Minimum length of a run whose speed is representative enough to be compared."""
 
 
 def measure_flops(run: Run) -> dict[str, float] | None:

@@ -25,7 +25,7 @@ from drivetrain.training.time_target import EVALUATION_SHARE
 MAX_COLUMNS_SHOWN = 4
 """Largest number of target columns whose metrics are all shown in the line of an epoch."""
 MAX_EPOCHS_LOGGED = 20
-"""Number of epochs up to which every epoch has a line in a log, however short it is."""
+"""Largest number of epochs that all have a line in a log, even if they are short."""
 
 
 class Progress:

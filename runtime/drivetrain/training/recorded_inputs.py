@@ -45,7 +45,7 @@ COPIED_KEYS = ("model.arguments.", "train.loss.arguments.")
 MAX_LISTED_CHANGES = 5
 """Largest number of listed changes."""
 SLOW_SECONDS = 1.0
-"""Duration of recording from which a line is printed."""
+"""Longest recording without a message."""
 UNRECORDED = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
 MakeError = Callable[[str], DrivetrainError]
 """Function that makes the error for a change from its description."""
@@ -290,7 +290,7 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
 
 
 def _base_folder(path: Path, folder: bool) -> Path:
-    """Return the folder to which file names are relative."""
+    """Return the folder that file names are relative to."""
     return path if folder else path.parent
 
 

@@ -1,4 +1,4 @@
-"""Sets torch's process-wide settings for a run, whatever an earlier run in the process has set."""
+"""Sets torch's process-wide settings for a run, independent of earlier runs in the process."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from drivetrain.tuning.variants import Variant, Verdict
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
 """Decisions that may gain the most within a few steps; they are measured first."""
 RETRY_ABOVE_RATIO = 0.85
-"""Speed ratio up to which a value is not measured again with another plan."""
+"""Largest speed ratio of a value that is not measured again with another plan."""
 
 
 @dataclass
@@ -64,9 +64,9 @@ class TunerState:
 
 
 MIN_RUN_SECONDS = 300.0
-"""Length from which runs are measured by default."""
+"""Minimum length of a run that is measured by default."""
 MIN_QUICK_RUN_SECONDS, QUICK_SECONDS = 60.0, 2.0
-"""Length from which runs measure `quick` optimizations, and the time limit for each of them."""
+"""Minimum length of a run that measures `quick` optimizations, and the time limit for each of them."""
 MEASURING_SHARE = 0.02
 """Share of the predicted run for measuring."""
 MIN_STEPS = 16

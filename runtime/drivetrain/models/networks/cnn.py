@@ -17,7 +17,7 @@ STAGE_BLOCKS: dict[str, tuple[int, ...]] = {
 }
 """Number of blocks of each stage."""
 MAX_SMALL_IMAGE_SIDE = 96
-"""Side in pixels up to which a ResNet gets the stem for small images."""
+"""Largest side in pixels of images for the small stem of a ResNet."""
 
 
 class _GlobalAverage(nn.Module):

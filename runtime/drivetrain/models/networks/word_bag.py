@@ -20,7 +20,7 @@ shared rows gained 0.3 and 0.5 points, and four times the rows hardly more; with
 _FIRST_FACTOR, _SECOND_FACTOR = 1_000_003, 7_919
 """Primes that spread pairs over the buckets; with a vocabulary of 200,000 the sums stay far below 2**63."""
 SHARPNESS = 32.0
-"""Factor of the sums, with which outputs of sure predictions are reached in a few epochs at the usual learning rate."""
+"""Factor of the sums: it allows outputs of sure predictions within a few epochs at the usual learning rate."""
 
 
 class WordBag(nn.Module):

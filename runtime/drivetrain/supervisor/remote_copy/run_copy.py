@@ -50,7 +50,7 @@ STOPPED_SECONDS = 40.0
 AT_ONCE_SECONDS = 3.0
 """Time limit for the rest of a run whose user does not want to wait."""
 PATIENCE = Patience(retries=20.0, silence=60.0)
-"""Limits of one attempt, since a failed attempt is repeated anyway."""
+"""Limits of one attempt; a failed attempt is repeated anyway."""
 MAX_LISTED_FILES = 3
 """Largest number of missing files in a message."""
 

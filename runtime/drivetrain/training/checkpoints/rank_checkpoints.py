@@ -26,7 +26,7 @@ def load_latest(run: Run) -> tuple[Loaded | None, list[str]]:
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies.
-        PeerError: if another process is gone.
+        PeerError: if another process has ended.
     """
     ranks, folder = run.ranks, run.checkpoints
     path, damaged = checkpoint.find_newest(folder) if ranks.is_rank0 else (None, [])

@@ -88,12 +88,12 @@ def check_fit(
     """Check that a checkpoint has exactly the state and the tensors that a run needs.
 
     Args:
-        loaded: the checkpoint.
-        state: the state of the run before anything is loaded.
-        tensors: the run's tensors by file, then by name, without the optimizer's.
+        loaded: checkpoint to check.
+        state: state of the run before anything is loaded.
+        tensors: tensors of the run by file, then by name, without the optimizer's tensors.
 
     Raises:
-        CheckpointError: naming what is missing, unknown or of another type.
+        CheckpointError: if something is missing, unknown or of another type; names it.
     """
     scaler = loaded.state.get("scaler")
     # After a collapse of fp16 a run continues in fp32, without the scaler's state.

@@ -32,7 +32,7 @@ def collect_state(run: Run) -> dict[str, object]:
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         **_read_stream(run),
         **({"within": run.time_target.state(run.peers.time_share)} if run.time_target else {}),
-        # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
+        # A callback of a program may have frozen or unfrozen layers; in a job this is a function of the epoch.
         **({"frozen": frozen} if run.job.task == "python" else {}),
         "moments": sum(value is not None for entry in run.optimizer.state.values() for value in entry.values()),
     }
@@ -46,7 +46,7 @@ def _read_stream(run: Run) -> dict[str, object]:
 
 
 def _expect_later_counters(expected: Any, stored: Any) -> None:
-    """Expect newer counters only if the checkpoint has them, since earlier versions did not store them."""
+    """Expect newer counters only if the checkpoint has them, because earlier versions did not store them."""
     empty: dict[str, object] = {"solved": False}
     for name, value in empty.items():
         expected.pop(name, None)
@@ -58,7 +58,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     """Restore weights, optimizer, counters and all other state of a run from a verified checkpoint.
 
     Raises:
-        CheckpointError: if it does not contain what this run needs.
+        CheckpointError: if its content does not fit this run.
     """
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
     expected = collect_state(run)

@@ -39,7 +39,7 @@ class Temperature:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether it is the smallest or the largest of TEMPERATURES; a better one may lie beyond."""
+        """Whether it is the smallest or the largest of TEMPERATURES; a better value may be outside of them."""
         return not 1.001 * TEMPERATURES[0] < self.value < TEMPERATURES[-1] / 1.001
 
 

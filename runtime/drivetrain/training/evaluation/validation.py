@@ -36,7 +36,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     """
     averaged_weights = run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
-    # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
+    # A signal must not interrupt the swap of the averaged weights. Buffers are restored for any network.
     with (
         run.signals.protect_section(),
         averaged_weights,

@@ -37,7 +37,7 @@ from drivetrain.tuning.measuring_child import VariantPool
 from drivetrain.tuning.measuring_request import MeasuringRequest
 
 MIN_SHOWN_COMPILE_SECONDS = 1.0
-"""Extra time of the first step from which it is shown."""
+"""Smallest extra time of the first step that is shown."""
 NOISY_SHARE = 0.1
 """Share of the time without a CPU above which a warning is shown."""
 _LEGEND = """  +     speedup over the row above; `all together` is relative to plain, `with` compares a variant with all

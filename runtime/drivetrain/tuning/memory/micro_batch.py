@@ -91,7 +91,7 @@ class MicroBatchSearch:
         """Find the sizes that fit, and the samples per second of the largest sizes if speed may decide."""
         search = self.prepare_search(recompute)
         sizes = search.search_sizes()
-        # With BatchNorm the largest size is used whatever its speed, and for a short run measuring does not pay off.
+        # With BatchNorm the largest size is used at any speed, and for a short run measuring does not pay off.
         compare_speeds = sizes.largest > 1 and not self._has_batch_norm and search.run.total_steps >= MIN_STEPS
         return sizes, search.measure_speeds(sizes.list_fitting()[:COMPARED_SIZES]) if compare_speeds else {}
 

@@ -83,7 +83,7 @@ class SizeSearch:
 
     Args:
         run: assembled run that is used for nothing else.
-        min_size: smallest size with which the network can be trained.
+        min_size: smallest size that the network can train with.
     """
 
     def __init__(self, run: Run, min_size: int = 1) -> None:

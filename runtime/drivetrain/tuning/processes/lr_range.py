@@ -31,9 +31,9 @@ Floats = npt.NDArray[np.float64]
 MEAN_DECAY = 0.8
 """Decay of the running mean that stops the test; it does not affect the suggestion."""
 DIVERGED_RATIO = 4.0
-"""Ratio of the running mean to its best value from which the test ends, if the mean is also above its start."""
+"""Ratio of the running mean to its best value that ends the test, if the mean is also above its start."""
 FALLING_STANDARD_ERRORS = 3.0
-"""Standard errors by which the slope of a falling window must be below zero."""
+"""Minimum distance of a falling window's slope from zero, in standard errors."""
 
 
 @dataclass(frozen=True)
