@@ -160,7 +160,7 @@ def _lay_out_in_order(mask: Tensor, lengths: Lengths, kernel: Kernel) -> PackedR
     positions = np.flatnonzero(np.arange(mask.shape[1]) < lengths[:, None])
     count = len(positions)
     size = _round_up(count)
-    # The padding counts as a text, because the kernel does not write positions outside of texts, and their uninitialized
+    # The padding counts as a text, because the kernel does not write positions outside of texts, and uninitialized
     # memory would reach the gradients of the weights.
     starts = np.unique(np.concatenate([[0, size], np.cumsum(lengths)]))
     # One copy to the device instead of two.

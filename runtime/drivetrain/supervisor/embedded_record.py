@@ -150,7 +150,7 @@ def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a module, with `loads` without the parameters and buffers that a checkpoint restores."""
+    """Yield the rows of a module, with `loads` without the values that a checkpoint restores."""
     names: dict[int, str] = {}
     for path, layer in module.named_modules():
         layer_path = f"{name}.{path}".rstrip(".")

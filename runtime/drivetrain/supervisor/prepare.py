@@ -66,8 +66,8 @@ def prepare(
 ) -> contextlib.AbstractContextManager[PreparedStep]:
     """Return a training step for your own loop, with a plan for this machine.
 
-    The network is moved to its device when the block begins. Threads, precision and other settings of torch apply inside
-    the `with` block and are restored after it. There are no checkpoints, records or signal handlers.
+    The network is moved to its device when the block begins. Threads, precision and other settings of torch apply
+    inside the `with` block and are restored after it. There are no checkpoints, records or signal handlers.
 
     Args:
         model: the network.
@@ -75,8 +75,8 @@ def prepare(
         loss: a callable of (outputs, targets) that returns the mean of the samples, or one term for each; of (outputs,
             batch) if batches are mappings. None if the model returns the loss.
         weight_of: a function of the targets of some samples, or of the batch if it is a mapping or the model returns
-            the loss; returns the divisor of their summed loss, or one number for each sample. Without it the step finds
-            out with trial calls whether the loss is a mean or a sum; if it is neither, a batch is not split.
+            the loss; returns the divisor of their summed loss, or one number per sample. Without it, trial calls
+            determine whether the loss is a mean or a sum; if it is neither, a batch is not split.
         clip_norm: largest gradient norm; None for no clipping.
         accumulate: number of batches per update, which all have the same weight.
         gpus: `auto`, `none` or a list of one number.

@@ -104,8 +104,8 @@ class CpuSharing:
 def watch_neighbors(run: Run) -> CpuSharing | None:
     """Watch the CPUs of a run with several threads; None in a Python program, on a GPU, or without kernel counters.
 
-    The threads can only sleep with an OpenMP runtime that was preloaded for the trainer, on two CPUs; in a job that sets
-    `optimize.cpu_threads` each keeps its CPU.
+    The threads can only sleep with an OpenMP runtime that was preloaded for the trainer, on two CPUs; in a job that
+    sets `optimize.cpu_threads` each thread keeps its CPU.
     """
     threads = run.plan.value("cpu_threads")
     if run.device.type != "cpu" or run.ranks.count > 1 or run.job.task == "python" or threads in ("off", 1):

@@ -126,7 +126,7 @@ class UserGenerators:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.states: tuple[Tensor, Tensor | None, Any, Any] | None = None
-        """States of torch's (CPU, GPU), NumPy's and Python's generators before this batch; None before its first try."""
+        """States of the generators of torch (CPU, GPU), NumPy and Python before this batch; None before the first try."""
 
     def prepare_try(self, seed: int) -> None:
         """Remember the state of all generators in the first try of a batch, and restore it in later tries."""

@@ -42,8 +42,8 @@ class HeadLoss:
     class_weights: Tensor | None
     """Shape (C,); None for equal weights and for regression."""
     several: bool = False
-    """Whether a sample can have several classes. Class weights then apply to the positive labels only, like `pos_weight`
-    of torch's BCEWithLogitsLoss, and every sample has the weight 1.
+    """Whether a sample can have several classes. Class weights then apply only to the positive labels, like `pos_weight`
+    in torch's BCEWithLogitsLoss, and every sample has the weight 1.
     """
     partial: bool = False
     """Whether some samples have no label; they have the class NO_LABEL and the weight 0."""

@@ -50,7 +50,7 @@ slowed down the start, it may take twice as long."""
 SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
 """Time for the simple models that the network's result is compared with: a share of the training, and its maximum."""
 RESERVED_SHARE, RESERVED_SECONDS = 0.05, 6.0
-"""Share of `train.within` reserved for the simple models, which seldom need all their time, and its minimum seconds."""
+"""Share of `train.within` reserved for the simple models, which seldom need more; for short times these seconds."""
 EVALUATION_SHARE = 1 / 3
 """Assumed cost of an evaluation batch relative to a training step, until one is timed: it runs forward only."""
 MAX_EVALUATION_SHARE = 0.25
@@ -80,7 +80,7 @@ class TimeTarget:
         """Seconds of the fastest step so far, as first steps allocate memory; end time and number of the last step."""
 
     def begin(self) -> None:
-        """Subtract the time before the first step, during which no schedule can rise or fall.
+        """Note the time before the first step, during which no schedule can rise or fall.
 
         Raises:
             SpecError: if hardly any time is left.

@@ -76,8 +76,8 @@ class UserBatches:
 
     Args:
         model: the network.
-        loss: a callable of (outputs, targets), or (outputs, batch) for a mapping or an object; None if the model returns
-            the loss.
+        loss: a callable of (outputs, targets), or (outputs, batch) for a mapping or an object; None if the model
+            returns the loss.
     """
 
     model: nn.Module

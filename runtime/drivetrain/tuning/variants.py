@@ -217,7 +217,7 @@ class VariantBuilder:
         return Variant(run, self.batches(run), compared_steps=self._count_compared_steps(plan))
 
     def _count_compared_steps(self, plan: Plan) -> int:
-        """Count the steps to compare: a plan that records steps needs its warm-up and a recording more."""
+        """Count the steps to compare; a plan that records steps needs its warm-up and one more before a replay."""
         return self.compared_steps + (WARMUP_STEPS + 1 if plan.value("step_graph") else 0)
 
     def batches(self, run: Run) -> Iterator[Batch]:

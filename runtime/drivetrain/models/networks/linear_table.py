@@ -17,9 +17,9 @@ from drivetrain.models.networks.mlp import BinShares
 class LinearTable(nn.Module):
     """A linear layer over numbers, the bin shares of binned numbers, and one-hot categories.
 
-    Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int, each only if the table has such
-    columns; the output is (N, outputs). `edges` are the bounds of each number's bins, ascending; a number without edges is
-    not binned.
+    Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int, each only if the table has
+    such columns; the output is (N, outputs). `edges` are the ascending bounds of each number's bins; a number without
+    edges is not binned.
     """
 
     binned_numbers: Tensor

@@ -44,7 +44,7 @@ def load_timm() -> Any:
 
 @contextlib.contextmanager
 def _importable_torchvision() -> Iterator[None]:
-    """Make torchvision importable in the block: the installed one, or that in TORCHVISION_FOLDER without operators.
+    """Make torchvision importable in the block: the installed one, or TORCHVISION_FOLDER without its operators.
 
     Each wheel of torchvision is built for one build of torch. The usual wheel needs CUDA's libraries. With a torch for
     CPUs its import fails when it describes operators that could not be loaded. The images and `make setup` therefore

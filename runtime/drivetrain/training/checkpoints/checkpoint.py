@@ -1,8 +1,8 @@
 """Checkpoints without pickle: safetensors and JSON, with a manifest of SHA-256 digests that is written last.
 
     checkpoints/
-      step-120/   model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
-      best-96/    the weights of the best evaluation
+      step-120/  model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
+      best-96/   weights of the best evaluation
 
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
 its parent fsynced; only then are older checkpoints removed. A checkpoint must match its manifest to be loaded. A folder

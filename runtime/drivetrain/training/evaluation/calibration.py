@@ -1,7 +1,7 @@
 """Calibrates a head: fits the temperature that divides its outputs, and the probability thresholds of its classes.
 
-Networks are usually overconfident. One number, fitted to the validation samples so that a probability of 0.8 is right in
-80 % of cases, corrects most of it and changes no predicted class (Guo et al. 2017).
+Networks are usually overconfident. One number, fitted to the validation samples so that a probability of 0.8 is right
+in 80 % of cases, corrects most of it and changes no predicted class (Guo et al. 2017).
 
 The threshold for a label, or for the second of two classes, need not be 0.5, which is not the best for F1. Another one
 is used only if the metric gains more than chance explains: each half of the samples is predicted with the other half's
