@@ -22,7 +22,7 @@ class BatchShare:
     samples: int | None = None
     """Number of samples of the batch over all processes; None if the processes have to sum their weights."""
     weight: float = 1.0
-    """1 / the number of processes if each computes a part of the batch; 1 if each computes all of it."""
+    """Weight of this process: 1 / number of processes if each computes a part of the batch, else 1."""
     seed: int = 0
     """Seed of the random numbers of the network."""
 

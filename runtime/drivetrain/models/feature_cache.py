@@ -38,7 +38,7 @@ class CachedRows:
 
     flat: npt.NDArray[np.float32]
     offsets: npt.NDArray[np.int64] | None
-    """First row of each sample, then the end of the last one; None if each sample is one row."""
+    """First row of each sample, then the end of the last sample; None if each sample is one row."""
     is_filled: bool = False
 
     def put(self, ids: Ids, activations: Inputs) -> None:

@@ -233,7 +233,7 @@ def _open_data(call: TrainCall, terms: CustomTerms | None) -> Dataset:
 
 
 def _describe_objects(call: TrainCall) -> dict[str, str]:
-    """Describe the objects that a resumed run must be started with again, by name."""
+    """Describe by name the objects that a resumed run must get again."""
     sources = zip(("train_data", "validation_data"), call.sources, strict=True)
     # Arrays are skipped, because the record of the data already contains their values.
     data = {

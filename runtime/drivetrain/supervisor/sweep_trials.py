@@ -63,7 +63,7 @@ class SweepTrials:
         self.began_at = time.monotonic()
 
     def train(self) -> int:
-        """Train until all trials are done, or something ends the sweep; returns the exit code."""
+        """Train until all trials are done or the sweep ends early; returns the exit code."""
         done = len(self.folder.list_finished())
         progress = f"continues: {done} of {self.spec.trials} trials are done" if done else "starts"
         say(f"sweep {self.folder.path} {progress}")
@@ -105,7 +105,7 @@ class SweepTrials:
         return job, assignments
 
     def _train_trial(self) -> int:
-        """Train one trial to its end; returns 0 if it is recorded, the exit code otherwise."""
+        """Train one trial to its end; returns 0 if it is recorded, else the exit code."""
         trial, values = self._begin_trial()
         number = trial.number
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {_describe_values(values)}")

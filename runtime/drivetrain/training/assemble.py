@@ -88,7 +88,7 @@ def assemble(
     """Assemble a run and apply the plan to it.
 
     Args:
-        epoch: counted from 0; freezes the layers that are frozen in this epoch.
+        epoch: epoch from 0, whose frozen layers are frozen.
         user_parts: optimizer, schedule, metrics and callbacks of a Python program.
     """
     fault_point("assemble")

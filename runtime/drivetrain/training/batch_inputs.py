@@ -25,7 +25,7 @@ def preprocess(run: Run, batch: Batch, epoch: int | None) -> Batch:
 
 
 def mix_samples(run: Run, batch: Batch) -> Batch:
-    """Apply mixup or cutmix, if the job has them; random numbers depend on (seed, step)."""
+    """Apply mixup or cutmix if the job sets them; random numbers depend on (seed, step)."""
     if not run.dataset.mixable:
         return batch
     batch = mix(batch, run.dataset.heads, run.job, run.counters.step)
@@ -41,7 +41,7 @@ def share_batch(run: Run, samples: int | None = None) -> BatchShare:
     The seed is a function of (seed, step, rank), so there is no generator state to save.
 
     Args:
-        samples: the size of the batch over all processes; None if this process computes all of it.
+        samples: size of the batch over all processes; None if this process computes all of it.
     """
     rank = 0 if samples is None or run.batch_parts.is_whole(samples) else run.ranks.number
     position = (run.counters.step, rank) if rank else (run.counters.step,)

@@ -170,7 +170,7 @@ class SparseColumns:
 
 
 def _measure_scale(features: Tensor) -> Tensor:
-    """Measure the standard deviation of each feature, (width,); infinite where it is nothing but rounding.
+    """Measure the standard deviation of each feature, (width,); infinite if it is only rounding noise.
 
     Networks have units that are the same for every sample up to the last digit. Scaled up to 1, that noise would get
     weights of 1e30, and with them gradients that are not finite.

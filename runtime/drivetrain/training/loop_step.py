@@ -80,7 +80,7 @@ class LoopLoss:
         return division or Division(self.weight_of, obstacle=obstacle)
 
     def _mask_labels(self, batch: Batch) -> Batch:
-        """Mask half of the first sample's labels, so that a loss per label differs from one per sample."""
+        """Mask half of the first sample's labels, so that a loss per label differs from a loss per sample."""
         names = self.user_batches.argument_names
         if self.user_batches.loss is not None or "labels" not in names:
             return batch
@@ -126,7 +126,7 @@ class UserGenerators:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.states: tuple[Tensor, Tensor | None, Any, Any] | None = None
-        """States of the generators of torch (CPU, GPU), NumPy and Python before this batch; None before the first try."""
+        """Generator states of torch (CPU, GPU), NumPy and Python before this batch; None before its first try."""
 
     def prepare_try(self, seed: int) -> None:
         """Remember the state of all generators in the first try of a batch, and restore it in later tries."""
@@ -159,7 +159,7 @@ class Accumulation:
         self.loss = 0.0
 
     def store_gradients(self, loss: float) -> None:
-        """Store the gradients of a batch, and clear them, so that the next batch can be tried again by itself."""
+        """Store and clear the gradients of a batch, so that the next batch can be tried again on its own."""
         self.add_earlier()
         self.earlier_gradients = [parameter.grad for parameter in self.parameters]
         # Otherwise a backward pass of other code would add to the stored tensors.

@@ -42,7 +42,7 @@ class HeadLoss:
     class_weights: Tensor | None
     """Shape (C,); None for equal weights and for regression."""
     several: bool = False
-    """Whether a sample can have several classes. Class weights then apply only to the positive labels, like `pos_weight`
+    """Whether a sample can have several classes. Class weights then apply only to the positive labels, as `pos_weight`
     in torch's BCEWithLogitsLoss, and every sample has the weight 1.
     """
     partial: bool = False
@@ -203,7 +203,7 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = No
 
 
 def _focal_terms(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
-    """Focal loss (Lin et al. 2017); for soft targets, the expectation over classes."""
+    """Compute the focal loss (Lin et al. 2017); for soft targets, its expectation over classes."""
     classes = outputs.shape[1]
     expected = to_probabilities(targets, classes, outputs.dtype)
     expected = expected * (1 - spec.label_smoothing) + spec.label_smoothing / classes

@@ -265,7 +265,7 @@ class Scaler:
         scale.copy_(torch.where(finite, grown_scale, wide_scale * self.spec.backoff_factor))
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; empty without scaling, unless the training has gone back to fp32."""
+        """Return the state for a checkpoint; empty without scaling, unless the training has switched to fp32."""
         if self.spec:
             return {"scale": self.scale, "good": self.good_steps, "fallen": self.fell_back}
         return {"fallen": True} if self.fell_back else {}

@@ -98,7 +98,7 @@ class Peers:
 
     @property
     def gravity(self) -> int:
-        """The position of this process's problem in PROBLEM_KINDS, from 1; 0 for none."""
+        """Position of this process's problem in PROBLEM_KINDS, from 1; 0 without a problem."""
         if self.problem is None:
             return 0
         kind = MemoryError if torch_errors.is_out_of_memory(self.problem) else type(self.problem)

@@ -220,7 +220,7 @@ class RankSampler:
         )
 
     def take_sample(self, sample: Sample) -> None:
-        """Take the memory from a sample of the monitor, and send the record; in rank 0, write the records of all."""
+        """Read the memory from a sample of the monitor, and send the record; rank 0 writes the records of all ranks."""
         self.memory_bytes = int(sample["process_memory"] or 0)
         self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
         ranks, store = self.run.ranks, self.store

@@ -225,7 +225,7 @@ def _list_added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: 
 
 
 def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset) -> list[str]:
-    """List other changes: of arrays passed in by a program, and of values computed from the data."""
+    """List other changes: in arrays passed in by a program, and in values computed from the data."""
     before, now = record["arrays"], dataset.content()
     differences = [
         f"the {name} samples have other values (if a function uses random numbers, fix its seed)"

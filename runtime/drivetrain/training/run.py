@@ -147,7 +147,7 @@ class Run:
 
     @property
     def solves_heads(self) -> bool:
-        """Whether the next epoch solves the heads; a run that has begun with steps continues with steps."""
+        """Whether the next epoch solves the heads; a run that began with steps continues with steps."""
         return bool(self.solvable_heads) and not self.counters.step
 
     def reached_step_limit(self) -> bool:

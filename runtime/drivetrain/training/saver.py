@@ -29,7 +29,7 @@ from drivetrain.training.nonfinite import NotFinite, list_nonfinite
 from drivetrain.training.run import Run
 
 MAX_SAVE_SHARE = 0.02
-"""Largest share of the training time for saving; if saves take longer, the interval is made longer."""
+"""Largest share of the training time for saving; if saves take longer, the interval gets longer."""
 RETRY_SECONDS = 10.0
 """Seconds before a failed save is tried again."""
 COPY_FACTOR = 1.5

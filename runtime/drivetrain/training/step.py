@@ -30,9 +30,9 @@ class Step:
     """Forward, backward and update.
 
     Args:
-        forward: computes outputs and loss.
-        updater: changes the weights.
-        peers: the processes that train together.
+        forward: forward pass that computes outputs and loss.
+        updater: updater of the weights.
+        peers: processes that train together.
     """
 
     def __init__(self, forward: ForwardPass, updater: Updater, peers: Peers | None = None) -> None:

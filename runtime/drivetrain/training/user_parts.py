@@ -247,7 +247,7 @@ Callback = Callable[["TrainingInfo"], object]
 
 
 class StopTraining(Exception):
-    """Raised by a callback: the training ends after an evaluation, as if that had been its last epoch."""
+    """Raised by a callback: the training ends after an evaluation, as if this were its last epoch."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Callbacks:
     """Called when the run and its report are finished; not after a stop or a failure."""
 
     def call(self, name: str, info: TrainingInfo) -> str | None:
-        """Call the callback `name`, if there is one; returns why it ends the training, or None.
+        """Call the callback `name`, if there is one; returns the reason if it ends the training, else None.
 
         Raises:
             UserCodeError: if it raises.
@@ -312,7 +312,7 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class UserParts:
-    """Objects that a Python program hands to its training; a training from a job file has none."""
+    """Objects that a Python program passes to its training; a training from a job file has none."""
 
     optimizer: UserOptimizer | None = None
     schedule: UserSchedule | None = None

@@ -1,4 +1,4 @@
-"""Measures and chooses the batch size for `train.batch_size: auto`, and advises on the learning rate; without torch."""
+"""Measures and chooses the batch size for `train.batch_size: auto`, and advises on the learning rate, without torch."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class MemberLayer(nn.Module):
 
 
 class MemberOutputs(nn.Module):
-    """A linear layer for each member: (N, members, width) to (N, members, outputs)."""
+    """A separate linear layer for each member: (N, members, width) to (N, members, outputs)."""
 
     def __init__(self, width: int, outputs: int, members: int) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ def _rename_to_final(unfinished: Path, final: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Clean up after a kill: restore a folder that was being replaced, and remove unfinished ones.
+    """Clean up after a kill: restore a folder that was being replaced, and remove unfinished folders.
 
     Raises:
         StorageError: if that is not possible.

@@ -25,7 +25,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 def verify(path: Path) -> str | None:
-    """Describe the problem of a checkpoint, naming the file; None if it matches its manifest."""
+    """Describe the problem of a checkpoint with the file's name; None if it matches its manifest."""
     try:
         files = list_files(path)
         for name, entry in files.items():

@@ -32,7 +32,7 @@ def collect_identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
 
 
 def describe_promise(*, deterministic: bool, on_gpu: bool) -> str:
-    """Return the line that says how a run resumes, and whether its results are then bit-identical."""
+    """Return the line about resuming a run, and whether its results are then bit-identical."""
     if not deterministic:
         setting = "train.deterministic: true, which can be slower" if on_gpu else "train.deterministic: true"
         return f"{RESUMES}; results are not bit-identical, for which set {setting}"

@@ -104,7 +104,7 @@ MAX_LOG_ODDS = 30.0
 """Largest log odds of a threshold; beyond it a probability in float64 is rounded to 0 or 1."""
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""A metric of numbers of true positives, false positives, false negatives and true negatives."""
+"""Metric as a function of the numbers of true positives, false positives, false negatives and true negatives."""
 
 
 def _compute_f1(hits: Tensor, false_alarms: Tensor, misses: Tensor, _: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def choose_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> 
 
 
 def describe_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> str:
-    """Describe the thresholds of a head and their effect, or why it has none; empty for a metric without thresholds."""
+    """Describe the thresholds of a head and their effect, or their absence; empty for a metric without thresholds."""
     rows = _read_gains(confusion, head.name, metric)
     if not rows:
         return ""

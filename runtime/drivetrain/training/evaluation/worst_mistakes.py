@@ -124,7 +124,7 @@ def draw_picture(split: Split, sample: int) -> Image:
 
 
 def encode_picture(image: Image) -> str:
-    """Encode a picture as a small PNG or JPEG, whichever has fewer bytes, in base64."""
+    """Encode a picture as a small PNG or JPEG (the smaller file) in base64."""
     image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     files = []
     for kind in ("png", "jpeg"):

@@ -106,7 +106,7 @@ def _standard_error(pair: PairedTiming) -> float:
 def measure_ablation(
     plan: Plan, start: Start, rounds: int, report: Callable[[str], None], against: Sequence[str] = ()
 ) -> Ablation:
-    """Measure the whole ablation; raises ChildEnded if not even the plain variant starts."""
+    """Measure the whole ablation; raises ChildEnded if even the plain variant does not start."""
     return Ablation(tuple(_AblationRunner(plan, start, rounds, report).measure_steps(against)))
 
 
