@@ -39,6 +39,7 @@ model: {{name: small-cnn, width: 4}}
 def open_faulty_store(s3: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     """A store, and a cache of copies below the folder; nothing is waited for long."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv(stored_copy.FOLDERS, "{}")
     for name in ("PATIENCE", "HASTE"):
         monkeypatch.setattr(stored_copy, name, Patience(retries=1.5, silence=1.0, connect=1.0))
     with faulty_store(s3) as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -43,7 +44,7 @@ def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_it_is_fetched_once_and_again_when_it_has_changed(
-    tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_store("once").put("t.csv", write_table(tmp_path / "t.csv").read_bytes())
     path = write_spec(tmp_path, TABLE, "s3://bucket/once/t.csv")
@@ -52,12 +53,16 @@ def test_it_is_fetched_once_and_again_when_it_has_changed(
     proxy.requests.clear()
     assert load_content(load(path, locate=fetch)) == load_content(first)
     assert [method for method, _ in proxy.requests] == ["HEAD"]
-    # The children of a run do not ask the store.
+    # The processes of a run read one version, whatever the store has meanwhile.
     open_store("once").put("t.csv", write_table(tmp_path / "t.csv", seed=1).read_bytes())
     proxy.requests.clear()
     child = SpecSource(path, is_child=True).load()
     assert not proxy.requests
     assert load_content(child) == load_content(first)
+    with monkeypatch.context() as another_command:
+        another_command.setenv(stored_copy.FOLDERS, "{}")
+        assert load_content(load(path, locate=fetch)) != load_content(first)
+    assert load_content(SpecSource(path, is_child=True).load()) == load_content(first)
     assert load_content(load(path, locate=fetch)) != load_content(first)
     assert load_content(load(path, locate=fetch)) == load_content(
         load(write_spec(tmp_path / "l", TABLE, str(tmp_path / "t.csv")))
@@ -87,6 +92,8 @@ def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest
     first = load(path, locate=fetch)
     proxy.drops_connections = True
     assert load_content(load(path, locate=fetch)) == load_content(first)
+    (folder,) = json.loads(os.environ[stored_copy.FOLDERS]).values()
+    assert (tmp_path / "cache/fetched" / folder).is_dir(), "children read the same"
     assert says(capsys.readouterr().out, "so-copy-of", 20)
 
 

@@ -36,6 +36,8 @@ PATIENCE, HASTE = Patience(retries=30.0), Patience(retries=5.0, silence=10.0, co
 """Without a copy, and with one, which is used if the store stays away for so long."""
 UNUSED_SECONDS = 30 * 86_400.0
 """Age of the last use after which a copy is removed when its address has other content."""
+FOLDERS = "DRIVETRAIN_COPIES"
+"""The variable in which a process tells its children which copy it reads of each address: they read the same."""
 PASSING = (Trouble.AWAY, Trouble.NO_CREDENTIALS)
 """Troubles that a copy makes up for; a store that refuses does not."""
 _RECORD, _FILES = "copy.json", "files"
@@ -60,12 +62,14 @@ class StoredCopy:
 
 
 def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
-    """Find the copy of an address that was used last, without asking the store.
+    """Find the newest copy of an address, or the one that the parent of this process reads, without asking the store.
 
     A folder may also lie in the copy of the folder around it.
     """
-    records = sorted(cache.glob(f"{_digest(str(address))}-*/{_RECORD}"), key=lambda record: -record.stat().st_mtime)
-    own_copy = next((copy for record in records if (copy := _read_copy(address, record.parent))), None)
+    folders = sorted(cache.glob(f"{_digest(str(address))}-*/{_RECORD}"), key=lambda record: -record.stat().st_mtime)
+    told_folder = _read_told().get(str(address))
+    candidates = [cache / told_folder] if told_folder else [record.parent for record in folders]
+    own_copy = next((copy for folder in candidates if (copy := _read_copy(address, folder))), None)
     if own_copy or not address.path:
         return own_copy
     outer_copy = find_cached(address.parent, cache)
@@ -94,6 +98,7 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
         DataError: if nothing is there, or it changes while it is downloaded.
         StorageError: if the cache cannot be written.
     """
+    _tell_children(address, "")
     before = find_cached(address, cache)
     if before and not any(cache.glob(f"{_digest(str(address))}-*/{_RECORD}")):
         part = _take_part(fetch(address.parent, cache, say, selects), address)
@@ -104,6 +109,7 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
     except RemoteError as error:
         if before is None or error.trouble not in PASSING:
             raise
+        _tell_children(address, before.path.relative_to(cache).parts[0])
         return replace(before, note=f"{error.given}, so the copy of {before.fetched} is used")
     # A server that does not say whether a file changes is asked for all of it each time.
     unknown_tags = [time.time_ns()] if any(not file.tag for file in files) else []
@@ -122,6 +128,7 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
             _remove_unused(cache, address, folder)
         copy = _read_copy(address, folder)
     assert copy is not None
+    _tell_children(address, folder.name)
     return replace(copy, downloaded=downloaded)
 
 
@@ -172,6 +179,18 @@ def _remove_unused(cache: Path, address: RemoteAddress, new_folder: Path) -> Non
         is_unused = not record.exists() or time.time() - record.stat().st_mtime > UNUSED_SECONDS
         if folder != new_folder and is_unused:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_told() -> dict[str, str]:
+    """The folders that this process and its parents read, by address."""
+    folders: dict[str, str] = json.loads(os.environ.get(FOLDERS, "{}"))
+    return folders
+
+
+def _tell_children(address: RemoteAddress, folder: str) -> None:
+    """Let children read this folder; the newest one if it is empty."""
+    folders = _read_told() | {str(address): folder}
+    os.environ[FOLDERS] = json.dumps({name: value for name, value in folders.items() if value})
 
 
 def _digest(text: str) -> str:
