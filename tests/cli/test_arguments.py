@@ -100,16 +100,28 @@ def test_without_a_command_the_first_steps_are_printed(capsys: pytest.CaptureFix
         assert step in output.err
 
 
+@pytest.mark.parametrize("scheme", ["s3", "az"])
 @pytest.mark.parametrize("line", ["report STORE", "predict STORE x.csv", "train a.yaml --extend STORE"])
-def test_a_run_in_a_store_is_not_read_there(line: str) -> None:
+def test_a_run_in_a_store_is_not_read_there(line: str, scheme: str) -> None:
     with pytest.raises(SpecError) as error:
-        command_line.parse(line.replace("STORE", "s3://me:hidden@b/runs/parts-001").split())
+        command_line.parse(line.replace("STORE", f"{scheme}://me:hidden@b/runs/parts-001").split())
     assert says(str(error.value), "a-run-in-a-store-is-not-read-there")
     assert "hidden" not in str(error.value)
 
 
-def test_runs_are_written_to_a_folder() -> None:
+@pytest.mark.parametrize(
+    ("command", "scheme", "is_copied"),
+    [
+        ("train", "s3", True),
+        ("repeat", "GS", True),
+        ("sweep", "s3", False),
+        ("train", "az", False),
+        ("train", "https", False),
+    ],
+)
+def test_runs_are_written_to_a_folder(command: str, scheme: str, is_copied: bool) -> None:
     with pytest.raises(SpecError) as error:
-        command_line.parse(["train", "job.yaml", "--runs", "s3://me:hidden@b/runs"])
+        command_line.parse([command, "job.yaml", "--runs", f"{scheme}://me:hidden@b/runs"])
     assert says(str(error.value), "runs-is-an-address")
+    assert ("checkpoint.copy_to" in str(error.value)) is is_copied
     assert "hidden" not in str(error.value)

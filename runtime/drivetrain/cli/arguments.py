@@ -96,18 +96,17 @@ def _add_verbose(command: CommandParser) -> None:
     )
 
 
-def _add_runs(command: CommandParser, *, plain: bool = True) -> CommandParser:
+def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.parse_parent) -> CommandParser:
     _add_job(command)
     _add_verbose(command)
     command.add_argument(
         "--runs",
-        type=named_run.parse_parent,
+        type=parse,
         default=named_run.RUNS,
         metavar="DIR",
         help="parent of the run folders (default: runs)",
     )
-    if plain:
-        command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
+    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     return command
 
 
@@ -146,7 +145,8 @@ def _add_repeat(add: Add) -> None:
         help="cross-validation: each of N parts is validation data once; names labels that are probably wrong",
     )
     command.add_switch("--new", "start new runs in place of unfinished ones")
-    command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
+    command = add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna")
+    _add_runs(command, lambda text: named_run.parse_parent(text, is_copied=False))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
     command.add_switch("--new", "begin a new sweep, even if an earlier one is unfinished")
 

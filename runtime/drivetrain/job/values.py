@@ -274,7 +274,7 @@ class _Cells(ShortForm):
         return {"anyOf": [*cells, {"type": "array", "items": {"anyOf": cells}, "minItems": 1}]}
 
 
-STORE_PATTERN = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[^?#@]*)?$"
+STORE_PATTERN = r"^(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]*(/[^?#@]*)?$"
 """For editors; `check_store_address` decides."""
 
 

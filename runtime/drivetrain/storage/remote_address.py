@@ -14,7 +14,7 @@ BUCKETS = ("s3", "gs")
 WEB = ("https", "http")
 """Schemes of servers that are only read, each file by its own address."""
 POSSIBLE = "s3://BUCKET/PATH, gs://BUCKET/PATH"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -59,7 +59,7 @@ class RemoteAddress:
 
 def is_remote(text: str) -> bool:
     """Whether a text has the scheme of a store, so that it is no local path; `parse` says whether it is correct."""
-    match = _SCHEME.match(text)
+    match = SCHEME.match(text)
     return match is not None and match[1].lower() in (*BUCKETS, *WEB)
 
 
@@ -69,7 +69,7 @@ def parse(text: str) -> RemoteAddress:
     Raises:
         BadAddress: with what is wrong; a password in the text is not repeated.
     """
-    match = _SCHEME.match(text)
+    match = SCHEME.match(text)
     scheme = match[1].lower() if match else ""
     if scheme not in (*BUCKETS, *WEB):
         raise BadAddress(f"{_cut(text)} is no address of an object store")

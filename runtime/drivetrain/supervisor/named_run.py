@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from drivetrain.errors import CheckpointError, SpecError, nearest
-from drivetrain.storage.remote_address import is_remote
+from drivetrain.storage.remote_address import BUCKETS, SCHEME
 from drivetrain.system.installation import TRAIN_ON_CPU
 from drivetrain.system.run_files import JOB_FILE, SWEEP_FILE, refuse_links
 
@@ -15,25 +15,22 @@ RUNS = Path("runs")
 
 
 def parse(text: str) -> Path:
-    """Return the path as written, or the run of that name in runs/ if only that exists.
-
-    Raises:
-        SpecError: if it is an address in a store.
-    """
-    if is_remote(text):
+    """Return the path, or the run of that name in runs/ if only that exists; raises SpecError for an address."""
+    if SCHEME.match(text):
         raise SpecError(
             f"{text.rpartition('@')[2]}: a run in a store is not read there",
             "a run folder of this machine",
-            "copy it here with the tool of the provider, as docs/storage.md shows; or train the same job, which fetches it",
+            "copy it here with the tool of the provider, as docs/storage.md shows for s3:// and gs://",
         )
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
 
 
-def parse_parent(text: str) -> Path:
-    """Return the folder of `--runs`; raises SpecError for an address in a store."""
-    if is_remote(text):
-        action = "`--set checkpoint.copy_to=ADDRESS` also copies the runs to a store"
+def parse_parent(text: str, *, is_copied: bool = True) -> Path:
+    """Return the folder of `--runs`, whose runs `checkpoint.copy_to` may copy; raises SpecError for an address."""
+    if address := SCHEME.match(text):
+        copying = "; `--set checkpoint.copy_to=ADDRESS` copies runs, too"
+        action = f"name a folder{copying if is_copied and address[1].lower() in BUCKETS else ''}"
         raise SpecError("--runs is an address in a store", "a folder of this machine", action)
     return Path(text)
 
