@@ -165,9 +165,22 @@ def make_a_circle(folder: Path, secret: Path) -> None:
     (folder / ".git" / "packed-refs").symlink_to("packed-refs")
 
 
+def link_to_a_long_name(folder: Path, secret: Path) -> None:
+    (folder / ".git").rename(folder / "git")
+    (folder / ".git").symlink_to("a" * 300)
+
+
+def name_a_folder_with_a_zero(folder: Path, secret: Path) -> None:
+    (folder / ".git").rename(folder / "git")
+    (folder / ".git").write_text("gitdir: a\0b")
+
+
 @pytest.mark.parametrize(
     "change",
-    [make_pipe, make_link, name_another_file, move_the_branches, write_bytes, make_a_circle],
+    [
+        *(make_pipe, make_link, name_another_file, move_the_branches, write_bytes, make_a_circle),
+        *(link_to_a_long_name, name_a_folder_with_a_zero),
+    ],
     ids=lambda change: change.__name__,
 )
 def test_a_hostile_repository_has_no_commit(folder: Path, change: Callable[[Path, Path], None]) -> None:

@@ -94,9 +94,9 @@ def read_origin(root: Path) -> str | None:
 
 def _find_git_directory(root: Path) -> Path | None:
     entry = root / ".git"
-    if entry.is_file():  # the file of a worktree or a submodule names the folder of its files
+    if os.path.isfile(entry):  # of a worktree or submodule; unlike `is_file` it is false on any error
         return root / _read_small(entry).removeprefix("gitdir:").strip()
-    return entry if entry.is_dir() else None
+    return entry if os.path.isdir(entry) else None
 
 
 def _find_shared_directory(directory: Path) -> Path:
@@ -109,7 +109,7 @@ def _read_small(path: Path) -> str:
     try:
         with open_file(path, os.O_NOFOLLOW) as file:
             return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
+    except (OSError, ValueError):  # a path with a zero
         return ""
 
 
