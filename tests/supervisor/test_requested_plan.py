@@ -92,7 +92,7 @@ def test_plan_request_of_a_run(state: dict[str, Any], plan_request: PlanRequest,
         plan_request.resume(Path("x-001"), RunState(state), resolve_plan())
 
 
-def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
+def test_a_plain_run_whose_state_is_damaged_is_recognized_by_its_plan() -> None:
     plain_plan = resolve_plan(plain=True)
     rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in plain_plan.decisions]
     for stored_plan in (plain_plan, replace(plain_plan, decisions=tuple(rows))):

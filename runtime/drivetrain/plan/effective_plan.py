@@ -32,14 +32,15 @@ class PlanRequest:
 
         Args:
             run: its folder.
-            state: its state, which records the request.
+            state: its state, which records the request unless it is damaged.
             stored: its plan.
             alternative: what to do to train under the other plan.
 
         Raises:
             CheckpointError: if the present request differs.
         """
-        request_before = PlanRequest(state.plain, state.plan)
+        is_plain = stored.is_plain if state.plain is None else state.plain
+        request_before = PlanRequest(is_plain, self.plan if state.plain is None and not is_plain else state.plan)
         if self in (request_before, PlanRequest(False, stored.values())):
             return request_before
         raise CheckpointError(
@@ -73,5 +74,4 @@ def _learn_micro_batch(row: Decision, run: Path) -> Decision:
     reduced_size = RunFiles(newest[0]).read_object(STATE_FILE).get("micro_batch") if newest else None
     if not isinstance(reduced_size, int) or (row.value != "off" and reduced_size >= int(row.value)):
         return row
-    reason = f"out of memory with a micro-batch above {reduced_size}"
-    return row.learn(reduced_size, "memory", reason)
+    return row.learn(reduced_size, "memory", f"out of memory with a micro-batch above {reduced_size}")

@@ -33,8 +33,8 @@ class RunState:
         """By which a tracking server knows all attempts of this run."""
         self.commits = tuple(map(str, _read(record, "commits", list) or ()))
         """Of the folder of the job, as the attempts began."""
-        self.plain = _read(record, "plain", bool) or False
-        """Whether the run was started with --plain."""
+        self.plain = _read(record, "plain", bool)
+        """Whether the run was started with --plain; None if state.json is damaged."""
         self.plan = _read(record, "plan", dict)
         """The values of --plan FILE; None without it."""
 
