@@ -87,6 +87,11 @@ SHAPES: dict[str, tuple[Call, Message, Call]] = {
         get_message("way-out-other-kind", "other"),
         {"model": Changed(6, lambda o: o[:, None]), "data": (X, X[:, None]), "loss": F.mse_loss, "targets": "other"},
     ),
+    "floats for labels": (
+        {"model": Changed(3, lambda o: o), "data": (X, X[:, :3]), "loss": "bce", "targets": "labels"},
+        get_message("way-out-other-kind", "numbers"),
+        {"model": Changed(3, lambda o: o), "data": (X, X[:, :3]), "loss": "mse", "targets": "numbers"},
+    ),
     "a squeezed logit": (
         {"model": Changed(1, lambda o: o.squeeze(-1)), "data": (X, NUMBERS), "loss": lambda o, t: (o - t).abs()},
         get_message("way-out-squeeze"),

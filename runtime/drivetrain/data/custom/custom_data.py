@@ -316,14 +316,13 @@ def _check_kind(job: CustomTask, targets: Tensor, kind: str) -> None:
     }
     shape = f"{_dtype_name(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
     if not fits[kind]:
-        description, fitting = f"is {kind}, and the targets are {shape}", _guess_kind(job, targets)
+        fitting = next(name for name in (_guess_kind(job, targets), "numbers", "other") if fits[name])
+        description, possible = f"is {kind}, and the targets are {shape}", POSSIBLE_TARGETS[kind]
         action = f'change the targets, or set targets: {fitting} (in Python targets="{fitting}")'
-        raise job.spec_error(("data", "targets"), description, POSSIBLE_TARGETS[kind], action)
+        raise job.spec_error(("data", "targets"), description, possible, action)
     if kind == "other" and job.train.loss is None:
-        description = f"is missing, and the targets are {shape}"
-        raise job.spec_error(
-            ("train", "loss"), description, "no built-in loss fits these targets", "write a loss of your own"
-        )
+        description, possible = f"is missing, and the targets are {shape}", "no built-in loss fits these targets"
+        raise job.spec_error(("train", "loss"), description, possible, "write a loss of your own")
 
 
 def _dtype_name(targets: Tensor) -> str:
