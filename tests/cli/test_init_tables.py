@@ -134,6 +134,18 @@ def test_rows_of_a_patient_stay_together(name: str, is_drafted: bool, kind: str)
     assert read_data_settings(job).get("groups") == (name if is_drafted else None)
 
 
+def test_few_animals_are_a_feature() -> None:
+    """A name without `id` that only a few values have is a category."""
+    rows = [[("dog", "cat", "horse")[i % 3], i % 7 + 0.5, "ab"[i % 2]] for i in range(160)]
+    assert "groups" not in read_data_settings(draft_job(write_table("rows.csv", ["animal", "v", "y"], rows)))
+
+
+def test_many_patients_are_groups_and_no_identifiers() -> None:
+    rows = [[f"P{i % 115}", i % 7 + 0.5, "ab"[i % 2]] for i in range(200)]
+    data = read_data_settings(draft_job(write_table("rows.csv", ["patient_id", "v", "y"], rows)))
+    assert (data["groups"], data.get("ignore", [])) == ("patient_id", [])
+
+
 def test_json_lines_of_texts() -> None:
     rows = [
         {"said": f"this is text number {i} of many", "feeling": ("good", "bad")[i % 2], "stars": i % 5}

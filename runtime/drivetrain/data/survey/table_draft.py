@@ -64,14 +64,11 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     """
     guess, task = _choose_target(request, sample)
     targets = [sample.columns[name] for name in guess.names]
-    ignored = {
-        c.name: reason
-        for c in sample.columns.values()
-        if c.name not in guess.names and (reason := _reason_to_ignore(c))
-    }
-    groups = table_sample.draft_groups(sample, (*guess.names, *ignored), "rows")
-    others = {*ignored, *guess.names, *(group.value for group in groups)}
-    features = [c for c in sample.columns.values() if c.name not in others and quote(c.name) not in others]
+    groups = table_sample.draft_groups(sample, guess.names, "rows")
+    used = {*map(quote, guess.names), *(group.value for group in groups)}
+    unused = [c for c in sample.columns.values() if quote(c.name) not in used]
+    ignored = {c.name: reason for c in unused if (reason := _reason_to_ignore(c))}
+    features = [c for c in unused if c.name not in ignored]
     if not any(c.different > 1 for c in features):
         raise DataError(
             f"{KEY}: {sample.path} has no column to predict {list_names(guess.names)} from: {_list_reasons(ignored) or 'it has no other'}",

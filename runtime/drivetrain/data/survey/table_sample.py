@@ -229,6 +229,8 @@ GROUP_NAMES = (
     *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
     *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
 )
+MIN_PEOPLE = 10
+"""Smallest number of values for which a column of a name such as `animal`, without `id`, is no feature."""
 _PEOPLE = {
     *("patient", "subject", "person", "participant", "user", "author", "speaker", "animal", "specimen", "paciente"),
     *("sujeto", "persona", "usuario", "autor", "proband"),
@@ -277,12 +279,13 @@ def is_identifier(column: ColumnProfile) -> bool:
 def draft_groups(sample: TableSample, used: Sequence[str], noun: str, *, any_name: bool = False) -> list[Entry]:
     """Draft the key for a column of patients, videos or other groups of rows; empty without one.
 
-    A name such as `group` or `track` without `id` is taken for a feature, unless `any_name` rules features out.
+    Without `id`, a column such as `group`, or `animal` with few values, is a feature, unless `any_name` rules features out.
     """
     for column in sample.columns.values():
         name = column.name.casefold()
         plain_name = re.sub(r"[ _.-]?(id|name|number|no|nr|key)$", "", name)
-        is_group = plain_name in _PEOPLE or (plain_name in _GROUPS and (any_name or name.endswith("id")))
+        is_likely = plain_name in _PEOPLE and column.different >= MIN_PEOPLE
+        is_group = is_likely or (plain_name in _PEOPLE | _GROUPS and (any_name or name.endswith("id")))
         if is_group and column.name not in used and 2 < column.different <= column.filled * 2 / 3:
             reason = f"{column.different:,} groups; all {noun} of a group are on one side of the split"
             return [Entry("groups", quote(column.name), reason)]
