@@ -14,7 +14,7 @@ from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.job_spec import load_job
 from drivetrain.job_spec.spec_source import fetch
 from drivetrain.storage import stored_copy
-from drivetrain.storage.object_store import ObjectStore, Patience
+from drivetrain.storage.object_store import PROBE_NAME, ObjectStore, Patience
 from drivetrain.supervisor.remote_copy import remote_runs
 from tests.object_store import KEY, SECRET, Fault, FaultyStore, moto
 from tests.paths import ROOT
@@ -37,7 +37,7 @@ class Bad:
     train: str = PHOTOS
     fault: Fault | None = None
     methods: str = "GET HEAD PUT POST DELETE"
-    """Of the requests that get the fault."""
+    """Of the requests that get the fault; LIST and READ: of lists, of the object by which a store is tried."""
     environ: dict[str, str] = field(default_factory=dict)
     """Variables; an empty one is unset."""
     before: Callable[[], object] = lambda: None
@@ -135,7 +135,13 @@ ROWS = [
         "rights to read only",
         "cannot write: the store refuses it (403 AccessDenied)",
         fault=Fault("denied"),
-        methods="PUT",
+        methods="PUT POST DELETE",
+    ),
+    Bad(
+        "no right to read",
+        "cannot read: the store refuses it (403 AccessDenied)",
+        fault=Fault("denied"),
+        methods="READ",
     ),
     Bad(
         "no right to remove",
@@ -235,7 +241,8 @@ def test_it_is_told(proxy: FaultyStore, row: Bad, monkeypatch: pytest.MonkeyPatc
 
     def fault(number: int, method: str, path: str) -> Fault | None:
         listing = method == "GET" and "list-type" in path
-        hit = listing if row.methods == "LIST" else method in row.methods.split()
+        reading = method == "GET" and PROBE_NAME in path
+        hit = {"LIST": listing, "READ": reading}.get(row.methods, method in row.methods.split())
         return row.fault if hit else None
 
     proxy.fault = fault

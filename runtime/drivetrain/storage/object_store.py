@@ -211,17 +211,17 @@ def _none_if(kind: Trouble, request: Callable[[], T]) -> T | None:
 
 
 def check_writable(store: ObjectStore) -> None:
-    """Check that a store lists, and creates an object only once.
+    """Check that a store lists, reads and removes, and creates an object only once.
 
     Raises:
         RemoteError: with what the store refuses; also if it takes conditions without keeping them, since two machines
             would then write one run.
     """
     store.folders()
-    name = f"{PROBE_NAME}{uuid.uuid4().hex}"
-    problem = ""
+    name, problem = f"{PROBE_NAME}{uuid.uuid4().hex}", "it was not tried"
     try:
         store.create(name, b"first")
+        store.get(name)
         problem = "it wrote over an object that must not exist" if store.create(name, b"second") else ""
     except RemoteError as error:
         if error.trouble is not Trouble.REFUSED or "501" not in error.given:
