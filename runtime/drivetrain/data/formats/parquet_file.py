@@ -12,15 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyarrow import ArrowInvalid, Table, binary, chunked_array, compute, concat_tables, parquet, string, types
+from pyarrow import (
+    ArrowInvalid,
+    RecordBatch,
+    Table,
+    binary,
+    chunked_array,
+    compute,
+    concat_tables,
+    parquet,
+    string,
+    types,
+)
 
 from drivetrain.data import decoded_size
-from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import shards
 from drivetrain.errors import DataError
 
 MAX_CHUNK_BYTES = 1 << 30
-"""Largest number of bytes of text that are converted at once."""
+"""Largest number of bytes of text that are decoded or converted at once: Arrow's offsets end at two gigabytes."""
 MEMORY_PARTS = 16
 """Divisor of the free memory that gives the largest size of a batch of rows."""
 MAX_BATCH_ROWS = 1 << 20
@@ -96,39 +106,42 @@ def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
 
 def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Convert text of any type to `string`, whose chunks hold two gigabytes at most."""
-    chunks = list(column.chunks)
-    small = []
-    while chunks:
-        chunk = chunks.pop()
-        if chunk.nbytes > MAX_CHUNK_BYTES and len(chunk) > 1:
-            half = len(chunk) // 2
-            chunks += [chunk.slice(0, half), chunk.slice(half)]
-        else:
-            small.append(chunk.cast(string()))
-    return chunked_array(reversed(small), string())
+    parts = [part.cast(string()) for chunk in column.chunks for part in _cut(chunk, MAX_CHUNK_BYTES)]
+    return chunked_array(parts, string())
 
 
 def _count_bytes(array: Any, *, reserved: bool = False) -> int:
     """Count the bytes of an array once its dictionaries, also in structs and lists, are replaced with their values.
 
-    With `reserved`, count the bytes that Arrow reserves for this: it assumes the mean length for each value.
+    With `reserved`, count the bytes that Arrow reserves for this, if they are more: it assumes the mean length for each value.
     """
     if types.is_dictionary(array.type):
         values = array.dictionary
-        if reserved:
-            return len(array) * (int(values.nbytes) // max(1, len(values)))
         if types.is_nested(values.type):
             # Rare: each value is assumed to be as long as all of them.
             return len(array) * int(values.nbytes)
         if types.is_primitive(values.type) or types.is_fixed_size_binary(values.type):
             return len(array) * max(1, int(values.type.bit_width) // 8)
         lengths = compute.binary_length(values.cast("string") if types.is_string_view(values.type) else values)
-        return 4 * len(array) + int(compute.sum(lengths.take(array.indices).cast("int64")).as_py() or 0)
+        taken = int(compute.sum(lengths.take(array.indices).cast("int64")).as_py() or 0)
+        mean = int(values.nbytes) // max(1, len(values)) if reserved else 0
+        return max(4 * len(array) + taken, len(array) * mean)
     if types.is_struct(array.type):
         return sum(_count_bytes(field, reserved=reserved) for field in array.flatten())
-    if types.is_list(array.type) or types.is_large_list(array.type):
+    if types.is_map(array.type):
+        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return 4 * len(array) + _count_bytes(array.values.slice(first, end - first), reserved=reserved)
+    if types.is_nested(array.type):
         return 4 * len(array) + _count_bytes(array.flatten(), reserved=reserved)
     return int(array.nbytes)
+
+
+def _cut(array: Any, limit: int) -> list[Any]:
+    """Return the rows of an array in slices whose values take at most `limit` bytes, or one row."""
+    if len(array) < 2 or _count_bytes(array, reserved=True) <= limit:
+        return [array]
+    half = len(array) // 2
+    return _cut(array.slice(0, half), limit) + _cut(array.slice(half), limit)
 
 
 @dataclass(frozen=True)
@@ -162,23 +175,23 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
     # Parts that grow while they are decoded take memory next to the finished ones.
     limit = decoded_size.free_memory() * 3 // 4
     if rows is None:
-        DecodedSize(subject, key, limit).add(sum(chunk.size for group in groups for chunk in group))
+        decoded_size.DecodedSize(subject, key, limit).add(sum(chunk.size for group in groups for chunk in group))
     texts = {chunk.path for group in groups for chunk in group if chunk.has_dictionary}
     kinds = pyarrow.schema([_replace_views(schema.field(name)) for name in columns])
     # The declared sizes may be wrong, so the decoded batches are counted, too.
-    size, part_limit, parts, count = DecodedSize(subject, key, limit), limit // MEMORY_PARTS, [], 0
+    part_limit = min(limit // MEMORY_PARTS, MAX_CHUNK_BYTES)
+    size, parts, count = decoded_size.DecodedSize(subject, key, limit), [], 0
     with parquet.ParquetFile(source, metadata=metadata, read_dictionary=sorted(texts)) as file:
         for number, group in enumerate(groups):
             for chunk in group:
                 decoded_size.check_fits(chunk.largest, f'column "{chunk.path}" of {subject}', key)
-            most = part_limit // (1 + sum(chunk.value for chunk in group))
-            most = max(1, min(most, rows or MAX_BATCH_ROWS))
+            most = max(1, min(part_limit // (1 + sum(chunk.value for chunk in group)), rows or MAX_BATCH_ROWS))
             for batch in file.iter_batches(most, row_groups=[number], columns=list(columns)):
-                size.add(sum(map(_count_bytes, batch.columns)))
-                reserved = sum(_count_bytes(column, reserved=True) for column in batch.columns)
-                step = max(1, len(batch) * part_limit // max(part_limit, reserved))
-                rows_in_order = batch.select(list(columns))
-                parts += [rows_in_order.slice(start, step).cast(kinds) for start in range(0, len(batch), step)]
+                size.add(_count_bytes(table := batch.select(list(columns)).to_struct_array()))
+                for part in _cut(table, part_limit):
+                    # A slice of lists is copied, since a cast would decode the values of all lists.
+                    copy = part if part is table else pyarrow.concat_arrays([part, part[:0]])
+                    parts.append(RecordBatch.from_struct_array(copy).cast(kinds))
                 count += len(batch)
                 if rows is not None and count >= rows:
                     return Table.from_batches(parts).slice(0, rows).replace_schema_metadata(schema.metadata)
@@ -192,8 +205,10 @@ def _replace_views(field: pyarrow.Field) -> pyarrow.Field:
         kind = string() if types.is_string_view(kind) else binary()
     elif types.is_struct(kind):
         kind = pyarrow.struct([_replace_views(inner) for inner in kind.fields])
-    elif types.is_list(kind):
-        kind = pyarrow.list_(_replace_views(kind.value_field))
+    elif types.is_map(kind):
+        kind = pyarrow.map_(_replace_views(kind.key_field), _replace_views(kind.item_field), kind.keys_sorted)
+    elif types.is_list(kind) or types.is_fixed_size_list(kind):
+        kind = pyarrow.list_(_replace_views(kind.value_field), getattr(kind, "list_size", -1))
     elif types.is_large_list(kind):
         kind = pyarrow.large_list(_replace_views(kind.value_field))
     return field.with_type(kind)
@@ -202,18 +217,20 @@ def _replace_views(field: pyarrow.Field) -> pyarrow.Field:
 def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]:
     """Yield the parts of a row group that belong to these columns."""
     row_group = opened.metadata.row_group(group)
+    kinds = [(field.name, str(field.type)) for field in opened.schema_arrow if field.name in columns]
     for index in range(row_group.num_columns):
         part, column = row_group.column(index), opened.schema.column(index)
         path = str(part.path_in_schema)
-        if not any(path == name or path.startswith(f"{name}.") for name in columns):
+        if not (own := [kind for name, kind in kinds if path == name or path.startswith(f"{name}.")]):
             continue
         values, unpacked = int(part.num_values), int(part.total_uncompressed_size)
         fixed = column.length if part.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
         width = int(_WIDTHS.get(part.physical_type, fixed))
-        # In this encoding a text refers to the previous text.
-        average = unpacked if "DELTA_BYTE_ARRAY" in part.encodings else unpacked // max(1, values) + 4
+        has_dictionary = not width and any("DICTIONARY" in encoding for encoding in part.encodings)
+        # A text may be as long as all: if it refers to the one before (DELTA), or if Arrow cannot read its dictionary.
+        is_opaque = has_dictionary and any("extension<" in kind or "list_view<" in kind for kind in own)
+        average = unpacked if is_opaque or "DELTA_BYTE_ARRAY" in part.encodings else unpacked // max(1, values) + 4
         # A row may have all values of a list, and a page is unpacked whole.
         is_packed = unpacked > MAX_PACKING * part.total_compressed_size
         largest = values * (width or average) if column.max_repetition_level else unpacked if is_packed else 0
-        has_dictionary = not width and any("DICTIONARY" in encoding for encoding in part.encodings)
-        yield _Chunk(path, max(values * width, unpacked), width or average, largest, has_dictionary)
+        yield _Chunk(path, max(values * width, unpacked), width or average, largest, has_dictionary and not is_opaque)

@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.data import decoded_size
-from drivetrain.data.formats import (
-    column_values,
-    csv_layout,
-    shards,
-    table_paths,
-    text_encoding,
-)
+from drivetrain.data.formats import column_values, csv_layout, shards, table_paths, text_encoding
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, nearest

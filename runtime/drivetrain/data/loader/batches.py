@@ -17,15 +17,7 @@ import numpy as np
 import torch
 
 from drivetrain.data import stateless_random
-from drivetrain.data.dataset import (
-    Batch,
-    ChangesByEpoch,
-    JointTargets,
-    Masked,
-    Order,
-    Split,
-    count_tokens,
-)
+from drivetrain.data.dataset import Batch, ChangesByEpoch, JointTargets, Masked, Order, Split, count_tokens
 from drivetrain.data.loader.workers import SharedMemory, WorkerSettings
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, DrivetrainError
