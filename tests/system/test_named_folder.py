@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -47,5 +49,19 @@ def test_it_is_deleted(folder: Path) -> None:
     named = NamedFolder(folder)
     (folder / "job.yaml").unlink()
     folder.rmdir()
+    with pytest.raises(StorageError, check=saying("folder-was-deleted-while")):
+        named.restore()
+
+
+def test_it_is_deleted_on_another_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle of NFS is stale, whatever is asked of it."""
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    named = NamedFolder(folder)
+    (folder / "job.yaml").unlink()
+    folder.rmdir()
+    monkeypatch.setattr(os, "fstat", fail)
     with pytest.raises(StorageError, check=saying("folder-was-deleted-while")):
         named.restore()

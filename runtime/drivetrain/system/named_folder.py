@@ -36,7 +36,7 @@ class NamedFolder:
         except OSError as error:
             again = "run the same command again"
             change, cure = f"moved to {other}", f"move it back to {self.path}, and {again}; what was saved is in it"
-            if not os.fstat(self.handle).st_nlink:
+            if not is_at(self.handle, other):
                 change, cure = "deleted", f"{again}; it starts anew, or from the run's copy in a store"
             raise StorageError(
                 f"{self.path}: the folder was {change} while the run trains: {error.strerror}",
