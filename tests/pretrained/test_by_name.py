@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import json
 import shutil
 import subprocess
@@ -19,6 +22,8 @@ from drivetrain.errors import SpecError
 from drivetrain.launch import docker_engine
 from drivetrain.models import saved_model
 from drivetrain.pretrained import folder as pretrained
+from drivetrain.pretrained.hub_cache import find_repository
+from drivetrain.pretrained.hub_error import NETWORK
 from drivetrain.system.units import format_bytes
 from tests import hub_server, reports, tiny
 from tests.hub_double import COMMIT
@@ -76,6 +81,24 @@ def test_a_pickle_is_converted_by_itself(hub: Hub, tmp_path: Path, capsys: pytes
     hub.requests.clear()
     assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).folder == encoder.folder
     assert hub.requests == []
+
+
+def test_a_killed_conversion_is_done_again_without_locks(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fetch of a cache with locks removes what is left."""
+    store_pickle(hub, tmp_path)
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    digest = hashlib.sha256(hub.files["pytorch_model.bin"]).hexdigest()
+    part = find_repository(NAME, NETWORK).root / "blobs" / f"{digest}.safetensors.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"half")
+    assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).network()
+    assert not part.exists()
 
 
 def test_a_pickle_that_is_no_checkpoint(hub: Hub, tmp_path: Path) -> None:

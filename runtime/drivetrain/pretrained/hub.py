@@ -216,12 +216,12 @@ def _convert(client: HubClient, repository: Repository, pickle: HubFile) -> HubF
     """Convert a pickle in the cache; the weights become a file of the cache like others."""
     client.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in a limited process")
     path = repository.blob(pickle).with_name(f"{pickle.hash}.safetensors{PART}")
+    path.unlink(missing_ok=True)  # of a killed process, in a cache without locks
     try:
         converting.convert(repository.blob(pickle), path)
     except DataError as error:
-        raise HubError(
-            f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
-        ) from None
+        description = f"has only a pickle, which cannot be converted: {error.given}"
+        raise HubError(description, error.possible, "use another network") from None
     weights = HubFile(WEIGHTS, path.stat().st_size, hash_file(path))
     sync_file(path)
     path.replace(repository.blob(weights))
