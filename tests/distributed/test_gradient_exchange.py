@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from drivetrain.distributed import gradient_exchange
 from drivetrain.distributed.gradient_exchange import _refuse_reentrant
 from drivetrain.distributed.local_processes import LocalProcesses
 from drivetrain.errors import SpecError
@@ -34,6 +40,22 @@ def states_by_rank(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     folder, count = tmp_path_factory.mktemp("exchange"), int(request.param)
     ranks_start.run_ranks([sys.executable, "-m", "tests.exchange_cases", str(folder)], count)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
+
+
+def test_no_folder_for_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder stands for it, and its handle can be stale."""
+    make_folders = os.makedirs
+
+    def fail(path: str, *arguments: Any, **options: Any) -> None:
+        if path == os.curdir:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        make_folders(path, *arguments, **options)
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(os, "makedirs", fail)
+    monkeypatch.setattr(gradient_exchange, "DistributedDataParallel", Mock())
+    ranks = Mock(count=2, raising_peer_errors=contextlib.nullcontext)
+    assert gradient_exchange.GradientExchange(ranks).wrap(nn.Linear(2, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

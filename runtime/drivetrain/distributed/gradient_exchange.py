@@ -70,7 +70,7 @@ class GradientExchange:
         try:
             os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.curdir), exist_ok=True)
         except OSError:
-            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
         # This optimization would cut a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
         # A warning recommends another name of `broadcast_buffers`, which older torch does not have.
