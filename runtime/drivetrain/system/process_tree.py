@@ -110,17 +110,18 @@ def release_free_memory() -> None:
 
 def check_threads(count: int = 20) -> None:
     """Check that so many threads can be started here; raises DeviceError if they cannot."""
-    started, ending = 0, threading.Event()
-    usual_size = threading.stack_size(1 << 16)  # only a place in the kernel's table of processes is tried
+    ending = threading.Event()
+    threads = [threading.Thread(target=ending.wait, daemon=True) for _ in range(count)]
     try:
-        for started in range(count):  # noqa: B007
-            threading.Thread(target=ending.wait, daemon=True).start()
+        for thread in threads:
+            thread.start()
     except RuntimeError:
         raise DeviceError(
-            f"only {started} more threads can be started here, by `ulimit -u` or the limit of a container",
+            f"only {sum(map(threading.Thread.is_alive, threads))} more threads can be started here, by `ulimit -u` or the limit of a container",
             f"{count} or more, for torch, the loader, the log and the checkpoints",
             "raise the limit, such as by `ulimit -u 4096` or `--pids-limit 4096`, and run the same command again",
         ) from None
     finally:
-        threading.stack_size(usual_size)
         ending.set()
+        for thread in filter(threading.Thread.is_alive, threads):
+            thread.join()
