@@ -91,6 +91,4 @@ def apply(run: NetworkRun, value: Value) -> None:
 def effective(run: NetworkRun) -> Value:
     """Whether the forward pass is compiled, and in which mode, without a fallback."""
     forward = run.step.forward
-    if not forward.is_compiled or forward.compiled is None:
-        return OFF
-    return GRAPHS if forward.compiled.graphs else True
+    return GRAPHS if forward.replays_kernels else forward.is_compiled

@@ -25,7 +25,7 @@ LIKELY_CAUSES = {
     "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was already set to another value",
     "feature_cache": "what was frozen has been unfrozen, or there is no more room; see events.jsonl",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
-    "compile": "the compiler failed; see events.jsonl",
+    "compile": "the compiler or its graphs failed (see events.jsonl), or step_graph records whole steps",
     "step_graph": "a step could not be recorded; see events.jsonl",
     "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
     "precision": "values were not finite, or no layer used it; see events.jsonl",
