@@ -58,11 +58,13 @@ class Watcher:
 
     @contextlib.contextmanager
     def __call__(self, folder: Path) -> Iterator[None]:
+        # A module of a library that is imported for the first time would be compiled into its folder.
+        keeps, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         self.allowed, self.seen = folder, []
         try:
             yield
         finally:
-            self.allowed = None
+            self.allowed, sys.dont_write_bytecode = None, keeps
         assert self.seen == []
 
 
