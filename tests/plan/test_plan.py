@@ -20,7 +20,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.plan import final_plan, plan, plan_table
+from drivetrain.plan import evidence, final_plan, plan, plan_table
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan_table import render, render_changes
 from tests.messages import get_message, says, says_each
@@ -385,3 +385,13 @@ def test_a_plan_file_with_notes_of_another_kind(tmp_path: Path, notes: object) -
     (tmp_path / "plan.json").write_text(json.dumps({"decisions": [], "notes": notes}))
     with pytest.raises(SpecError, match="--plan"):
         plan.load(tmp_path / "plan.json")
+
+
+def test_a_cache_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    machine = read_machine()
+    machine = replace(machine, storage=replace(machine.storage, cache=str(tmp_path / "file")))
+    rows = {name: evidence.Measurement(1, "1", "2026-11-29") for name in ("compile", "channels_last")}
+    lines: list[str] = []
+    assert not evidence.store(machine, ("speed", "numbers"), rows, lines.append)
+    assert len(lines) == 1

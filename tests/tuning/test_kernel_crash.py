@@ -187,3 +187,17 @@ def test_a_variant_that_dies_reports_its_reason(tmp_path: Path) -> None:
     code = "import os, sys; print('the last thing it said', file=sys.stderr); os.kill(os.getpid(), 11)"
     with pytest.raises(ChildEnded, check=saying("crashed-sigsegv-inside-kernel")):
         RunningVariant([sys.executable, "-c", code], {}, log)
+
+
+def test_what_the_reading_of_a_spec_prints_is_no_answer(tmp_path: Path) -> None:
+    """The parent reads the standard output of these programs as answers, or prints its own results there."""
+    code = (
+        "import sys; from drivetrain.job_spec.spec_source import SpecSource; from drivetrain.tuning.processes import __main__;"
+        "SpecSource.load = lambda self: (print('hub: a note'), sys.exit(0)); __main__.main()"
+    )
+    for program in ("variant", "final_plan"):
+        command = [sys.executable, "-c", code, program, str(tmp_path), "{}", "job.yaml"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": IMPORTS}
+        )
+        assert (done.stdout, done.stderr) == ("", "hub: a note\n")

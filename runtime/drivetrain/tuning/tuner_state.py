@@ -91,9 +91,9 @@ class TimeBudget:
         """Return the elapsed seconds."""
         return time.monotonic() - self.start
 
-    def remaining_seconds(self, share: float = 1.0) -> float:
-        """Return the remaining seconds of the limit, or of a share of it."""
-        return share * self.seconds - self.elapsed_seconds()
+    def remaining_seconds(self) -> float:
+        """Return the remaining seconds of the limit."""
+        return self.seconds - self.elapsed_seconds()
 
 
 def predict_seconds(variant: Variant, count: int, limit_seconds: float = inf) -> tuple[float, float]:
