@@ -160,6 +160,20 @@ def test_failures_are_events_and_the_rows_come_later(run: Path, capsys: pytest.C
     assert (run / "events.jsonl").read_text().count('"tracker"') == 4
 
 
+def test_a_server_gets_the_rows_that_filled_the_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no more rows wait in memory no evaluation is read, so that none would begin to send."""
+    monkeypatch.setattr(run_tracker, "MAX_WAITING", 3)
+    client = FakeTracker()
+    client.failures = [OSError("no route"), OSError("no route")]
+    tracker = RunTracker(run, client, "fake")
+    write_rows(run, 1, 3)
+    wait_until(lambda: client.calls.count("begin") >= 2)
+    write_rows(run, 4, 6)
+    wait_until(lambda: len(client.rows) == 8)
+    end(tracker)
+    assert list_sent(client) == list_expected(1, 6, [3, 6])
+
+
 def test_a_server_that_hangs_does_not_delay_the_end(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,7 +99,7 @@ class RunTracker:
         while not self.run_ended.is_set():
             if len(self.waiting) < MAX_WAITING:
                 self._read_rows()
-            if self.has_evaluation:
+            if self.has_evaluation or len(self.waiting) >= MAX_WAITING:
                 self.has_evaluation = False
                 self._attempt(self._send)
             self.run_ended.wait(POLL_SECONDS)
