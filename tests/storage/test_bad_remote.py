@@ -88,6 +88,12 @@ ROWS = [
         "no credentials were found",
         environ={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"},
     ),
+    Bad(
+        "a service of roles that fails",
+        "the store does not answer (503",
+        fault=answer(503, "Unavailable"),
+        environ={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_METADATA_ENDPOINT": "STORE"},
+    ),
     Bad("half of the credentials", "no credentials were found", environ={"AWS_ACCESS_KEY_ID": ""}),
     Bad(
         "a file of credentials that is not there",
@@ -248,7 +254,8 @@ def test_it_is_told(proxy: FaultyStore, row: Bad, monkeypatch: pytest.MonkeyPatc
     proxy.fault = fault
     for name, value in row.environ.items():
         if value:
-            monkeypatch.setenv(name, https(proxy.endpoint) if value == "TLS" else value)
+            endpoints = {"TLS": https(proxy.endpoint), "STORE": proxy.endpoint}
+            monkeypatch.setenv(name, endpoints.get(value, value))
         else:
             monkeypatch.delenv(name)
     data = f'{{train: "{row.train}"}}'

@@ -47,6 +47,12 @@ _HINTS = {
     "NoAnswer": re.compile("HTTP error|after"),
 }
 """Words that stand for what the client's text says; the text itself also has the name of the object."""
+_AWAY = (
+    Trouble.AWAY,
+    "{where}: the store does not answer ({said})",
+    "a store that this machine reaches",
+    "check the network, and {endpoint}; try again later",
+)
 _ANSWERS = (
     (
         "ExpiredToken|TokenRefreshRequired",
@@ -97,6 +103,7 @@ _ANSWERS = (
         "something that exists",
         "correct the address",
     ),
+    (r" (?!501)(408|429|5\d\d)", *_AWAY),  # the service of roles may answer so, too
     (
         "NoCredentials",
         Trouble.NO_CREDENTIALS,
@@ -111,13 +118,7 @@ _ANSWERS = (
         "credentials that may list, read, write and remove below this address",
         "give them these rights, or export others; set here: {variables}",
     ),
-    (
-        r"^(?!.* 501).*(NoAnswer| 408| 429| 5\d\d)",
-        Trouble.AWAY,
-        "{where}: the store does not answer ({said})",
-        "a store that this machine reaches",
-        "check the network, and {endpoint}; try again later",
-    ),
+    ("^(?!.* 501).*NoAnswer", *_AWAY),
     (
         "",
         Trouble.REFUSED,
