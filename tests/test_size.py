@@ -84,7 +84,7 @@ MOST: dict[str, tuple[int, int]] = {
     "plan": (7, 784),
     "pretrained": (14, 2_566),
     "report": (26, 3_985),
-    "storage": (7, 974),
+    "storage": (7, 973),
     "supervisor": (28, 4_862),
     "system": (26, 2_700),
     "top": (4, 349),

@@ -182,9 +182,8 @@ def _remove_unused(cache: Path, address: RemoteAddress, new_folder: Path) -> Non
 
 
 def _read_told() -> dict[str, str]:
-    """The folders that this process and its parents read, by address."""
-    folders: dict[str, str] = json.loads(os.environ.get(FOLDERS, "{}"))
-    return folders
+    """Read which folders this process and its parents read, by address."""
+    return dict(json.loads(os.environ.get(FOLDERS, "{}")))
 
 
 def _tell_children(address: RemoteAddress, folder: str) -> None:
