@@ -103,8 +103,7 @@ def release_free_memory() -> None:
     """Make the allocator return free pages, which would count as used; tcmalloc keeps even the largest blocks."""
     ours = ctypes.CDLL(None)
     for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
-        function = getattr(ours, name, None)
-        if function is not None:
+        if function := getattr(ours, name, None):
             function(*arguments)
 
 
