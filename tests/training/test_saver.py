@@ -20,7 +20,6 @@ import torch
 
 from drivetrain.errors import StorageError
 from drivetrain.models import safetensors_file
-from drivetrain.system import fault_points
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import saver as saving
@@ -63,35 +62,6 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     saver.save_periodically()
     assert saver.background_save is None
     assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
-    saver.run.metrics.close()
-
-
-@pytest.mark.parametrize("moment", ["create folder", "write tensors", "commit checkpoint", "rename checkpoint"])
-def test_a_run_folder_renamed_while_a_checkpoint_is_written_has_both_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    saver = make_saver(folder)
-    renames = []
-
-    def rename(now: str, *subjects: object) -> None:
-        if now == moment and not renames:
-            renames.append(folder.rename(tmp_path / "moved"))
-
-    create = checkpoint.create_unfinished
-
-    def create_later(unfinished: Path) -> None:
-        rename("create folder")
-        create(unfinished)
-
-    monkeypatch.setattr(fault_points, "listener", rename)
-    monkeypatch.setattr(checkpoint, "create_unfinished", create_later)
-    saver.save_final()
-    assert renames
-    assert not (tmp_path / "moved").exists()
-    assert checkpoint.load(folder / "checkpoints" / "step-0").tensors["model"]
-    assert "moved is called" in (folder / "events.jsonl").read_text()
     saver.run.metrics.close()
 
 
