@@ -21,8 +21,10 @@ from drivetrain.models.build import Model, build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.system.signals import Signals
+from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import assemble, batch_inputs, run
 from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.saver import Saver
 
 TEXT = """
 name: tiny
@@ -91,6 +93,13 @@ def assemble_run(folder: Path, spec: Job, *, plain: bool = True, settings: dict[
     ]
     final = plan.Plan(tuple(rows), base_plan.image, base_plan.image_reason, base_plan.profile)
     return assemble.assemble(spec, hardware, final, folder, data, network, QuietSignals(), PhaseTimer())
+
+
+def make_saver(folder: Path) -> Saver:
+    """Make the saver of a run of the tiny job, with a log of metrics in its folder."""
+    training_run = assemble_run(folder, job())
+    training_run.metrics = MetricsLog(folder)
+    return Saver(training_run)
 
 
 def assemble_plain_run(spec: Job, folder: Path) -> run.Run:

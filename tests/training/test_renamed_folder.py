@@ -8,7 +8,7 @@ import pytest
 
 from drivetrain.system import fault_points
 from drivetrain.training.checkpoints import checkpoint
-from tests.training.test_saver import make_saver
+from tests import tiny
 
 
 @pytest.mark.parametrize("moment", ["create folder", "write tensors", "commit checkpoint", "rename checkpoint"])
@@ -17,7 +17,7 @@ def test_a_run_folder_renamed_while_a_checkpoint_is_written_has_both_again(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    saver = make_saver(folder)
+    saver = tiny.make_saver(folder)
     renames = []
 
     def rename(now: str, *subjects: object) -> None:

@@ -34,14 +34,8 @@ from tests.system_calls import needs_strace
 FULL = OSError(28, "No space left on device")
 
 
-def make_saver(folder: Path) -> saving.Saver:
-    run = tiny.assemble_run(folder, tiny.job())
-    run.metrics = MetricsLog(folder)
-    return saving.Saver(run)
-
-
 def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
-    saver = make_saver(tmp_path)
+    saver = tiny.make_saver(tmp_path)
     model = saver.run.model
     weights_before = {name: value.clone() for name, value in model.state_dict().items()}
     saver.save_periodically()
@@ -57,7 +51,7 @@ def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
 
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = make_saver(tmp_path)
+    saver = tiny.make_saver(tmp_path)
     monkeypatch.setattr(saving, "COPY_FACTOR", 1e12)
     saver.save_periodically()
     assert saver.background_save is None
@@ -68,7 +62,7 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
 def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saver = make_saver(tmp_path)
+    saver = tiny.make_saver(tmp_path)
     saver.kind = "epoch"
     saver.save_final()
     original_write, disk_full = safetensors_file.write, [True]
@@ -97,7 +91,7 @@ def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
 
 
 def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
-    saver = make_saver(tmp_path)
+    saver = tiny.make_saver(tmp_path)
     next(saver.run.model.parameters()).data[0] = float("inf")
     with pytest.raises(NotFinite, match="not finite: features"):
         saver.save_final()
