@@ -18,7 +18,7 @@ from typing import Any
 
 from drivetrain.distributed import local_processes, world
 from drivetrain.distributed.placement import Placement, find_placement
-from drivetrain.errors import OutOfMemory, Replanned, RestartSmaller, SpecError, Stopped
+from drivetrain.errors import DrivetrainError, OutOfMemory, Replanned, RestartSmaller, SpecError, Stopped
 from drivetrain.hardware import cgroup, device_check
 from drivetrain.hardware.cgroup import is_killed_as_one
 from drivetrain.hardware.detect import detect
@@ -254,21 +254,14 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 if code == KILLED_EXIT_CODE:
                     say_aside(signals.explain_kill("the trainer"))
                 return code
-            # Measuring itself may have needed too much memory, so first restart with the same plan without measuring.
-            if not arguments and not effective_plan.has_trained(run.path) and evidence.may_measure(job):
-                EventLog(run.path).add(
-                    death.kind, f"{death.reason} before its first step; restarting without measuring"
-                )
-                arguments = ["--measured"]
-                continue
-            # Halve the micro-batch after a kill at the memory limit; turn off optimizations after a crash in a kernel.
-            reduced_plan = death.plan_next(plan, -(-job.train.batch // count))
-            if reduced_plan is None:
-                error = death.final_error()
+            was_measuring = not arguments and not effective_plan.has_trained(run.path) and evidence.may_measure(job)
+            try:
+                plan, text = death.plan_restart(plan, -(-job.train.batch // count), was_measuring=was_measuring)
+            except DrivetrainError as error:
                 say_error(error)
                 return error.exit_code
-            EventLog(run.path).add(death.kind, death.describe_restart(plan, reduced_plan))
-            plan = reduced_plan
+            EventLog(run.path).add(death.kind, text)
+            arguments = ["--measured"]
 
 
 def run_trainers(

@@ -61,20 +61,11 @@ def measure(
     command = make_command(program, folder, source, request)
     with signals.forward_signals() as forward:
         code = child_process.run_child(command, plan.environment(machine), forward)
-        if code not in signals.CRASH_EXIT_CODES or forward.sent:
-            return code
-        # An optimization has probably chosen the crashed kernel: measure again without optimizations.
-        crash = process_death.describe(folder, code, f"{PACKAGE}.{program}")
-        safe_plan = process_death.turn_optimizations_off(plan, crash)
-        if safe_plan:
-            say(f"crash: {crash}; {process_death.describe_repetition(plan, 'measured again')}")
-            RunFiles(folder).write_json("plan.json", safe_plan.to_json())
-            code = child_process.run_child(command, safe_plan.environment(machine), forward)
-    if code not in signals.CRASH_EXIT_CODES:
-        return code
-    error = process_death.make_final_error(crash)
-    say_error(error)
-    return error.exit_code
+    if code in signals.CRASH_EXIT_CODES and not forward.sent:
+        error = process_death.make_error(process_death.describe(folder, code, f"{PACKAGE}.{program}"), plan)
+        say_error(error)
+        return error.exit_code
+    return code
 
 
 def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> Any:

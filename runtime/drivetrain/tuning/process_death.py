@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivetrain import optimizations
-from drivetrain.errors import DeviceError, DrivetrainError, OutOfMemory, PeerError, RestartSmaller
+from drivetrain.errors import DeviceError, OutOfMemory, PeerError, RestartSmaller
 from drivetrain.hardware import cgroup
 from drivetrain.hardware.facts import Hardware
 from drivetrain.optimizations import Effect
@@ -63,25 +63,25 @@ def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
     return replace(plan.with_rows(rows), seen={}) if rows else None
 
 
-def describe_repetition(plan: Plan, repetition: str) -> str:
-    """Describe the active optimizations, the next attempt, and how to find the culprit."""
-    names = [row.name for row in _list_suspects(plan)]
-    off_values = optimizations.off_values()
+def describe_active(plan: Plan) -> tuple[str, str]:
+    """Describe the optimizations that may be the culprit, and the option that turns the first suspect off."""
+    names, off_values = [row.name for row in _list_suspects(plan)], optimizations.off_values()
     suspect = next((name for name in SUSPECTS if name in names), names[0])
     settings = ", ".join(f"{name} {format_value(plan.value(name))}" for name in names)
-    return (
-        f"active optimizations: {settings}; {repetition} with all of them off. To turn off only one, run again with "
-        f"`--new --set optimize.{suspect}={format_value(off_values[suspect])}`"
-    )
+    return settings, f"--set optimize.{suspect}={format_value(off_values[suspect])}"
 
 
-def make_final_error(reason: str) -> DeviceError:
-    """Make the error for when there is nothing left to turn off."""
+def make_error(reason: str, plan: Plan) -> DeviceError:
+    """Make the error for a crash after which nothing is tried again."""
+    action = "try `--new --set limits.cpus=1`, another image or another machine"
+    condition = "every optimization off"
+    if _list_suspects(plan):
+        condition, option = describe_active(plan)
+        action = f"try `{option}`"
     return DeviceError(
-        f"{reason}, with every optimization off",
+        f"{reason}, with {condition}",
         "torch kernels and your own C code that work on this machine",
-        f"see {FILE} in the run folder and run `drivetrain doctor`; try "
-        "`--new --set limits.cpus=1`, another image or another machine",
+        f"see {FILE} in the run folder and run `drivetrain doctor`; {action}",
     )
 
 
@@ -106,7 +106,6 @@ def _find_crashed_line(path: Path) -> str:
     return f"{Path(match[1]).name}:{match[2]} in {match[3]}" if match else ""
 
 
-RESTARTING = "restarting from its last checkpoint"
 KILLED_AS_ONE_NOTE = (
     "memory.oom.group is set (Kubernetes does it): at the memory limit the kernel kills the whole container, and no "
     "smaller micro-batch can be tried; optimize.micro_batch: auto measures one that fits"
@@ -115,43 +114,45 @@ KILLED_AS_ONE_NOTE = (
 
 @dataclass(frozen=True)
 class TrainerDeath:
-    """The death of a trainer: its reason, and the next plan to try."""
+    """The death of a trainer, after which another one continues from the last checkpoint without measuring."""
 
-    in_kernel: bool
-    """Whether it crashed inside a kernel; otherwise memory ran out."""
+    kind: str
+    """Kind of the events about it: `crash` inside a kernel, or `memory` that ran out."""
     reason: str
 
-    @property
-    def kind(self) -> str:
-        """Kind of the events about it."""
-        return "crash" if self.in_kernel else "memory"
-
-    def plan_next(self, plan: plans.Plan, process_batch: int) -> plans.Plan | None:
-        """Return the plan with optimizations off, or with half the micro-batch; None if nothing is left to change.
+    def plan_restart(self, plan: plans.Plan, process_batch: int, *, was_measuring: bool) -> tuple[plans.Plan, str]:
+        """Plan the next trainer; returns its plan and the text of the event.
 
         Args:
             plan: plan of the dead trainer.
             process_batch: number of samples of a batch that each process computes.
+            was_measuring: whether measuring itself may be the culprit: then the plan stays.
+
+        Raises:
+            DrivetrainError: if nothing is left to change.
         """
-        if self.in_kernel:
-            return turn_optimizations_off(plan, self.reason)
-        return plans.halve_micro_batch(plan, process_batch, self.reason)
-
-    def describe_restart(self, plan: plans.Plan, next_plan: plans.Plan) -> str:
-        """Describe the reason of the death and the change of the next plan, for an event."""
-        if self.in_kernel:
-            return f"{self.reason}; {describe_repetition(plan, RESTARTING)}"
-        size = next_plan.value("micro_batch")
-        return f"{self.reason}; {RESTARTING} with optimize.micro_batch {size}, train.batch_size as it is"
-
-    def final_error(self) -> DrivetrainError:
-        """Return the error for when no other plan is left."""
-        if self.in_kernel:
-            return make_final_error(self.reason)
-        return OutOfMemory(
-            f"{self.reason} with micro-batch 1",
-            "a job that fits the limit",
-            "raise limits.memory, or use a smaller network or smaller samples",
+        if was_measuring:
+            return plan, f"{self.reason} before its first step; restarting without measuring"
+        restarting = "restarting from its last checkpoint"
+        if self.kind == "crash":
+            reduced_plan = turn_optimizations_off(plan, self.reason)
+            if reduced_plan is None:
+                raise make_error(self.reason, plan)
+            settings, option = describe_active(plan)
+            return reduced_plan, (
+                f"{self.reason}; active optimizations: {settings}; {restarting} with all of them off. To turn off "
+                f"only one, run again with `--new {option}`"
+            )
+        reduced_plan = plans.halve_micro_batch(plan, process_batch, self.reason)
+        if reduced_plan is None:
+            raise OutOfMemory(
+                f"{self.reason} with micro-batch 1",
+                "a job that fits the limit",
+                "raise limits.memory, or use a smaller network or smaller samples",
+            )
+        size = reduced_plan.value("micro_batch")
+        return reduced_plan, (
+            f"{self.reason}; {restarting} with optimize.micro_batch {size}, train.batch_size as it is"
         )
 
 
@@ -167,12 +168,12 @@ def find_avoidable(
         was_signalled: whether the trainer got a signal to end.
     """
     if exit_code == RestartSmaller.exit_code:
-        return TrainerDeath(False, "memory ran out in one of the processes")
+        return TrainerDeath("memory", "memory ran out in one of the processes")
     if exit_code in signals.CRASH_EXIT_CODES and not was_signalled:
-        return TrainerDeath(True, describe(run, exit_code))
+        return TrainerDeath("crash", describe(run, exit_code))
     kills_now = cgroup.read_oom_kills(Path("/"))
     was_killed = kills_before is not None and kills_now is not None and kills_now > kills_before
     if exit_code in (KILLED_EXIT_CODE, PeerError.exit_code) and was_killed:
         limit, peak = (format_bytes(size) for size in (machine.memory.limit, cgroup.read_peak_memory(Path("/"))))
-        return TrainerDeath(False, f"the trainer was killed at the memory limit of {limit} (peak {peak})")
+        return TrainerDeath("memory", f"the trainer was killed at the memory limit of {limit} (peak {peak})")
     return None
