@@ -59,7 +59,7 @@ class LabelReview:
     """The pairs of classes that the runs can hardly tell apart, with their mistakes."""
 
     def describe(self) -> list[str]:
-        """Return the result, for the terminal and the page."""
+        """Return the result in lines."""
         if not self.labels:
             return ["labels: no output has exclusive classes, so no label can be judged"]
         judges = f"to runs that were not trained on them and agree with {self.agreeing / self.labels:.1%} of all"

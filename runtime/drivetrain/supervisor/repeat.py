@@ -1,4 +1,4 @@
-"""`drivetrain repeat`: trains a job with several seeds or folds, one run after the other, and writes a page about them.
+"""`drivetrain repeat`: trains a job with several seeds or folds, one run after the other, and prints the spread.
 
 Every run has its own folder, named after the job and its seed or fold. The same command skips the runs that are done
 with this spec and resumes the unfinished run.
@@ -6,26 +6,32 @@ with this spec and resumes the unfinished run.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from drivetrain.errors import SpecError
 from drivetrain.inference import suspicious_labels
 from drivetrain.job import Job
-from drivetrain.job.data import Data
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.stored_spec import compare_stored_spec
-from drivetrain.report import repeated
+from drivetrain.report.comparison import MAX_COMPARED_RUNS
+from drivetrain.report.formatting import align_numbers
 from drivetrain.supervisor import baseline_run, child_runs, run_folder, same_conditions
 from drivetrain.supervisor.child_runs import ChildRuns
 from drivetrain.system.console import say
-from drivetrain.system.files import make_folder
-from drivetrain.system.run_files import PLAN_FILE
+from drivetrain.system.files import USER_RWX, make_folder
+from drivetrain.system.printable import printable
+from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.run_records import parse_number, read_mapping
 from drivetrain.tuning import batch_size
 
+RESULTS = "repeat.json"
 MAX_RUNS = 100
 """Largest number of seeds or folds."""
 
@@ -119,19 +125,40 @@ def _train_variant(
 
 
 def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> None:
-    """Write the page, and print mean and standard deviation of every metric."""
+    """Print mean and standard deviation of every metric, and write repeat.json with the values of each run."""
     folder = request.runs / f"repeat-{job.name}"
+    make_folder(folder, USER_RWX)
+    values = {variant: _read_metrics(RunFiles(run).read_object(RESULT_FILE)) for variant, run in run_of.items()}
+    rows = {}
+    for metric in dict.fromkeys(metric for metrics in values.values() for metric in metrics):
+        numbers = [metrics.get(metric, math.nan) for metrics in values.values()]
+        if broken := [variant for variant, number in zip(values, numbers, strict=True) if not math.isfinite(number)]:
+            say(f"warning: {metric} has no mean: {', '.join(broken)} ended with NaN")
+            continue
+        mean, deviation = statistics.fmean(numbers), statistics.stdev(numbers)
+        rows[metric] = {"mean": mean, "deviation": deviation, "values": numbers}
+        texts = align_numbers((mean, deviation, min(numbers), max(numbers)))
+        say("{}: {} ± {}, {} to {} ({} runs)".format(printable(metric), *texts, len(numbers)))
     labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
-    spreads, left_out = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
-    for spread in spreads:
-        say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
-    for line in left_out:
-        say(f"warning: {line}")
-    say(f"repeat: {folder}/repeat.html")
+    runs = {variant: {"run": run.name, "metrics": values[variant]} for variant, run in run_of.items()}
+    RunFiles(folder).write_json(RESULTS, {"metrics": rows, "runs": runs, "labels": labels})
+    say(f"the numbers are in {folder / RESULTS}; {_suggest_comparison(list(run_of.values()))}")
+
+
+def _read_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Read the metrics of the evaluation that selected the weights, its own metric first, and of the final test."""
+    best, test = read_mapping(result, "best"), read_mapping(result, "test")
+    metrics = {**read_mapping(best, "metrics"), **read_mapping(test, "metrics")}
+    numbers = {key: math.nan if (number := parse_number(one)) is None else number for key, one in metrics.items()}
+    return dict(sorted(numbers.items(), key=lambda item: item[0] != best.get("metric")))
+
+
+def _suggest_comparison(runs: Sequence[Path]) -> str:
+    return f"side by side: drivetrain compare {shlex.join(map(str, runs[:MAX_COMPARED_RUNS]))}"
 
 
 def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
-    """List the spec changes of each run, by its name on the page.
+    """List the spec changes of each run, by its name.
 
     Raises:
         SpecError: if the number of seeds or folds is out of range.
@@ -156,7 +183,6 @@ def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[
     review = suspicious_labels.inspect_folds(run_of.values())
     lines = review.describe()
     if review.suspicious:
-        make_folder(folder)
         lines.append(f"labels: all of them are in {suspicious_labels.write(folder, review.suspicious)}")
     lines += _describe_more_data(job)
     for line in lines:
@@ -172,18 +198,3 @@ def _describe_more_data(job: Job) -> list[str]:
     from drivetrain.data.load_data import load
 
     return [describe_learning_curve(job, load(job))]
-
-
-def _list_notes(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> list[str]:
-    compared = f"side by side: drivetrain compare {shlex.join(map(str, run_of.values()))}"
-    if request.folds is not None:
-        return [
-            f"Each run was validated on one of {request.folds} folds and trained on the others, with seed {job.train.seed}.",
-            compared,
-        ]
-    is_split_here = isinstance(job.data, Data) and not isinstance(job.data.validation, str)
-    split = " and, unless the data is a series, other validation samples" if is_split_here else ""
-    return [
-        f"Each seed draws other initial weights, another order of the samples, augmentation, dropout{split}.",
-        compared,
-    ]

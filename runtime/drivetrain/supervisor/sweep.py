@@ -55,7 +55,7 @@ def sweep(request: SweepRequest) -> int:
     # These modules import Optuna.
     from drivetrain.supervisor import sweep_folder, sweep_trials
 
-    sweep_folder.check_ranges(source)
+    sweep_trials.make_distributions(job)
     options = ["--if-unfinished", *(["--plain"] if request.plain else [])]
     with (
         sweep_folder.open_folder(request.runs, job, plain=request.plain, new=request.new) as folder,

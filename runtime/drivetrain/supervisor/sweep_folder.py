@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import optuna
+from optuna.pruners import MedianPruner, NopPruner
+from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import Study
-from optuna.trial import BaseTrial, FrozenTrial
 
-from drivetrain.errors import CheckpointError, SpecError
+from drivetrain.errors import CheckpointError
 from drivetrain.job import Job, lower_is_better
-from drivetrain.job.sweep import Parameter, format_assignments
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.stored_spec import compare_stored_spec, read_stored_spec, store_spec
 from drivetrain.supervisor import run_folder, same_conditions
 from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME
@@ -46,6 +42,7 @@ class SweepFolder:
 
     path: Path
     study: Study
+    """The finished trials, in the journal."""
     job: Job
     """The job, with the defaults that the sweep began with."""
 
@@ -54,12 +51,9 @@ class SweepFolder:
         return next(reversed(run_folder.list_numbered(self.path, f"trial{number}")), None)
 
     def list_runs(self) -> list[Path]:
-        """List the run folders of the trials that have one."""
-        return [run for trial in self.study.trials if (run := self.find_run(trial.number))]
-
-    def list_finished(self) -> list[FrozenTrial]:
-        """List the trials that are done, ended early or failed."""
-        return [trial for trial in self.study.trials if trial.state.is_finished()]
+        """List the run folders of the trials that have one, in the order of the trials."""
+        runs = map(self.find_run, range(len(self.study.trials) + 1))
+        return [run for run in runs if run]
 
 
 @contextlib.contextmanager
@@ -72,8 +66,8 @@ def open_folder(runs: Path, job: Job, *, plain: bool, new: bool) -> Iterator[Swe
         CheckpointError: if the latest sweep is unfinished and its settings differ, or its journal is damaged.
     """
     make_folder(runs)
-    name = f"{job.name}-sweep"
-    conditions = {"plain": plain, "processes": same_conditions.count_processes(job, runs)}
+    name, count = f"{job.name}-sweep", same_conditions.count_processes(job, runs)
+    conditions = f"with{'' if plain else 'out'} --plain and with {count} processes for a trial"
     latest = next(reversed(run_folder.list_numbered(runs, name)), None)
     if latest and not new:
         refuse_links(latest)
@@ -84,13 +78,17 @@ def open_folder(runs: Path, job: Job, *, plain: bool, new: bool) -> Iterator[Swe
     path = run_folder.next_path(runs, name)
     make_folder(path, USER_RWX)
     with contextlib.closing(os.fdopen(run_folder.lock_folder(path))):
-        store_spec(path, job, SWEEP_FILE)
-        study = open_study(path, job)
-        study.set_user_attr("conditions", conditions)
-        yield SweepFolder(path, study, job)
+        yield _begin(path, job, conditions)
 
 
-def _open_same_sweep(path: Path, job: Job, conditions: Mapping[str, object]) -> SweepFolder | None:
+def _begin(path: Path, job: Job, conditions: str) -> SweepFolder:
+    store_spec(path, job, SWEEP_FILE)
+    study = open_study(path, job)
+    study.set_user_attr("conditions", conditions)
+    return SweepFolder(path, study, job)
+
+
+def _open_same_sweep(path: Path, job: Job, conditions: str) -> SweepFolder | None:
     """Open a sweep that this command continues; None if the sweep is finished and its settings differ.
 
     Raises:
@@ -102,16 +100,14 @@ def _open_same_sweep(path: Path, job: Job, conditions: Mapping[str, object]) -> 
     folder = SweepFolder(path, open_study(path, job), job)
     before = folder.study.user_attrs.get("conditions", conditions)
     if before != conditions:
-        lines.append(f"it was started {_describe(before)}, now {_describe(conditions)}")
+        lines.append(f"it was started {before}, now {conditions}")
     keys = [parameter.key for parameter in job.parameters]
     latest_run = next((run for run in reversed(folder.list_runs()) if (run / DATA_FILE).exists()), None)
     if latest_run and (file := same_conditions.find_changed_file(latest_run, job, keys)):
         lines.append(f"{file} was changed or deleted")
     if not lines:
-        store_spec(path, job, SWEEP_FILE)
-        folder.study.set_user_attr("conditions", before)
-        return folder
-    if len(folder.list_finished()) < trial_count:
+        return _begin(path, job, before)
+    if len(folder.study.trials) < trial_count:
         raise CheckpointError(
             f"{path} is unfinished, and this has changed since it started:\n"
             + "\n".join(f"    {line}" for line in lines),
@@ -122,12 +118,6 @@ def _open_same_sweep(path: Path, job: Job, conditions: Mapping[str, object]) -> 
     return None
 
 
-def _describe(conditions: Mapping[str, object]) -> str:
-    return (
-        f"with{'' if conditions['plain'] else 'out'} --plain and with {conditions['processes']} processes for a trial"
-    )
-
-
 def open_study(path: Path, job: Job) -> Study:
     """Open or begin the journal of a sweep; the caller holds the lock of the folder.
 
@@ -135,26 +125,13 @@ def open_study(path: Path, job: Job) -> Study:
         CheckpointError: if the journal is damaged.
         StorageError: if the journal cannot be written.
     """
-    assert job.sweep is not None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     journal = path / JOURNAL
-    pruner = (
-        optuna.pruners.MedianPruner(n_startup_trials=MIN_FINISHED_TRIALS, n_warmup_steps=_count_warmup_epochs(job))
-        if job.sweep.pruning
-        else optuna.pruners.NopPruner()
-    )
     try:
         # Optuna would append the next line to a line that a power loss left incomplete.
         if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
             os.truncate(journal, content.rfind(b"\n") + 1)
         lock = JournalFileSymlinkLock(str(journal), grace_period=LOCK_SECONDS)
-        return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)),
-            study_name="sweep",
-            direction="minimize" if lower_is_better(find_metric(job)) else "maximize",
-            pruner=pruner,
-            load_if_exists=True,
-        )
+        return make_study(job, 0, JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)))
     except OSError as error:
         raise storage_error(journal, error) from None
     except (ValueError, LookupError, AssertionError) as error:
@@ -163,6 +140,20 @@ def open_study(path: Path, job: Job) -> Study:
             "the journal as the sweep wrote it",
             "restore it, or begin a new sweep with --new",
         ) from None
+
+
+def make_study(job: Job, seed: int, storage: JournalStorage | None = None) -> Study:
+    """Make a study of the job's metric whose sampler has a seed; in memory without a storage."""
+    assert job.sweep is not None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(
+        storage=storage,
+        study_name="sweep",
+        direction="minimize" if lower_is_better(find_metric(job)) else "maximize",
+        sampler=TPESampler(seed=seed),
+        pruner=MedianPruner(MIN_FINISHED_TRIALS, _count_warmup_epochs(job)) if job.sweep.pruning else NopPruner(),
+        load_if_exists=True,
+    )
 
 
 def find_metric(job: Job) -> str:
@@ -177,38 +168,3 @@ def _count_warmup_epochs(job: Job) -> int:
     numbers = [choice for choice in longest.choices if isinstance(choice, int | float)] if longest else []
     epochs = job.train.epochs if longest is None else max(longest.high, *numbers, 1)
     return max(1, int(UNPRUNED_SHARE * epochs))
-
-
-def check_ranges(source: SpecSource) -> None:
-    """Check that Optuna accepts each range and the job both of its ends; raises SpecError for the first problem."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    job, trial = source.load(), optuna.create_study().ask()
-    for parameter in job.parameters:
-        try:
-            with warnings.catch_warnings(action="error", category=UserWarning):
-                suggest(trial, parameter)
-            for value in () if parameter.choices else (parameter.low, parameter.high):
-                changes = [*format_assignments({parameter.key: value}), "sweep=null"]
-                replace(source, assignments=[*source.assignments, *changes]).load()
-        except (ValueError, UserWarning, SpecError) as error:
-            reason = error.problems[0].given if isinstance(error, SpecError) and error.problems else str(error)
-            raise job.spec_error(
-                ("sweep", "space", parameter.key),
-                f"is refused: {' '.join(reason.split())}",
-                "low below high, above 0 if log is true; a step that divides the range, without log; values that the key takes",
-                "change the range, or list the values",
-            ) from None
-
-
-def suggest(trial: BaseTrial, parameter: Parameter) -> Any:
-    """Let Optuna choose a value, or return the value that the trial already has."""
-    key, low, high, step = parameter.key, parameter.low, parameter.high, parameter.step
-    if parameter.choices:
-        # Optuna stores plain values, so lists and mappings are JSON.
-        by_text = {
-            json.dumps(choice) if isinstance(choice, list | dict) else choice: choice for choice in parameter.choices
-        }
-        return by_text[trial.suggest_categorical(key, list(by_text))]
-    if parameter.whole:
-        return trial.suggest_int(key, int(low), int(high), step=int(step or 1), log=parameter.log)
-    return trial.suggest_float(key, low, high, step=step, log=parameter.log)

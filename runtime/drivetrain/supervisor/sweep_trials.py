@@ -1,11 +1,9 @@
-"""Runs the trials of a sweep with Optuna's values, records their results, and writes the table and the best job.
-
-The values of a trial are a function of the seed, its number and the finished trials, so a kill does not change a sweep.
-"""
+"""Runs the trials of a sweep with Optuna's values, records their results, and writes the table and the best job."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import signal
@@ -15,9 +13,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from pydantic import JsonValue
 
 from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, Stopped
@@ -25,14 +24,14 @@ from drivetrain.job import Job
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.sweep import format_assignments
+from drivetrain.job.sweep import Parameter, format_assignments
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.yaml_file import dump, put_value
 from drivetrain.report.record import describe_exit
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.supervisor.child_runs import ChildRuns
-from drivetrain.supervisor.sweep_folder import SweepFolder, find_metric, suggest
+from drivetrain.supervisor.sweep_folder import SweepFolder, find_metric, make_study
 from drivetrain.system.console import say
 from drivetrain.system.files import write_text
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
@@ -49,31 +48,38 @@ POLL_SECONDS = 0.2
 
 
 class SweepTrials:
-    """The trials that one command trains."""
+    """The trials that one command trains.
+
+    A finished trial is one line of the journal. The values of the next one are a function of the seed, its number and
+    the finished trials, so a trial that was killed gets the same values again, and its run resumes.
+    """
 
     def __init__(self, folder: SweepFolder, children: ChildRuns, assignments: Sequence[str]) -> None:
         """
         Args:
             assignments: values that override the spec in all trials.
+
+        Raises:
+            SpecError: if Optuna refuses a range.
         """
         assert folder.job.sweep is not None
         self.folder, self.children, self.assignments = folder, children, assignments
         self.study, self.job, self.spec = folder.study, folder.job, folder.job.sweep
-        self.metric = find_metric(self.job)
+        self.metric, self.distributions = find_metric(self.job), make_distributions(self.job)
         self.began_at = time.monotonic()
 
     def train(self) -> int:
         """Train until all trials are done or the sweep ends early; returns the exit code."""
-        done = len(self.folder.list_finished())
+        done = len(self.study.trials)
         progress = f"continues: {done} of {self.spec.trials} trials are done" if done else "starts"
         say(f"sweep {self.folder.path} {progress}")
         code = 0
-        while not code and len(self.folder.list_finished()) < self.spec.trials:
+        while not code and len(self.study.trials) < self.spec.trials:
             is_over = bool(self.children.forward.sent) or self._is_out_of_time()
             code = Stopped.exit_code if is_over else self._train_trial()
         has_best = self._report()
         if code:
-            done = len(self.folder.list_finished())
+            done = len(self.study.trials)
             say(f"sweep: {done} of {self.spec.trials} trials are done; run the same command to continue")
         return code or (0 if has_best else 1)
 
@@ -84,70 +90,71 @@ class SweepTrials:
             say(f"sweep.max_time of {limit} has passed")
         return is_over
 
-    def _begin_trial(self) -> tuple[Trial, dict[str, JsonValue]]:
-        """Begin the next trial, or continue a killed trial; returns it and its values by key."""
-        unfinished = next((trial for trial in self.study.trials if not trial.state.is_finished()), None)
-        trial = Trial(self.study, unfinished._trial_id) if unfinished else self.study.ask()
-        values: dict[str, JsonValue] = {}
-        for parameter in self.job.parameters:
-            # With a generator for each value, a trial that was killed between two values gets the same values again.
-            digest = hashlib.sha256(f"{self.spec.seed} {trial.number} {parameter.key}".encode()).digest()
-            self.study.sampler = TPESampler(seed=int.from_bytes(digest[:4]))
-            values[parameter.key] = suggest(trial, parameter)
-        return trial, values
+    def _ask(self) -> Trial:
+        """Ask Optuna for the next trial, in a copy of the journal in memory."""
+        trials = self.study.trials
+        digest = hashlib.sha256(f"{self.spec.seed} {len(trials)}".encode()).digest()
+        study = make_study(self.job, int.from_bytes(digest[:4]))
+        study.add_trials(trials)
+        return study.ask(self.distributions)
 
-    def _load(self, assignments: Sequence[str], runs: Sequence[Path]) -> tuple[Job, Sequence[str]]:
-        """Load the job of a trial; returns it and its assignments, including measurements of the first run."""
-        job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
-        if size := batch_size.pin_measured(job, runs):
-            assignments = [*assignments, *size]
-            job = replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load()
-        return job, assignments
+    def _load(self, values: Mapping[str, JsonValue], *changes: str) -> tuple[Job, list[str]]:
+        """Load the job of a trial; returns it and its assignments, with what the first run has measured."""
+        measured = batch_size.pin_measured(self.job, self.folder.list_runs())
+        assignments = [*self.assignments, *measured, *format_assignments(values), *changes]
+        return replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load(), assignments
 
     def _train_trial(self) -> int:
         """Train one trial to its end; returns 0 if it is recorded, else the exit code."""
-        trial, values = self._begin_trial()
-        number = trial.number
+        trial = self._ask()
+        number, values = trial.number, read_values(self.job, trial.params)
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {_describe_values(values)}")
-        assignments: Sequence[str] = [*self.assignments, *format_assignments(values), f"name=trial{number}"]
         try:
-            job, assignments = self._load(assignments, self.folder.list_runs()[:number])
+            job, assignments = self._load(values, f"name=trial{number}")
         except DrivetrainError as error:
-            return self._record(trial, "FAIL", reason=str(error).splitlines()[0])
+            return self._tell(trial, "FAIL", reason=str(error).splitlines()[0])
         watch = _TrialWatch(self.folder, trial, self.metric, job.train.epochs)
         if watch.is_worse():  # according to the rows of a killed attempt
-            return self._record(trial, "PRUNED")
-        assignments = [*assignments, *WITHOUT_SWEEP]
-        code, result = self.children.train(assignments, shown=self.folder.find_run(0), wait=watch.wait)
+            return self._tell(trial, "PRUNED")
+        code, result = self.children.train(
+            [*assignments, *WITHOUT_SWEEP], shown=self.folder.find_run(0), wait=watch.wait
+        )
         if watch.is_worse():
-            return self._record(trial, "PRUNED")
+            return self._tell(trial, "PRUNED")
         if code in TRIAL_FAILURES and not self.children.forward.sent:
-            return self._record(trial, "FAIL", reason=f"exit code {code}: {describe_exit(code)}")
+            return self._tell(trial, "FAIL", reason=f"exit code {code}: {describe_exit(code)}")
         if code:
             return code
         best = read_mapping(result, "best")
         value = read_number(read_mapping(best, "metrics"), self.metric)
         if value is None:
-            return self._record(trial, "FAIL", reason=f"{self.metric} is not a number")
+            return self._tell(trial, "FAIL", reason=f"{self.metric} is not a number")
         if number == 0 and best.get("metric") != self.metric and not self.spec.metric:
             say(
                 f"sweep: ranks trials by {self.metric}; the data let {best.get('metric')} choose the weights of each "
                 f"(sweep.metric: {best.get('metric')} ranks by it, too)"
             )
-        return self._record(trial, "COMPLETE", value)
+        return self._tell(trial, "COMPLETE", value)
 
-    def _record(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> int:
-        """Record the end of a trial: COMPLETE with its value, PRUNED or FAIL; returns 0."""
-        if reason:
-            trial.set_user_attr("reason", reason)
-        self.study.tell(trial, value, state=TrialState[state])
+    def _tell(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> int:
+        """Tell the journal how a trial ended: COMPLETE with its value, PRUNED or FAIL; returns 0."""
+        trial_record = trial.study.trials[trial.number]
+        ended_trial = create_trial(
+            state=TrialState[state],
+            value=value,
+            params=trial_record.params,
+            distributions=trial_record.distributions,
+            user_attrs={"reason": reason} if reason else {},
+            intermediate_values=trial_record.intermediate_values,
+        )
+        self.study.add_trial(ended_trial)
         is_best = state == "COMPLETE" and self.study.best_trial.number == trial.number
         say(f"{_describe_trial(self.study.trials[trial.number])}{', the best so far' if is_best else ''}")
         return 0
 
     def _report(self) -> bool:
         """Print a table, and write the job of the best trial; returns whether there is a best trial."""
-        trials = self.folder.list_finished()
+        trials = self.study.trials
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         sign = 1 if self.study.direction.name == "MINIMIZE" else -1
         done.sort(key=lambda trial: sign * (trial.value or 0.0))
@@ -156,13 +163,49 @@ class SweepTrials:
         if not done:
             say(f"sweep: none of {len(trials)} trials is done")
             return False
-        values = {parameter.key: suggest(done[0], parameter) for parameter in self.job.parameters}
-        best, changes = self._load([*self.assignments, *format_assignments(values)], self.folder.list_runs())
+        best, changes = self._load(read_values(self.job, done[0].params))
         options = [word for assignment in changes for word in ("--set", assignment)]
         command = shlex.join(["drivetrain", "train", str(self.children.source.spec), *options])
         path = _write_best(self.folder.path / BEST, best, done[0].number)
         say(f"sweep: the best is trial {done[0].number}{f', its job is {path}' if path else ''}; {command}")
         return True
+
+
+def make_distributions(job: Job) -> dict[str, BaseDistribution]:
+    """Make Optuna's distribution of each key; raises SpecError for a range that Optuna refuses."""
+    distributions: dict[str, BaseDistribution] = {}
+    for parameter in job.parameters:
+        try:
+            with warnings.catch_warnings(action="error", category=UserWarning):
+                distributions[parameter.key] = _make_distribution(parameter)
+        except (ValueError, UserWarning) as error:
+            raise job.spec_error(
+                ("sweep", "space", parameter.key),
+                f"is refused: {' '.join(str(error).split())}",
+                "low below high, above 0 if log is true; a step that divides the range, without log",
+                "change the range, or list the values",
+            ) from None
+    return distributions
+
+
+def _make_distribution(parameter: Parameter) -> BaseDistribution:
+    low, high, step = parameter.low, parameter.high, parameter.step
+    if parameter.choices:
+        return CategoricalDistribution(list(map(_encode, parameter.choices)))
+    if parameter.whole:
+        return IntDistribution(int(low), int(high), parameter.log, int(step or 1))
+    return FloatDistribution(low, high, parameter.log, step)
+
+
+def _encode(choice: JsonValue) -> bool | int | float | str | None:
+    """Return a choice as Optuna stores it: lists and mappings are JSON."""
+    return json.dumps(choice) if isinstance(choice, list | dict) else choice
+
+
+def read_values(job: Job, params: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Read the values of a trial by key, from Optuna's values."""
+    by_key = {parameter.key: {_encode(one): one for one in parameter.choices} for parameter in job.parameters}
+    return {key: by_key[key].get(params[key], params[key]) for key in by_key}
 
 
 def _describe_values(values: Mapping[str, JsonValue]) -> str:
@@ -199,8 +242,7 @@ class _TrialWatch:
             epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
             if epoch is not None and value is not None and epoch > self.last_epoch:
                 self.last_epoch = epoch
-                with warnings.catch_warnings(action="ignore"):  # about an epoch that is already in the journal
-                    self.trial.report(value, epoch)
+                self.trial.report(value, epoch)
                 if epoch + 1 < self.epochs and self.trial.should_prune():
                     self.is_ended = True
                     break
