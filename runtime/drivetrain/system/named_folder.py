@@ -34,10 +34,10 @@ class NamedFolder:
         try:
             os.rename(other, self.path)  # never over a folder that has files
         except OSError as error:
-            again = "run the same command again"
-            change, cure = f"moved to {other}", f"move it back to {self.path}, and {again}; what was saved is in it"
+            advice = "run the same command again"
+            change, cure = f"moved to {other}", f"move it back to {self.path}, and {advice}; what was saved is in it"
             if not is_at(self.handle, other):
-                change, cure = "deleted", f"{again}; it starts anew, or from the run's copy in a store"
+                change, cure = "deleted", f"{advice}; it starts anew, or from the run's copy in a store"
             raise StorageError(
                 f"{self.path}: the folder was {change} while the run trains: {error.strerror}",
                 "a run folder that keeps its name until the run has ended",

@@ -125,8 +125,8 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
 
     this_process = f"rank {rank} on node {follower['node']}"
     if keys := list(_list_spec_differences(leader["spec"], follower["spec"])):
-        more = f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
-        listed = "; ".join(keys[:MAX_LISTED_KEYS]) + more
+        rest = f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
+        listed = "; ".join(keys[:MAX_LISTED_KEYS]) + rest
         return describe(
             SpecError,
             f"{this_process} has another job than the leader on node {leader['node']}: {listed}",

@@ -220,8 +220,8 @@ class Step:
     def _halve_micro_batch(self, batch_samples: int, error: BaseException) -> None:
         samples = min(self.forward.micro_batch or batch_samples, batch_samples)
         if obstacle := self.forward.loss.split_obstacle:
-            given = f"{samples} samples at once" if samples > 1 else "the whole batch"
-            raise cannot_split_error(f"out of memory with {given}", obstacle) from None
+            description = f"{samples} samples at once" if samples > 1 else "the whole batch"
+            raise cannot_split_error(f"out of memory with {description}", obstacle) from None
         if samples <= self.forward.min_samples:
             raise torch_errors.out_of_memory_error(error, samples) from None
         self.use_micro_batch(max(self.forward.min_samples, samples // 2))

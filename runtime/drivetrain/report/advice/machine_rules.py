@@ -176,8 +176,8 @@ def _advise_on_slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
     else:
         change = f"find out what slows {node}"
         line = "none: look there for other processes, a throttled or hot chip, a slow disk; or leave that machine out"
-    why, gain = describe_slowest(record.ranks), describe_saving(lost_share)
-    yield Advice(change, why, gain, line, lost_share * slowest_rank.seconds)
+    reason, gain = describe_slowest(record.ranks), describe_saving(lost_share)
+    yield Advice(change, reason, gain, line, lost_share * slowest_rank.seconds)
 
 
 def _advise_on_exchange(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -223,8 +223,8 @@ def _advise_on_waiting(record: Record, summary: Summary) -> Iterator[Advice]:
         name, line = "add a CPU for loading data", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
     else:
         return
-    why = f"training waited {format_duration(seconds)} for data"
-    yield Advice(name, why, describe_saving(saved_share), line, seconds)
+    reason = f"training waited {format_duration(seconds)} for data"
+    yield Advice(name, reason, describe_saving(saved_share), line, seconds)
 
 
 def _advise_on_saving(record: Record, summary: Summary) -> Iterator[Advice]:
