@@ -1,4 +1,4 @@
-"""The table of defaults, a golden file of the tests: every setting by class of chip, with the reason and where the evidence is.
+"""The table of defaults, a golden file of the tests: every setting by class of chip, with the reason.
 
 python -m docs.generate.defaults_page tests/machines > tests/golden/defaults.md
 """
@@ -32,24 +32,6 @@ _JOBS = {
     "images": "{name: defaults, task: image-classification, data: {train: x}, train: {epochs: 3}}",
     "texts": "{name: defaults, task: text-classification, data: {train: x.csv, text: t, labels: y}, train: {epochs: 3}}",
 }
-_NONE = "none of its own: only the rule's reason"
-EVIDENCE = {
-    "allocator": "[tuner](../../docs/measurements/tuner-2026-11-22.md), with others in [whole plans](../../docs/measurements/peers-2026-11-22.md)",
-    "channels_last": "[promises of guides](../../docs/benchmarks.md#what-guides-promise)",
-    "compile": "[promises of guides](../../docs/benchmarks.md#what-guides-promise), [tuner](../../docs/measurements/tuner-2026-11-22.md)",
-    "cpu_threads": "[threads](../../docs/measurements/threads-2026-11-22.md), [tuner](../../docs/measurements/tuner-2026-11-22.md)",
-    "decode_cache": "[promises of guides](../../docs/benchmarks.md#what-guides-promise), [advice](../../docs/measurements/looking-2026-11-21.md)",
-    "feature_cache": "[peers](../../docs/measurements/peers-2026-11-22.md), [transfer](../../docs/measurements/transfer-2026-11-23.md)",
-    "gpu_resident_data": "[H100](../../docs/measurements/h100-2026-11-22.md)",
-    "loader_workers": "[promises of guides](../../docs/benchmarks.md#what-guides-promise)",
-    "micro_batch": "[advice](../../docs/measurements/looking-2026-11-21.md)",
-    "openmp_runtime": "[tuner](../../docs/measurements/tuner-2026-11-22.md)",
-    "packed_dropout": "[dropout](../../docs/measurements/dropout-on-a-cpu.md)",
-    "precision": "[tuner](../../docs/measurements/tuner-2026-11-22.md), [H100](../../docs/measurements/h100-2026-11-22.md)",
-    "prefix_precision": "[peers](../../docs/measurements/peers-2026-11-22.md)",
-    "unpadding": "[peers](../../docs/measurements/peers-2026-11-22.md)",
-}
-"""Where a default was measured, as links from tests/golden; a setting that is not named has none."""
 
 
 def make_page(machines: Sequence[Path]) -> str:
@@ -82,8 +64,7 @@ def _format_setting(optimization: Optimization, jobs: dict[str, Job], machines: 
     for (value, reason), classes in _make_rows(optimization, job, machines).items():
         yield f"| `{value}` | {', '.join(dict.fromkeys(classes))} | {reason.replace('|', '/')} |"
     yield ""
-    evidence = EVIDENCE.get(optimization.name, _NONE)
-    yield f"Decided by: {', '.join(_list_sources(optimization, job, machines))}. Evidence: {evidence}."
+    yield f"Decided by: {', '.join(_list_sources(optimization, job, machines))}."
 
 
 def _make_rows(optimization: Optimization, job: Job, machines: list[Hardware]) -> dict[tuple[str, str], list[str]]:

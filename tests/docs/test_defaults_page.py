@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
-from docs.generate.defaults_page import EVIDENCE
 from drivetrain import optimizations
 from drivetrain.hardware import facts
 from drivetrain.plan.chip_profiles import find_profile
@@ -28,10 +26,3 @@ def test_every_setting_has_every_recorded_class_once_or_more() -> None:
     for section in sections:
         cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
         assert {name.strip() for cell in cells for name in cell.split(",")} == classes, section
-
-
-def test_evidence_is_of_settings_that_exist_and_its_pages_too() -> None:
-    assert set(EVIDENCE) <= {one.name for one in optimizations.every()}
-    for text in EVIDENCE.values():
-        for link in re.findall(r"\]\(([^)#]+)\)", text):
-            assert (PAGE.parent / link).exists(), link

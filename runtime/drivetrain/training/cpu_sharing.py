@@ -2,8 +2,8 @@
 
 At the end of each layer its threads wait for the last one. They spin meanwhile, which is fastest while each has a CPU.
 If another program computes too, one of the threads loses its CPU for whole time slices, and the other thread spins just
-as long: a small network became up to 30 times slower (docs/measurements/neighbors-2026-11-28.md). Threads that share a
-CPU sleep instead, with bit-identical results, except in oneDNN's own barrier for gradients of convolutions in bf16.
+as long: a small network became up to 30 times slower. Threads that share a CPU sleep instead, with bit-identical results,
+except in oneDNN's own barrier for gradients of convolutions in bf16.
 """
 
 from __future__ import annotations
