@@ -12,10 +12,10 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.attempts import Attempt, find_whole, list_names
 from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
-from drivetrain.supervisor.remote_copy.run_copy import RunCopy
+from drivetrain.supervisor.remote_copy.run_copy import Attempt, RunCopy, find_whole, list_names
 from drivetrain.system.files import hash_file
+from drivetrain.system.run_records import RunState
 from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests.object_store import FaultyStore, open_proxy
 
@@ -51,7 +51,7 @@ def make_run(folder: Path) -> Path:
 
 
 def write_state(folder: Path, status: str) -> None:
-    (folder / "state.json").write_text(json.dumps({"status": status}))
+    (folder / "state.json").write_text(json.dumps({"status": status, "key": RunState.read(folder).key}))
 
 
 def write_checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) -> Path:

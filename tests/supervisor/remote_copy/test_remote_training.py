@@ -86,7 +86,6 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     process.send_signal(signal.SIGTERM)
     log = second_job.parent / "job.log"
     assert process.wait(PATIENT) == 75, log.read_text()
-    assert says(log.read_text(), "attempt-sends-nothing-more", "s3://bucket/lost/small-001", 2, 1)
     last = small_job.last_checkpoint(small_job.newest_run(second_job)).name
     assert last in list_checkpoints(open_store("lost/small-001")), "what was saved when it was stopped is there"
     output = small_job.finish(third_job, *copy_options("lost"))
@@ -140,7 +139,7 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     assert process.wait(PATIENT) == 7, (tmp_path / "job.log").read_text()
     log = (tmp_path / "job.log").read_text()
     last = small_job.last_checkpoint(small_job.newest_run(job)).name
-    assert f"s3://bucket/end/small-001 lacks {last}, " in log
+    assert f"s3://bucket/end/small-001 lacks {last}" in log
     assert says(log, "last-checkpoint-complete")
     output = small_job.finish(job, *copy_options("end"), expected=7)  # it is still away
     assert says(output, "list-store-answer", "checkpoint.copy_to", "s3://bucket/end")

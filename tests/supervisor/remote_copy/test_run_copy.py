@@ -17,9 +17,8 @@ import pytest
 from drivetrain.errors import CheckpointError
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy import run_copy
-from drivetrain.supervisor.remote_copy.attempts import NewerAttempt
 from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
-from drivetrain.supervisor.remote_copy.run_copy import CopyThread
+from drivetrain.supervisor.remote_copy.run_copy import CopyThread, NewerAttempt
 from drivetrain.training.checkpoints.manifest import verify
 from tests.messages import saying, says
 from tests.object_store import Fault, FaultyStore
@@ -42,7 +41,7 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
     write_checkpoint(run, "step-20", best=10)
     copy = open_copy("all", run, 2)
     copy.send()
-    assert copy.missing() == []
+    assert copy.find_unsent() is None
     names = [stored_object.name for stored_object in open_store("all").objects()]
     assert object_of("all", "step-20", "MANIFEST.json") in names
     assert not [name for name in names if "ranks" in name or ".lock" in name or ".tmp" in name]
@@ -53,7 +52,7 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
     )
     for path in run.rglob("*"):
         copied_file = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
-        if path.is_file() and path.name not in (".lock", "log", "copy.json"):
+        if path.is_file() and path.name not in (".lock", "log"):
             assert copied_file.read_bytes() == path.read_bytes()
     assert not list(run.glob(".tmp*"))
     assert not list((tmp_path / "elsewhere").glob(".tmp*"))
@@ -192,7 +191,7 @@ def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, r
     write_state(run, "done")
 
     begin("lost", run.with_name("elsewhere"))
-    before["attempts/000002.json"] = open_store("lost").head("attempts/000002.json").tag
+    before["attempts/000002.json"] = getattr(open_store("lost").find_head("attempts/000002.json"), "tag", "")
     with pytest.raises(NewerAttempt):
         copy.send()
     assert {stored_object.name: stored_object.tag for stored_object in open_store("lost").objects()} == before
@@ -269,7 +268,7 @@ def test_a_store_that_is_silent_does_not_hold_the_end_of_a_run(
     began_at = time.monotonic()
     assert thread.finish(code) == (7 if code == 0 else 143)
     assert time.monotonic() - began_at < 10
-    assert f"s3://bucket/silent-{code} lacks step-100, " in events(run)[-1]
+    assert f"s3://bucket/silent-{code} lacks step-100" in events(run)[-1]
     proxy.fault = lambda number, method, path: None
     thread.cancel()
     assert list_checkpoints(open_store(f"silent-{code}")) == []

@@ -1,11 +1,12 @@
-"""Manages the copies of a job's runs in a store: fetches an unfinished run, and copies the current run."""
+"""The copies of a job's runs in a store: fetches the last run if it is unfinished, and copies the current one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from drivetrain.errors import SpecError
@@ -14,32 +15,31 @@ from drivetrain.storage.object_store import ObjectStore, check_writable
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy.attempts import Attempt, find_whole, list_attempts, list_names
-from drivetrain.supervisor.remote_copy.run_copy import PATIENCE, CopyThread, RunCopy, is_small
+from drivetrain.supervisor.remote_copy.run_copy import (
+    PATIENCE,
+    PLAIN_NAME,
+    Attempt,
+    CopyThread,
+    RunCopy,
+    find_whole,
+    is_small,
+    list_attempts,
+    list_names,
+)
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
 from drivetrain.system.run_files import CHECKPOINTS, STATE_FILE, RunFiles, list_checkpoints, parse_suffix
 from drivetrain.system.run_records import RunState
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.training.checkpoints.manifest import (
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    all_damaged_error,
-    describe_damaged,
-    find_best_step,
-    parse_files,
-    verify,
-)
+from drivetrain.training.checkpoints.manifest import all_damaged_error, describe_damaged, find_best_step, verify
 
 
 class RemoteRuns:
     """The folder in a store with the copies of a job's runs."""
 
     def __init__(self, runs: Path, job: Job, address: RemoteAddress) -> None:
-        self.runs = runs
-        self.job = job
-        self.address = address
+        self.runs, self.job, self.address = runs, job, address
         self.attempts: dict[str, Attempt] = {}
         """Attempts by name of the run."""
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
@@ -62,11 +62,9 @@ class RemoteRuns:
             return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
         store = ObjectStore(self.address / folder.name)
-        if not list_attempts(store):
-            return
         is_local = folder.is_dir()
         is_done = RunState(parse_row(store.find(STATE_FILE) or b"{}") or {}).status == "done"
-        if is_done and (RunState.read(folder).status == "done" if is_local else not done):
+        if not list_attempts(store) or (is_done and (RunState.read(folder).status == "done" if is_local else not done)):
             return
         with contextlib.ExitStack() as stack:
             if is_local:
@@ -90,6 +88,7 @@ class RemoteRuns:
             CheckpointError: if the copy belongs to another run.
         """
         attempt = self._begin(run)
+        attempt.note_in(run)  # a run that begins again in its folder has no key
         say(f"copy: {attempt.store.address}")
         self.thread = CopyThread(RunCopy(attempt, run, self.job.checkpoint.keep))
 
@@ -171,20 +170,20 @@ def fetch_run(store: ObjectStore, final: Path, local_step: int = -1) -> list[str
     temporary, old = final.with_name(f".tmp-fetched-{final.name}"), final.with_name(f".tmp-old-{final.name}")
 
     def report(line: str) -> None:
-        say(f"copy: {line}")
-        lines.append(line)
+        say(f"copy: {store.address}: {line}")
+        lines.append(f"{store.address}: {line}")
 
     make_folder(final.parent)
     try:
         with blame_storage(final):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(USER_RWX)
-            sizes = {entry.name: entry.bytes for entry in store.objects()}
-            name = _download_newest(store, sizes, temporary / CHECKPOINTS, report, local_step)
+            names = [entry.name for entry in store.objects()]
+            name = _download_newest(store, names, temporary / CHECKPOINTS, report, local_step)
             if name is None and local_step >= 0:
-                report(f"{store.address}: using step-{local_step}, which is on this disk")
+                report(f"using step-{local_step}, which is on this disk")
                 return lines
-            for path in filter(is_small, sizes):
+            for path in filter(is_small, names):
                 store.get_file(path, temporary / path)
             size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
             shutil.rmtree(old, ignore_errors=True)
@@ -195,47 +194,38 @@ def fetch_run(store: ObjectStore, final: Path, local_step: int = -1) -> list[str
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    report(f"{store.address}: {name or 'no checkpoint yet'}, {format_bytes(size)} downloaded to {final}")
+    report(f"{name or 'no checkpoint yet'}, {format_bytes(size)} downloaded to {final}")
     return lines
 
 
 def _download_newest(
-    store: ObjectStore, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
+    store: ObjectStore, names: Sequence[str], folder: Path, report: Callable[[str], None], local_step: int
 ) -> str | None:
     """Download the newest checkpoint that verifies, and the best checkpoint that it names; returns its name."""
     damaged = list[str]()
-    for stored in reversed(find_whole(sizes, "step")):
+    for stored in reversed(find_whole(names, "step")):
         if parse_suffix(stored) <= local_step:
             return None
         name = stored.partition("/")[2]
-        if mismatch := _download_folder(store, sizes, stored, folder / name):
+        if mismatch := _download_folder(store, names, stored, folder / name):
             damaged.append(describe_damaged(name, mismatch))
-            report(f"{store.address}: {damaged[-1]}")
+            report(damaged[-1])
             continue
         best = f"best-{find_best_step(RunFiles(folder / name).read_object(STATE_FILE))}"
-        folders = [path for path in find_whole(sizes, "best") if path.endswith(f"/{best}")]
-        if folders and (mismatch := _download_folder(store, sizes, folders[-1], folder / best)):
-            report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
+        folders = [path for path in find_whole(names, "best") if path.endswith(f"/{best}")]
+        if folders and (mismatch := _download_folder(store, names, folders[-1], folder / best)):
+            report(f"checkpoint {best} is damaged: {mismatch}; it is not used")
         return name
     if damaged and local_step < 0:
         raise all_damaged_error(store.address, damaged)
     return None
 
 
-def _download_folder(store: ObjectStore, sizes: Mapping[str, int], stored: str, folder: Path) -> str | None:
-    """Download a checkpoint; returns its problem, if possible by manifest and sizes before any large download."""
-    prefix = f"{CHECKPOINTS}/{stored}"
-    manifest = f"{prefix}/{MANIFEST}"
-    try:
-        is_readable = sizes.get(manifest, MAX_MANIFEST_BYTES + 1) <= MAX_MANIFEST_BYTES
-        files = parse_files(parse_row(store.get(manifest)) if is_readable else None)
-    except ValueError as wrong:
-        return str(wrong)
-    for part, entry in files.items():
-        if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
-            return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
-    for part in (*files, MANIFEST):
-        store.get_file(f"{prefix}/{part}", folder / part)
+def _download_folder(store: ObjectStore, names: Sequence[str], stored: str, folder: Path) -> str | None:
+    """Download a checkpoint; returns its problem."""
+    part = re.compile(f"{CHECKPOINTS}/{stored}/({PLAIN_NAME.pattern})")
+    for match in filter(None, map(part.fullmatch, names)):
+        store.get_file(match[0], folder / match[1])
     if mismatch := verify(folder):
         shutil.rmtree(folder)
     return mismatch

@@ -1,6 +1,10 @@
-"""Copies a run folder to a store with a thread: finished checkpoints, all small files and the model.
+"""Copies a run folder to a store with a thread: after each checkpoint the small files and its files, the state last.
 
-The manifest of a checkpoint is sent last, so a copy that was killed at any point has the earlier checkpoints.
+attempts/000002.json            one object for each start, created only if it does not exist: the newest one writes
+checkpoints/000002/step-100/    a step or best checkpoint, under the number of its attempt; its manifest is sent last
+job.yaml, metrics.jsonl, ...    as in the folder
+
+So no attempt overwrites a checkpoint of another one, and a copy that was killed at any point has the earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -11,48 +15,116 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
 from drivetrain.data.fingerprint import stamp
-from drivetrain.errors import Busy, Failure, Stopped, StorageError
-from drivetrain.storage.object_store import Patience
-from drivetrain.supervisor.remote_copy.attempts import ATTEMPTS, Attempt, NewerAttempt, find_whole, list_names
+from drivetrain.errors import Busy, CheckpointError, Failure, Stopped, StorageError
+from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.system import signals
 from drivetrain.system.console import say
-from drivetrain.system.files import parse_row
-from drivetrain.system.run_files import (
-    CHECKPOINTS,
-    COPY_FILE,
-    RANKS,
-    STATE_FILE,
-    RunFiles,
-    list_checkpoints,
-    parse_suffix,
-)
+from drivetrain.system.files import parse_row, to_json
+from drivetrain.system.run_files import CHECKPOINTS, RANKS, STATE_FILE, RunFiles, list_checkpoints, parse_suffix
+from drivetrain.system.run_records import RunState
 from drivetrain.tracking.event_log import EventLog, OutageLog
 from drivetrain.training.checkpoints.manifest import MANIFEST, find_best_step, verify
 
-LEFT_OUT = (CHECKPOINTS, RANKS, ATTEMPTS, COPY_FILE)
-"""Parts of a run folder or copy that are copied in another way, useless elsewhere, or valid only here."""
-_PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
+ATTEMPTS = "attempts"
+PLAIN_NAME = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
+"""Names of files that are copied: not hidden, and nowhere else than in their folder."""
+_WHOLE = re.compile(rf"{CHECKPOINTS}/(\d{{6}}/(?:step|best)-\d+)/{re.escape(MANIFEST)}")
 POLL_SECONDS = 1.0
 """Interval of checking the folder for a new checkpoint."""
 RETRY_SECONDS = 10.0
 """Interval of attempts at a store that does not answer, while the run trains."""
-SMALL_FILES_SECONDS = 60.0
-"""Interval of copying the small files without a new checkpoint."""
 STALL_SECONDS = 120.0
 """Time without progress after which the copy of a finished run has failed."""
 STOPPED_SECONDS = 40.0
 """Time limit for the rest of a stopped run: our containers get 60 s in all before they are killed."""
 AT_ONCE_SECONDS = 3.0
 """Time limit for the rest of a run whose user does not want to wait."""
-PATIENCE = Patience(retries=20.0, silence=60.0)
+PATIENCE = Patience(retries=20.0)
 """Limits of one attempt; a failed attempt is repeated anyway."""
-MAX_LISTED_FILES = 3
-"""Largest number of missing files in a message."""
+
+
+class NewerAttempt(Exception):
+    """Another process is writing the copy now."""
+
+
+class Attempt:
+    """An attempt of this process to write one copy, with its number."""
+
+    def __init__(self, store: ObjectStore, folder: Path) -> None:
+        """Become the newest attempt.
+
+        Args:
+            folder: run folder, whose key says which run it is; it may be missing.
+
+        Raises:
+            RemoteError: if the store does not answer.
+            CheckpointError: if the copy belongs to another run.
+        """
+        self.store = store
+        self.run = RunState.read(folder).key or uuid.uuid4().hex
+        if folder.is_dir():
+            self.note_in(folder)
+        is_created = False
+        while not is_created:
+            self.number = max(list_attempts(store), default=0)
+            if self.number:
+                copied_run = str((parse_row(store.get(self._object(self.number))) or {}).get("run"))
+                if folder.is_dir() and copied_run != self.run:
+                    raise CheckpointError(
+                        f"{folder} and {store.address} are two different runs of the same name",
+                        "one run of each name, wherever it is",
+                        "give the job another name, or start a new run with --new",
+                    )
+                self.run = copied_run
+            self.number += 1
+            is_created = store.create(self._object(self.number), to_json({"run": self.run}).encode())
+
+    def note_in(self, folder: Path) -> None:
+        """Note the run's key in its folder, so that two runs of the same name are not confused."""
+        files = RunFiles(folder)
+        files.write_json(STATE_FILE, {**files.read_object(STATE_FILE), "key": self.run})
+
+    def check(self) -> None:
+        """Check that no newer attempt has begun, before an object is written or removed.
+
+        Raises:
+            NewerAttempt: if a newer attempt has begun.
+            RemoteError: if the store does not answer.
+        """
+        if self.store.find_head(self._object(self.number + 1)):
+            raise NewerAttempt
+
+    def _object(self, number: int) -> str:
+        return f"{ATTEMPTS}/{number:06}.json"
+
+
+def list_attempts(store: ObjectStore) -> list[int]:
+    """List the numbers of the attempts, which are consecutive."""
+    names = (entry.name for entry in store.objects(ATTEMPTS))
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{ATTEMPTS}/(\d{{6}})\.json", name)))
+
+
+def list_names(store: ObjectStore) -> list[str]:
+    """List the objects of all checkpoints."""
+    return [entry.name for entry in store.objects(CHECKPOINTS)]
+
+
+def find_whole(names: Iterable[str], kind: str) -> list[str]:
+    """Find the folders of complete checkpoints of a kind, step or best, sorted by attempt and then by step."""
+    folders = [match[1] for match in filter(None, map(_WHOLE.fullmatch, names)) if f"/{kind}-" in match[1]]
+    return sorted(folders, key=lambda folder: (folder.partition("/")[0], parse_suffix(folder)))
+
+
+def is_small(name: str) -> bool:
+    """Return whether a name is of a file that is copied unchanged: of no checkpoint, and useful elsewhere."""
+    parts = name.split("/")
+    return parts[0] not in (CHECKPOINTS, RANKS, ATTEMPTS) and all(map(PLAIN_NAME.fullmatch, parts))
 
 
 class RunCopy:
@@ -63,18 +135,13 @@ class RunCopy:
         Args:
             keep: number of checkpoints to keep in the store.
         """
-        self.attempt = attempt
-        self.store = attempt.store
-        self.run = run
-        self.keep = keep
+        self.attempt, self.store, self.run, self.keep = attempt, attempt.store, run, keep
         self.note_progress: Callable[[], None] = lambda: None
         """Function that is called when the store has received an object or a part of it; its errors end the upload."""
-        self.sent: set[str] = set()
-        """Checkpoints of the folder that are completely in the store."""
-        self.damaged: set[str] = set()
+        self.settled: set[str] = set()
+        """Checkpoints of the folder that are completely in the store, or that do not match their manifest."""
         self._stamps: dict[str, str] = {}
-        """Stamps of the files in the store at the time of sending."""
-        self._sent_state = b""
+        """Stamps of the small files in the store at the time of sending."""
 
     def send(self) -> None:
         """Bring the copy up to date; the state of the run comes last, so a finished copy is complete.
@@ -84,71 +151,37 @@ class RunCopy:
             NewerAttempt: if another process writes the copy.
             OSError: if a file of the folder cannot be read.
         """
-        state = b""
-        with contextlib.suppress(OSError):
-            # Read the state before the files that it refers to: a file replaced meanwhile is sent by the next call.
-            state = RunFiles(self.run).read_bytes(STATE_FILE)
-        self._send_files()
-        checkpoint = self.find_unsent()
-        if checkpoint and not self._send_checkpoint(checkpoint):
-            return  # it was removed meanwhile: the next call sends the following checkpoint, then the state
-        if state not in (b"", self._sent_state):
-            self.attempt.check()
-            self.store.put(STATE_FILE, state)
-            self._sent_state = state
+        with contextlib.ExitStack() as stack:
+            # The state is opened before the files that it refers to: one replaced meanwhile is sent by the next call.
+            state_stamp, state = stamp(self.run / STATE_FILE), _open(self.run / STATE_FILE, stack)
+            checkpoint = self.find_unsent()
+            if checkpoint:
+                files = _open_folder(checkpoint, stack)
+                if not files:
+                    return  # it was removed meanwhile: the next call sends the following checkpoint, then the state
+                best = f"best-{find_best_step(parse_row(files[STATE_FILE].read()) or {})}"
+                best_files = {} if best in self.settled else _open_folder(self.run / CHECKPOINTS / best, stack)
+            self._send_small_files()  # the rows of metrics that a checkpoint needs are sent before it
+            if checkpoint:
+                for name, parts in ((best, best_files), (checkpoint.name, files)):
+                    for part, file in parts.items():
+                        self._send_file(f"{CHECKPOINTS}/{self.attempt.number:06}/{name}/{part}", file)
+                self._remove_older(parse_suffix(checkpoint))
+                self.settled |= {checkpoint.name, best}
+            if state and state_stamp != self._stamps.get(STATE_FILE):
+                self._send_file(STATE_FILE, state)
+                self._stamps[STATE_FILE] = state_stamp
 
     def find_unsent(self) -> Path | None:
         """Find the newest checkpoint of the folder that matches its manifest; None if it is in the store."""
         for path in reversed(list_checkpoints(self.run / CHECKPOINTS)):
-            if path.name in self.sent:
+            if path.name in self.settled:
                 break
-            if path.name not in self.damaged:
-                if verify(path) is None:
-                    return path
-                if path.exists():  # otherwise it was removed meanwhile
-                    self.damaged.add(path.name)
+            if verify(path) is None:
+                return path
+            if path.exists():  # otherwise it was removed meanwhile
+                self.settled.add(path.name)
         return None
-
-    def missing(self) -> list[str]:
-        """List the files that differ from the copy in the store."""
-        checkpoint = self.find_unsent()
-        names = [name for name, _ in self._list_unsent_files()]
-        return [checkpoint.name, *names] if checkpoint else names
-
-    def _send_checkpoint(self, path: Path) -> bool:
-        """Copy the best checkpoint that a checkpoint names, then the checkpoint; returns whether it still exists."""
-        with contextlib.ExitStack() as stack:
-            files = _open_files(path, stack)
-            if not files:
-                return False
-            best = self.run / CHECKPOINTS / f"best-{find_best_step(parse_row(files[STATE_FILE].read()) or {})}"
-            best_files = _open_files(best, stack)
-            if best_files and verify(best) is None:
-                self._send_folder(best.name, best_files)
-            # The rows of metrics that a checkpoint needs are sent before it.
-            self._send_files()
-            self._send_folder(path.name, files)
-        self._remove_older(parse_suffix(path))
-        self.sent |= {path.name, best.name}
-        return True
-
-    def _send_folder(self, name: str, files: Mapping[str, BinaryIO]) -> None:
-        """Copy a folder unless the store has it: a resumed run begins with a checkpoint from the store."""
-        whole = find_whole(list_names(self.store), name.partition("-")[0])
-        stored = [folder for folder in whole if folder.endswith(f"/{name}")]
-        if not any(self._has(files, folder) for folder in stored):
-            for part, file in files.items():
-                self._send_file(f"{CHECKPOINTS}/{self.attempt.number:06}/{name}/{part}", file)
-
-    def _has(self, files: Mapping[str, BinaryIO], folder: str) -> bool:
-        """Return whether a folder of the store has these files, compared by their sizes and the manifest."""
-        prefix = f"{CHECKPOINTS}/{folder}"
-        stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
-        sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}
-        files[MANIFEST].seek(0)
-        return (
-            sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == files[MANIFEST].read()
-        )
 
     def _remove_older(self, step: int) -> None:
         """Remove all but the last `keep` checkpoints up to a step, and all but as many best checkpoints."""
@@ -167,24 +200,16 @@ class RunCopy:
             # Manifests are removed first, because they make checkpoints complete.
             self.store.delete(sorted(removed, key=lambda name: not name.endswith(f"/{MANIFEST}")))
 
-    def _send_files(self) -> None:
-        """Copy the files that have changed, except for the state."""
-        for name, path in self._list_unsent_files():
-            present = stamp(path)
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # replaced in this moment
-                self._send_file(name, file)
-                self._stamps[name] = present
-
-    def _list_unsent_files(self) -> Iterator[tuple[str, Path]]:
-        """Yield name and path of the files, except the state, that differ from the store."""
-        for folder, folders, names in os.walk(self.run):
-            relative = Path(folder).relative_to(self.run)
-            folders[:] = sorted(name for name in folders if is_small((relative / name).as_posix()))
+    def _send_small_files(self) -> None:
+        """Copy the small files that have changed, except for the state."""
+        for folder, _, names in os.walk(self.run):
             for path in (Path(folder) / name for name in sorted(names)):
-                name = (relative / path.name).as_posix()
-                is_ours = is_small(name) and name != STATE_FILE and not path.is_symlink()
-                if is_ours and stamp(path) not in ("", self._stamps.get(name)):
-                    yield name, path
+                name, present = path.relative_to(self.run).as_posix(), stamp(path)
+                if is_small(name) and name != STATE_FILE and present not in ("", self._stamps.get(name)):
+                    with contextlib.ExitStack() as stack:
+                        if not path.is_symlink() and (file := _open(path, stack)):
+                            self._send_file(name, file)
+                            self._stamps[name] = present
 
     def _send_file(self, name: str, file: BinaryIO) -> None:
         self.attempt.check()
@@ -193,18 +218,19 @@ class RunCopy:
         self.note_progress()
 
 
-def is_small(name: str) -> bool:
-    """Return whether a name is of a file that is copied unchanged; False if it is hidden or outside of the folder."""
-    parts = name.split("/")
-    return parts[0] not in LEFT_OUT and all(map(_PART.fullmatch, parts))
-
-
-def _open_files(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
-    """Open the files of a checkpoint, MANIFEST.json last; empty if it is missing. Open files outlive its removal."""
+def _open(path: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
+    """Open a file; None if there is none. Open files outlive their removal."""
     try:
-        return {part.name: stack.enter_context(part.open("rb")) for part in sorted(folder.iterdir(), reverse=True)}
+        return stack.enter_context(path.open("rb"))
     except FileNotFoundError:
-        return {}
+        return None
+
+
+def _open_folder(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
+    """Open the files of a checkpoint, MANIFEST.json last; empty if one is missing."""
+    paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+    files = {path.name: file for path in paths if (file := _open(path, stack))}
+    return files if MANIFEST in files and len(files) == len(paths) else {}
 
 
 class _Abandoned(Exception):
@@ -212,7 +238,7 @@ class _Abandoned(Exception):
 
 
 class CopyThread:
-    """Thread that sends new files, and waits for a store that does not answer."""
+    """Thread that sends new checkpoints, and waits for a store that does not answer."""
 
     def __init__(self, copy: RunCopy) -> None:
         self.copy = copy
@@ -222,7 +248,6 @@ class CopyThread:
         self.outages = OutageLog(self.events, "copy", self.address)
         self.is_lost = self.is_complete = False
         self._progress_at = time.monotonic()
-        self._small_files_at = 0.0
         self._run_ended, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._copy, name="copy", daemon=True)
         self._thread.start()
@@ -257,10 +282,9 @@ class CopyThread:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             while not self._run_ended.wait(RETRY_SECONDS if self.outages.problem else POLL_SECONDS):
-                is_late = time.monotonic() - self._small_files_at >= SMALL_FILES_SECONDS
-                if self.outages.problem or is_late or self.copy.find_unsent():
+                if self.outages.problem or self.copy.find_unsent():
                     self._attempt()
-            while not self._attempt() or self.copy.missing():
+            while not self._attempt() or self.copy.find_unsent():
                 if self._abandoned.wait(POLL_SECONDS):
                     return
             self.is_complete = True
@@ -274,11 +298,10 @@ class CopyThread:
             pass
 
     def _attempt(self) -> bool:
-        """Bring the copy up to date; returns whether it is complete."""
+        """Bring the copy up to date; returns whether that worked."""
         error: Failure | OSError | None = None
         try:
             self.copy.send()
-            self._small_files_at = time.monotonic()
         except (Failure, OSError) as problem:
             error = problem
         if not self._abandoned.is_set():
@@ -291,16 +314,13 @@ class CopyThread:
             raise _Abandoned
 
     def _report_missing(self, code: int) -> int:
-        """Report the files that are missing in the store; returns the exit code of the run."""
-        names = self.copy.missing() or [STATE_FILE]
-        remainder = f" and {len(names) - MAX_LISTED_FILES} more" if len(names) > MAX_LISTED_FILES else ""
+        """Report what is missing in the store; returns the exit code of the run."""
+        checkpoint = self.copy.find_unsent()
         reason = f" ({self.outages.problem})" if self.outages.problem else ""
-        self.events.add("copy", f"{self.address} lacks {', '.join(names[:MAX_LISTED_FILES])}{remainder}{reason}")
-        is_resumable = code == Stopped.exit_code and not names[0].startswith("step-")
-        if is_resumable or code not in (0, Stopped.exit_code):
+        self.events.add("copy", f"{self.address} lacks {checkpoint.name if checkpoint else 'the last files'}{reason}")
+        if code not in (0, Stopped.exit_code) or (code and not checkpoint):
             return code
-        local = "the run is complete" if code == 0 else "the last checkpoint is complete"
         say(
-            f"copy: incomplete, exit {StorageError.exit_code}; {local} in {self.copy.run}, and the same command sends the rest"
+            f"copy: incomplete, exit {StorageError.exit_code}; {self.copy.run} is complete, and the same command sends the rest"
         )
         return StorageError.exit_code
