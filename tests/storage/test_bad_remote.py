@@ -121,20 +121,20 @@ ROWS = [
     Bad(
         "a wrong secret", "the store refuses it (403 SignatureDoesNotMatch)", fault=answer(403, "SignatureDoesNotMatch")
     ),
-    Bad("a token that has ended", "the token has ended (400 ExpiredToken)", fault=answer(400, "ExpiredToken")),
+    Bad("a token that has ended", "the store refuses it (400 ExpiredToken)", fault=answer(400, "ExpiredToken")),
     Bad(
         "a clock that is wrong",
-        "the clock of this machine differs (403 RequestTimeTooSkewed)",
+        "the store refuses it (403 RequestTimeTooSkewed)",
         fault=answer(403, "RequestTimeTooSkewed"),
     ),
     Bad(
         "another region",
-        "the bucket is in another region (a redirect without an address)",
+        "the store refuses it (a redirect without an address, as for a bucket in another region)",
         fault=answer(301, "PermanentRedirect"),
     ),
     Bad(
         "another region, signed",
-        "the bucket is in another region (400 AuthorizationHeaderMalformed)",
+        "the store refuses it (400 AuthorizationHeaderMalformed)",
         fault=answer(400, "AuthorizationHeaderMalformed"),
     ),
     Bad(
@@ -164,13 +164,13 @@ ROWS = [
     Bad("a bucket that is not there", "there is no bucket nowhere", copy_to="s3://nowhere/runs"),
     Bad(
         "a bucket that is full",
-        "the store has no space (507 InsufficientStorage)",
+        "the store refuses it (507 InsufficientStorage)",
         fault=answer(507, "InsufficientStorage"),
         methods="PUT",
     ),
     Bad(
         "a quota that is used up",
-        "the store has no space (403 QuotaExceeded)",
+        "the store refuses it (403 QuotaExceeded)",
         fault=answer(403, "QuotaExceeded"),
         methods="PUT",
     ),

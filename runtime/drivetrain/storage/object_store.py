@@ -112,13 +112,10 @@ class ObjectStore:
             os.fsync(file.fileno())
         temporary.replace(path)
 
-    def head(self, name: str) -> StoredObject:
-        """Size and tag of an object."""
-        return self._object(self._ask("read", name, lambda: _client().head(self._store, name)))
-
     def find_head(self, name: str) -> StoredObject | None:
-        """Size and tag of an object; None if there is none."""
-        return _none_if(Trouble.MISSING, lambda: self.head(name))
+        """Find size and tag of an object; None if there is none."""
+        entry = _none_if(Trouble.MISSING, lambda: self._ask("read", name, lambda: _client().head(self._store, name)))
+        return self._object(entry) if entry else None
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """Return all objects below a folder, by name."""
@@ -155,11 +152,8 @@ class ObjectStore:
                 moved()
                 part = file.read(PART_BYTES)
 
-        self._ask(
-            "write",
-            name,
-            lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
-        )
+        long = {"chunk_size": PART_BYTES, "max_concurrency": AT_ONCE}
+        self._ask("write", name, lambda: _client().put(self._store, name, parts(), **long))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that must not exist; returns False if it exists."""
@@ -248,12 +242,6 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
             "http://HOST:PORT, https://HOST",
             f"write it with http:// or https://, or unset {wrong.partition('=')[0]} for the provider's own",
         )
-    for name, path in store_variables.missing_files(address.scheme):
-        raise StorageError(
-            f"{name}: the file {path} is not there",
-            "a file with a credential",
-            f"correct it, or unset {name} and export the variables of another credential",
-        )
     from obstore import store as stores
 
     options: dict[str, Any] = {
@@ -264,30 +252,24 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
         "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme),
     }
     if authority := os.environ.get("SSL_CERT_FILE"):
-        options["root_certificate"] = _certificates(authority)
+        try:
+            options["root_certificate"] = Path(authority).read_bytes()
+        except OSError as error:
+            raise StorageError(
+                f"SSL_CERT_FILE: {authority} cannot be read: {error.strerror}",
+                "a file of certificates",
+                "correct it, or unset it",
+            ) from None
     retry: Any = {
         "max_retries": 50,
         "retry_timeout": timedelta(seconds=patience.retries),
         "backoff": {"max_backoff": timedelta(seconds=5)},
     }
     settings: dict[str, Any] = {"client_options": options, "retry_config": retry}
-    match address.scheme:
-        case "s3":
-            return stores.S3Store(address.host, prefix=address.path or None, **settings)
-        case "gs":
-            return stores.GCSStore(address.host, prefix=address.path or None, **settings)
-    return stores.HTTPStore.from_url(str(address), **settings)
-
-
-def _certificates(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise StorageError(
-            f"SSL_CERT_FILE: {path} cannot be read: {error.strerror}",
-            "a file of certificates",
-            "correct it, or unset it",
-        ) from None
+    if not address.writable:
+        return stores.HTTPStore.from_url(str(address), **settings)
+    bucket = stores.S3Store if address.scheme == "s3" else stores.GCSStore
+    return bucket(address.host, prefix=address.path or None, **settings)
 
 
 def _client() -> Any:

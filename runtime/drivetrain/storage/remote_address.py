@@ -79,17 +79,11 @@ def parse(text: str) -> RemoteAddress:
     except ValueError:
         raise BadAddress(f"{_cut(text)} has no valid host or port") from None
     public_text = f"{scheme}://{(parts.hostname or '')}{parts.path}"
-    if parts.username or parts.password:
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise BadAddress(
-            f"{public_text} is written with a user or password",
+            f"{public_text} is written with a user or password, or followed by ? or #",
             "an address without credentials, which come from the environment",
-            "remove what stands before the @, and export the variables of your provider",
-        )
-    if parts.query or parts.fragment:
-        raise BadAddress(
-            f"{public_text} is followed by {'?' if parts.query else '#'}..., which in a signed address is a credential",
-            "an address without a query; credentials come from the environment",
-            "cut it there",
+            "remove what stands before the @ and from the ? or # on, and export the variables of your provider",
         )
     # Not parts.hostname, which is in small letters.
     host = parts.netloc

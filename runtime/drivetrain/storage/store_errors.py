@@ -24,6 +24,7 @@ class Trouble(Enum):
     NO_CREDENTIALS = "no credentials"
     CHANGED = "changed"
     """A condition of the request did not hold: it exists already, or has changed since."""
+    NO_BUCKET = "no bucket"
     REFUSED = "refused"
     """Everything else that the store said."""
 
@@ -36,100 +37,37 @@ class RemoteError(StorageError):
         super().__init__(description, possible, action)
 
 
-_HINTS = {
-    # The client asks the service that tells a machine its role if no variable holds a credential.
-    "NoCredentials": re.compile(
-        r"Missing(AccessKeyId|SecretAccessKey)|Missing \w*[Kk]ey"
-        r"|/latest/(api|meta-data)|/computeMetadata/|/metadata/identity"
+_ANSWERS = {
+    Trouble.AWAY: (
+        "{where}: the store does not answer ({said})",
+        "a store that this machine reaches",
+        "check the network, and {endpoint}; try again later",
     ),
-    "NoLocation": re.compile("redirect without LOCATION"),
-    "NoBucket": re.compile("The specified bucket does not exist"),
-    "NoAnswer": re.compile("HTTP error|after"),
-}
-"""Words that stand for what the client's text says; the text itself also has the name of the object."""
-_AWAY = (
-    Trouble.AWAY,
-    "{where}: the store does not answer ({said})",
-    "a store that this machine reaches",
-    "check the network, and {endpoint}; try again later",
-)
-_ANSWERS = (
-    (
-        "ExpiredToken|TokenRefreshRequired",
-        Trouble.REFUSED,
-        "{where}: the token has ended ({said})",
-        "credentials that last as long as the run, or a role, which the client renews",
-        "export new ones, and give the same command again",
-    ),
-    (
-        "RequestTimeTooSkewed",
-        Trouble.REFUSED,
-        "{where}: the clock of this machine differs ({said})",
-        "a clock that is a few minutes off at most",
-        "set it (`timedatectl set-ntp true`)",
-    ),
-    (
-        "PermanentRedirect|AuthorizationHeaderMalformed|NoLocation",
-        Trouble.REFUSED,
-        "{where}: the bucket is in another region ({said})",
-        "the region of the bucket",
-        "export AWS_REGION with it, and see that AWS_ENDPOINT_URL means the same",
-    ),
-    (
-        "QuotaExceeded|InsufficientStorage|StorageFull| 507",
-        Trouble.REFUSED,
-        "{where}: the store has no space ({said})",
-        "free space, or a larger quota",
-        "remove what is not needed there, or raise the quota; a run goes on meanwhile, and sends the rest",
-    ),
-    (
-        "NoSuchBucket|NoBucket",
-        Trouble.REFUSED,
-        "{where}: there is no bucket {bucket}{at}",
-        "a bucket that exists; drivetrain creates none",
-        "create it with your provider's tool, correct the address, or see that {variables} mean its account",
-    ),
-    (
-        "AlreadyExistsError|PreconditionError| 409| 412",
-        Trouble.CHANGED,
-        "{where}: it exists already, or has changed ({said})",
-        "",
-        "",
-    ),
-    (
-        "FileNotFoundError| 404",
-        Trouble.MISSING,
-        "{address} is not there",
-        "something that exists",
-        "correct the address",
-    ),
-    (r" (?!501)(408|429|5\d\d)", *_AWAY),  # the service of roles may answer so, too
-    (
-        "NoCredentials",
-        Trouble.NO_CREDENTIALS,
+    Trouble.MISSING: ("{address} is not there", "something that exists", "correct the address"),
+    Trouble.NO_CREDENTIALS: (
         "{where}: no credentials were found",
         "the variables of the provider ({needed}), or the role of this machine; files in a home folder are not read",
         "export them where the command is called; set here: {variables}",
     ),
-    (
-        "UnauthenticatedError|PermissionDeniedError|InvalidAccessKeyId|SignatureDoesNotMatch| 401| 403",
-        Trouble.REFUSED,
+    Trouble.CHANGED: ("{where}: it exists already, or has changed ({said})", "", ""),
+    Trouble.NO_BUCKET: (
+        "{where}: there is no bucket {bucket}{at}",
+        "a bucket that exists; drivetrain creates none",
+        "create it with your provider's tool, correct the address, or see that {variables} mean its account",
+    ),
+    Trouble.REFUSED: (
         "{where}: the store refuses it ({said})",
-        "credentials that may list, read, write and remove below this address",
-        "give them these rights, or export others; set here: {variables}",
+        "credentials that last and may list, read, write and remove below this address, its region, and free space",
+        "look the reason up at your provider, and give them these rights, or export others; set here: {variables}",
     ),
-    ("^(?!.* 501).*NoAnswer", *_AWAY),
-    (
-        "",
-        Trouble.REFUSED,
-        "{where}: {said}",
-        "a request that the store accepts",
-        "see what the provider says about it; set here: {variables}",
-    ),
+}
+"""What is said about each trouble; `translate` says what is in braces."""
+_NO_CREDENTIALS = re.compile(
+    # The client asks the service that tells a machine its role if no variable holds a credential.
+    r"Missing(AccessKeyId|SecretAccessKey)|Missing \w*[Kk]ey|/latest/(api|meta-data)|/computeMetadata/|/metadata/identity"
 )
-"""Answers by the words that they hold, the first that fits; `translate` says what is in braces."""
 _REASONS = (
-    ("NoLocation|without LOCATION", "a redirect without an address"),
+    ("without LOCATION", "a redirect without an address, as for a bucket in another region"),
     (
         "InvalidCertificate|InvalidContentType|UnknownIssuer|CertificateRequired|HandshakeFailure|NotValidForName",
         "TLS failed: the certificate is not trusted here, or the port speaks no TLS",
@@ -154,8 +92,6 @@ def translate(error: Exception, address: RemoteAddress, task: str) -> RemoteErro
     # The store's own word, such as SlowDown.
     code = match[1] if (match := re.search(r"<Code>(\w{1,60})</Code>", text)) else ""
     status = match[1] if (match := re.search(r"status code: (\d{3})", text)) else ""
-    hints = (name for name, pattern in _HINTS.items() if pattern.search(text))
-    words = " ".join((type(error).__name__, code, status, *hints))
     endpoint = store_variables.endpoint(address.scheme)
     fields = {
         "address": address,
@@ -168,5 +104,21 @@ def translate(error: Exception, address: RemoteAddress, task: str) -> RemoteErro
         "said": f"{status} {code}".strip()
         or next(reason for pattern, reason in _REASONS if re.search(pattern, str(error))),
     }
-    trouble, *parts = next(answer[1:] for answer in _ANSWERS if re.search(answer[0], words))
-    return RemoteError(trouble, *(part.format_map(fields) for part in parts))
+    meaning = _classify(type(error).__name__, text, code, status)
+    return RemoteError(meaning, *(part.format_map(fields) for part in _ANSWERS[meaning]))
+
+
+def _classify(name: str, text: str, code: str, status: str) -> Trouble:
+    """Return the trouble that an answer means; the text is searched for little, as it has the name of the object, too."""
+    if code == "NoSuchBucket" or "The specified bucket does not exist" in text:
+        return Trouble.NO_BUCKET
+    if name in ("AlreadyExistsError", "PreconditionError") or status in ("409", "412"):
+        return Trouble.CHANGED
+    if name == "FileNotFoundError" or status == "404":
+        return Trouble.MISSING
+    if status in ("408", "429") or (status.startswith("5") and status not in ("501", "507")):
+        return Trouble.AWAY  # the service of roles may answer so, too
+    if _NO_CREDENTIALS.search(text):
+        return Trouble.NO_CREDENTIALS
+    has_no_answer = not status + code and "without LOCATION" not in text and re.search("HTTP error|after", text)
+    return Trouble.AWAY if has_no_answer else Trouble.REFUSED

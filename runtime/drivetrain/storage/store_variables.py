@@ -28,8 +28,6 @@ FILES = (
 RENEWED = tuple(name for name in FILES if name.endswith("_TOKEN_FILE"))
 """Those whose file the platform replaces before its token ends."""
 _ENDPOINT = re.compile(r"https?://[^/]", re.IGNORECASE)
-_DIRECT = ("_ACCESS_KEY_ID", "_KEY", "_BEARER_TOKEN")
-"""Endings of variables that hold a credential."""
 _LOCAL = (
     "AWS_CA_BUNDLE",
     "AWS_CONFIG_FILE",
@@ -68,14 +66,6 @@ def bad_endpoint(scheme: str) -> str:
 def _find_endpoint(scheme: str) -> str | None:
     """Find the variable of the endpoint that is set; None if none is."""
     return next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), None)
-
-
-def missing_files(scheme: str) -> list[tuple[str, str]]:
-    """Variables that name a file which is not there, with its path; none if a variable holds a credential itself."""
-    variables = read_known(scheme, os.environ)
-    if any(name.endswith(_DIRECT) for name in variables):
-        return []
-    return [(name, path) for name, path in variables.items() if name in FILES and not os.path.isfile(path)]
 
 
 def is_plain_http(scheme: str) -> bool:

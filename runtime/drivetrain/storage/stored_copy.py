@@ -17,29 +17,32 @@ import json
 import math
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
-from drivetrain.errors import StorageError
+from drivetrain.errors import DataError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble
-from drivetrain.storage.stored_files import Selector, download, list_files
 from drivetrain.system import file_lock
 from drivetrain.system.download_progress import Progress
 from drivetrain.system.files import blame_storage, make_folder, read_json, write_json
 from drivetrain.system.units import format_bytes
 
+Selector = Callable[[str], bool]
+"""Whether a file of a folder is needed, by its path relative to the folder."""
 PATIENCE, HASTE = Patience(retries=30.0), Patience(retries=5.0, silence=10.0, connect=5.0)
 """Without a copy, and with one, which is used if the store stays away for so long."""
+PARALLEL_DOWNLOADS = 8
 UNUSED_SECONDS = 30 * 86_400.0
 """Age of the last use after which a copy is removed when its address has other content."""
 FOLDERS = "DRIVETRAIN_COPIES"
 """The variable in which a process tells its children which copy it reads of each address: they read the same."""
-PASSING = (Trouble.AWAY, Trouble.NO_CREDENTIALS)
-"""Troubles that a copy makes up for; a store that refuses does not."""
 _RECORD, _FILES = "copy.json", "files"
 
 
@@ -66,14 +69,17 @@ def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
 
     A folder may also lie in the copy of the folder around it.
     """
-    folders = sorted(cache.glob(f"{_digest(str(address))}-*/{_RECORD}"), key=lambda record: -record.stat().st_mtime)
     told_folder = _read_told().get(str(address))
-    candidates = [cache / told_folder] if told_folder else [record.parent for record in folders]
+    candidates = [cache / told_folder] if told_folder else _list_folders(address, cache)
     own_copy = next((copy for folder in candidates if (copy := _read_copy(address, folder))), None)
-    if own_copy or not address.path:
-        return own_copy
-    outer_copy = find_cached(address.parent, cache)
-    return _take_part(outer_copy, address) if outer_copy else None
+    outer_copy = find_cached(address.parent, cache) if address.path and not own_copy else None
+    return _take_part(outer_copy, address) if outer_copy else own_copy
+
+
+def _list_folders(address: RemoteAddress, cache: Path) -> list[Path]:
+    """List the whole copies of an address, that with the latest use first."""
+    records = sorted(cache.glob(f"{_digest(str(address))}-*/{_RECORD}"), key=lambda record: -record.stat().st_mtime)
+    return [record.parent for record in records]
 
 
 def _take_part(outer_copy: StoredCopy, address: RemoteAddress) -> StoredCopy | None:
@@ -100,14 +106,15 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
     """
     _tell_children(address, "")
     before = find_cached(address, cache)
-    if before and not any(cache.glob(f"{_digest(str(address))}-*/{_RECORD}")):
+    if before and not _list_folders(address, cache):
         part = _take_part(fetch(address.parent, cache, say, selects), address)
         if part:
             return part
     try:
-        files = list_files(ObjectStore(address.parent, HASTE if before else PATIENCE), address, selects)
+        files = _list_files(ObjectStore(address.parent, HASTE if before else PATIENCE), address, selects)
     except RemoteError as error:
-        if before is None or error.trouble not in PASSING:
+        # A copy makes up for a store that is away, not for one that refuses.
+        if before is None or error.trouble not in (Trouble.AWAY, Trouble.NO_CREDENTIALS):
             raise
         _tell_children(address, before.path.relative_to(cache).parts[0])
         return replace(before, note=f"{error.given}, so the copy of {before.fetched} is used")
@@ -115,25 +122,51 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
     unknown_tags = [time.time_ns()] if any(not file.tag for file in files) else []
     content = _digest(json.dumps([[asdict(file) for file in files], unknown_tags]))
     folder = cache / f"{_digest(str(address))}-{content}"
-    make_folder(cache)
-    lock = cache / f"{_digest(str(address))}.lock"
     wait = f"{folder}: another command downloads the same; waiting for it"
     downloaded = 0
+    make_folder(cache)
     with blame_storage(folder):
-        handle = file_lock.acquire(lock, math.inf, report_wait=lambda: say(wait))
+        handle = file_lock.acquire(cache / f"{_digest(str(address))}.lock", math.inf, report_wait=lambda: say(wait))
         assert handle is not None
-    with blame_storage(folder), os.fdopen(handle, "rb"):
-        if _read_copy(address, folder) is None:
-            downloaded = _download(address, files, folder, say)
-            _remove_unused(cache, address, folder)
-        copy = _read_copy(address, folder)
+        with os.fdopen(handle, "rb"):
+            if _read_copy(address, folder) is None:
+                downloaded = _download(address, files, folder, say)
+                _remove_unused(cache, address, folder)
+            copy = _read_copy(address, folder)
     assert copy is not None
     _tell_children(address, folder.name)
     return replace(copy, downloaded=downloaded)
 
 
+def _list_files(parent: ObjectStore, address: RemoteAddress, selects: Selector) -> list[StoredObject]:
+    """List the file at an address, or the files of a folder that are needed, by names relative to its parent."""
+    if not address.path and not address.writable:
+        raise DataError(f"{address} names no file", "the address of a file, as a web server lists none", "name a file")
+    # The client itself percent-encodes the address of a web server.
+    name = address.name if address.writable else unquote(address.name)
+    file = parent.find_head(name) if address.path else None
+    files, prefix = [file] if file else [], f"{address.name}/" if address.path else ""
+    if address.writable and not (file and file.bytes):  # an empty object may stand for a folder
+        entries = parent.objects(prefix)
+        folders = {entry.name[:end] for entry in entries for end, letter in enumerate(entry.name) if letter == "/"}
+        files = [
+            entry for entry in entries if entry.name.startswith(prefix) and (entry.bytes or entry.name not in folders)
+        ] or files
+    files = [file for file in files if selects(file.name.removeprefix(prefix))]
+    if not files:
+        raise DataError(f"{address}: nothing is there", "a file, or a folder with files", "correct the address")
+    for file in files:
+        if set(file.name.split("/")) & {"", ".", ".."} or "\0" in file.name:
+            raise DataError(
+                f"{address}: the name {file.name!r} cannot be that of a file here",
+                "names without empty parts and dots",
+                "rename it there",
+            )
+    return files
+
+
 def _download(address: RemoteAddress, files: Sequence[StoredObject], folder: Path, say: Callable[[str], None]) -> int:
-    """Download all files into a folder, and what a killed process has left of it; returns their bytes."""
+    """Download all files into a folder in place of what a killed process has left of it; returns their bytes."""
     size, free = sum(file.bytes for file in files), shutil.disk_usage(folder.parent).free
     if size > free:
         raise StorageError(
@@ -144,10 +177,34 @@ def _download(address: RemoteAddress, files: Sequence[StoredObject], folder: Pat
     shutil.rmtree(folder, ignore_errors=True)
     description = f"{len(files):,} files" if len(files) > 1 else files[0].name
     say(f"{address.parent}: downloading {description}, {format_bytes(size)} to {folder}")
-    download(ObjectStore(address.parent, PATIENCE), files, folder / _FILES, Progress(str(address), size, say))
+    store, progress = ObjectStore(address.parent, PATIENCE), Progress(str(address), size, say)
+    is_stopped = threading.Event()
+
+    def count(added: int) -> None:
+        if is_stopped.is_set():
+            raise CancelledError
+        progress.add(added)
+
+    def download(file: StoredObject) -> None:
+        path = folder / _FILES / file.name
+        store.get_file(file.name, path, count)
+        if path.stat().st_size != file.bytes:
+            raise DataError(
+                f"{store.address / file.name} changed while it was downloaded",
+                "data that nobody writes to",
+                "call the command again when it is complete",
+            )
+
+    with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
+        try:
+            for future in as_completed([pool.submit(download, file) for file in files]):
+                future.result()
+        except BaseException:  # also a stop signal: it must not wait for large files
+            is_stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
     is_single = len(files) == 1 and "/" not in files[0].name and bool(address.path)
     record = {
-        "address": str(address),
         "name": files[0].name if is_single else address.name if address.path else ".",
         "files": [[file.name, file.bytes] for file in files],
         "fetched": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -168,8 +225,7 @@ def _read_copy(address: RemoteAddress, folder: Path) -> StoredCopy | None:
     with contextlib.suppress(OSError):  # a cache that only others write
         os.utime(folder / _RECORD)
     total = sum(size for _, size in record["files"])
-    path = folder / _FILES / record["name"]
-    return StoredCopy(address, path, total, len(record["files"]), str(record["fetched"]))
+    return StoredCopy(address, folder / _FILES / record["name"], total, len(record["files"]), str(record["fetched"]))
 
 
 def _remove_unused(cache: Path, address: RemoteAddress, new_folder: Path) -> None:
