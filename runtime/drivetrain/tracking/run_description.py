@@ -49,21 +49,12 @@ def read_contents(run: Path) -> dict[str, str]:
 
 
 def collect_tags(run: Path) -> dict[str, str]:
-    """Describe the inputs of a run, its plan and its best value, as far as they are known yet."""
+    """Describe the commit and the plan of a run and its best value, as far as they are known yet; files have the rest."""
     files = RunFiles(run)
-    provenance = files.read_object(run_files.PROVENANCE_FILE)
-    image = read_mapping(provenance, "image")
-    origins = {
-        "commit": next(iter(RunState.read(run).commits), None),
-        "image": image.get("id") or image.get("name"),
-        **{key: provenance.get(key) for key in ("spec", "plan", "model")},
-        **read_mapping(provenance, "data"),
-    }
-    tags = {f"made_from.{key}": str(value) for key, value in origins.items() if value}
-    tags["drivetrain.version"] = VERSION
+    tags = {"drivetrain.version": VERSION, "commit": next(iter(RunState.read(run).commits), "")}
     tags["hardware.cpu"] = str(read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu").get("model", ""))
     if best := RunResult.read(run).best:
         tags["best"] = f"{best.metric} {best.value:.6g} at step {best.step}"
     for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
         tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
-    return tags
+    return {name: text for name, text in tags.items() if text}

@@ -31,7 +31,7 @@ NO_METRICS = ("step", "epoch", "batch")
 """Keys of a row of metrics.jsonl that are no metrics."""
 POLL_SECONDS = 1.0
 FINISH_SECONDS = 5.0
-"""Seconds to send what is missing at the end."""
+"""Time limit for what is missing at the end."""
 MAX_WAITING = 50_000
 """Rows that wait in memory for a server; the others wait in the run folder."""
 
@@ -73,7 +73,7 @@ class RunTracker:
         self.waiting: list[Row] = []
         self.sent_step = -1
         """Last step that the server has completely."""
-        self.has_begun = self.has_evaluation = self.is_cancelled = False
+        self.has_begun = self.is_cancelled = False
         self.run_ended = threading.Event()
         self.thread = threading.Thread(target=self._copy, name="tracker", daemon=True)
         self.thread.start()
@@ -95,26 +95,21 @@ class RunTracker:
         self.run_ended.set()
 
     def _copy(self) -> None:
-        self._attempt(self._begin)
+        is_due = True  # the run is created at once
         while not self.run_ended.is_set():
-            if len(self.waiting) < MAX_WAITING:
-                self._read_rows()
-            if self.has_evaluation or len(self.waiting) >= MAX_WAITING:
-                self.has_evaluation = False
-                self._attempt(self._send)
-            self.run_ended.wait(POLL_SECONDS)
+            if is_due or len(self.waiting) >= MAX_WAITING:
+                failure = self._call(self._send)
+                if not self.is_cancelled:
+                    self.outages.note_attempt(failure)
+            is_due = len(self.waiting) < MAX_WAITING and self._read_rows()
+            self.run_ended.wait(0 if is_due else POLL_SECONDS)
         failure = self._call(self._finish)
         if failure and not self.is_cancelled:
             EventLog(self.run).add("tracker", f"{failure.given}; not all was sent, and {self.run} has everything")
             say(f"  do:       {failure.action}")
 
-    def _attempt(self, call: Callable[[], None]) -> None:
-        failure = self._call(call)
-        if not self.is_cancelled:
-            self.outages.note_attempt(failure)
-
     def _call(self, call: Callable[[], None]) -> Failure | None:
-        """Make a call to the server; returns the failure that it ended with."""
+        """Make calls to the server; returns the failure that they ended with."""
         try:
             if not self.is_cancelled:
                 call()
@@ -126,13 +121,9 @@ class RunTracker:
             return TrackerError(f"{self.server}: {mask_secrets(lines[0])[:200]}", "a server that answers", action)
         return None
 
-    def _begin(self) -> None:
-        page, self.sent_step = self.tracker.begin(describe_run(self.run))
-        self.has_begun = True
-        say(f"tracker: {page}")
-
-    def _read_rows(self) -> None:
-        rows, is_rewritten = self.metrics.read()
+    def _read_rows(self) -> bool:
+        """Read the new rows; returns whether an evaluation is among them."""
+        has_evaluation, (rows, is_rewritten) = False, self.metrics.read()
         if is_rewritten:  # the run went back to a checkpoint
             self.waiting.clear()
         now = time.time_ns() // 1_000_000
@@ -141,12 +132,15 @@ class RunTracker:
             values = {name: number for name, number in numbers.items() if number is not None}
             if values and isinstance(step, int):
                 self.waiting.append(Row(step, now, values))
-                self.has_evaluation |= "lr" not in values  # rows of steps have a learning rate
+                has_evaluation |= "lr" not in values  # rows of steps have a learning rate
+        return has_evaluation
 
     def _send(self, *, all_rows: bool = False) -> None:
         """Send the rows that wait, but for the last step, whose evaluation may follow; create the run if it is missing."""
         if not self.has_begun:
-            self._begin()
+            page, self.sent_step = self.tracker.begin(describe_run(self.run))
+            self.has_begun = True
+            say(f"tracker: {page}")
         rows = [row for row in self.waiting if row.step > self.sent_step]
         if rows and "lr" in rows[-1].values and not all_rows:
             rows.pop()
