@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -235,12 +236,13 @@ def check_writable(store: ObjectStore) -> None:
 
 def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     """Return the client's own store, with every wait bounded."""
-    if wrong := store_variables.bad_endpoint(address.scheme):
+    variable, _, endpoint = store_variables.endpoint(address.scheme).partition("=")
+    if endpoint and not re.match("https?://[^/]", endpoint, re.IGNORECASE):
         # The client would end the process.
         raise StorageError(
-            f"{wrong} is no address of a store",
+            f"{variable}={endpoint} is no address of a store",
             "http://HOST:PORT, https://HOST",
-            f"write it with http:// or https://, or unset {wrong.partition('=')[0]} for the provider's own",
+            f"write it with http:// or https://, or unset {variable} for the provider's own",
         )
     from obstore import store as stores
 
@@ -249,7 +251,7 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
         "read_timeout": timedelta(seconds=patience.silence),
         # The client's default of 30 s for a whole request would cut every long transfer.
         "timeout": timedelta(days=1),
-        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme),
+        "allow_http": address.scheme == "http" or endpoint.lower().startswith("http://"),
     }
     if authority := os.environ.get("SSL_CERT_FILE"):
         try:

@@ -88,15 +88,10 @@ def parse(text: str) -> RemoteAddress:
     # Not parts.hostname, which is in small letters.
     host = parts.netloc
     if scheme in BUCKETS and (not _BUCKET.fullmatch(host) or port is not None):
-        raise BadAddress(
-            f"{public_text} names no bucket" if not host else f"{public_text}: {host!r} is no name of a bucket"
-        )
-    if not host:
-        raise BadAddress(f"{public_text} names no host", "https://HOST/PATH")
-    if scheme == "http" and not is_loopback(parts.hostname):
-        raise BadAddress(
-            f"{public_text} is not encrypted", "https://HOST/PATH, or http:// of this machine", "write https://"
-        )
+        raise BadAddress(f"{public_text} names no bucket")
+    if not host or (scheme == "http" and not is_loopback(parts.hostname)):
+        description = f"{public_text} names no host" if not host else f"{public_text} is not encrypted"
+        raise BadAddress(description, "https://HOST/PATH, or http:// of this machine", "write https://")
     path = parts.path.strip("/")
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise BadAddress(f"{public_text} has an empty part, or one of dots, in its path")

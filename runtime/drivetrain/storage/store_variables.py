@@ -27,7 +27,6 @@ FILES = (
 """Variables that name a file of this machine with a credential in it."""
 RENEWED = tuple(name for name in FILES if name.endswith("_TOKEN_FILE"))
 """Those whose file the platform replaces before its token ends."""
-_ENDPOINT = re.compile(r"https?://[^/]", re.IGNORECASE)
 _LOCAL = (
     "AWS_CA_BUNDLE",
     "AWS_CONFIG_FILE",
@@ -52,22 +51,7 @@ def read_known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def endpoint(scheme: str) -> str:
-    """Return the endpoint that is set, as `VARIABLE=address`; empty if none is."""
-    name = _find_endpoint(scheme)
-    return f"{name}={os.environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
-
-
-def bad_endpoint(scheme: str) -> str:
-    """Return the endpoint that is set, if it has no scheme or no host; empty if it can be used."""
-    name = _find_endpoint(scheme)
-    return endpoint(scheme) if name and not _ENDPOINT.match(os.environ[name]) else ""
-
-
-def _find_endpoint(scheme: str) -> str | None:
-    """Find the variable of the endpoint that is set; None if none is."""
-    return next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), None)
-
-
-def is_plain_http(scheme: str) -> bool:
-    """Return whether an endpoint that is set is reached without TLS."""
-    return any(os.environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))
+    """Return the endpoint that is set, as `VARIABLE=address` without a credential; empty if none is."""
+    name = next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), "")
+    match = re.match(r"(https?://)?(?:.*@)?([^?]*)", os.environ.get(name, ""), re.IGNORECASE)
+    return f"{name}={match[1] or ''}{match[2]}" if name and match else ""

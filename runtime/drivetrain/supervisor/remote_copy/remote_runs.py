@@ -104,10 +104,8 @@ class RemoteRuns:
             run: run folder; if it was removed, its copy is removed too.
         """
         thread, self.thread = self.thread, None
-        if thread is None:
-            return code
-        if run.is_dir():
-            return thread.finish(code)
+        if thread is None or run.is_dir():
+            return thread.finish(code) if thread else code
         thread.cancel()
         with contextlib.suppress(RemoteError):
             store = ObjectStore(thread.address)
