@@ -6,7 +6,6 @@ alone, which computes the shares of all processes one after another and lets aut
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from drivetrain.data.dataset import Batch
 from drivetrain.distributed import gradient_exchange
 from drivetrain.distributed.batch_parts import BatchParts, BatchShare
 from drivetrain.distributed.ranks import Ranks, join_ranks
+from drivetrain.errors import DrivetrainError
 from drivetrain.job.train import Fp16
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.loss_function import Denominators
@@ -34,11 +34,11 @@ from drivetrain.training.updater import Updater
 STEPS = 20
 WIDTH = 16
 BATCH = 13
-SIZES = (13, 13, 5, 3)
-"""Samples of the batches, in turn: uneven shares, and batches that every process computes whole."""
+SIZES = (12, 13, 5)
+"""Samples of the batches, in turn: even and uneven shares; then follows a batch of fewer samples than processes."""
 CLIP_NORM = 2.0
 EMA = 0.9
-SKIPPED_STEP = 7
+SKIPPED_STEP = 5
 UNFROZEN_STEP = 10
 KINDS = (
     "plain",
@@ -54,7 +54,10 @@ KINDS = (
     "loss",
     "frozen",
     "unfreeze",
+    "kernel",
 )
+REENTRANT = "reentrant"
+"""Kind of a network that several processes refuse."""
 
 
 @dataclass
@@ -64,6 +67,18 @@ class Outputs:
     value: Tensor
     ignored: Tensor
     """An output of its own layer that the loss does not use."""
+
+
+class Unordered(torch.autograd.Function):
+    """An identity whose backward pass, and only that, has no deterministic kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient).put_(torch.arange(gradient.numel()), gradient)
 
 
 class Network(nn.Module):
@@ -83,10 +98,12 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         for index, layer in enumerate(self.layers):
-            if self.kind == "checkpoint":
-                x = checkpoint(layer, x, use_reentrant=False).tanh()
+            if self.kind in ("checkpoint", REENTRANT) and index:
+                x = checkpoint(layer, x, use_reentrant=self.kind == REENTRANT).tanh()
             elif not self._leaves_out(index):
                 x = self.norm(self.dropout(layer(x).tanh()))
+        if self.kind == "kernel":
+            x = Unordered.apply(x)
         return Outputs(x, self.extra(x)) if self.kind == "object" else x
 
     def packed(self, x: Tensor) -> Any:
@@ -133,9 +150,11 @@ def make_network(kind: str) -> tuple[Network, torch.optim.Optimizer]:
     return network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
 
 
-def make_batch(kind: str, step: int) -> Batch:
+def make_batch(kind: str, step: int, count: int) -> Batch:
     """The whole batch of a step; the numbers of the last sample are not finite in one step with scaled gradients."""
-    samples, generator = SIZES[step % len(SIZES)], torch.Generator().manual_seed(step)
+    # BatchNorm cannot normalize a single sample.
+    sizes = (*SIZES, max(count - 1, 2 if kind == "norm" else 1))
+    samples, generator = sizes[step % len(sizes)], torch.Generator().manual_seed(step)
     inputs, value = (torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
     if kind == "scaled" and step == SKIPPED_STEP:
         inputs[-1] = float("nan")
@@ -169,10 +188,11 @@ def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
     if kind == "scaled":
         step.scale_losses(Fp16())
     step.use_micro_batch(2 if kind == "micro" else None)
+    forward.deterministic_only = kind == "kernel"
     parts, ema = BatchParts(ranks, BATCH), Ema(network, EMA)
     for number in range(STEPS):
         unfreeze(network, kind, number)
-        full_batch = make_batch(kind, number)
+        full_batch = make_batch(kind, number, ranks.count)
         ids = parts.select_own_samples(full_batch.ids)
         rank = network.rank = 0 if parts.is_whole(len(full_batch)) else ranks.number
         batch = full_batch.between(int(ids[0]), int(ids[-1]) + 1)
@@ -190,7 +210,7 @@ def train_by_hand(kind: str, count: int) -> dict[str, Tensor]:
     for number in range(STEPS):
         unfreeze(network, kind, number)
         optimizer.zero_grad()
-        full_batch = make_batch(kind, number)
+        full_batch = make_batch(kind, number, count)
         over, buffers = objective.denominators(full_batch.targets), [b.clone() for b in network.buffers()]
         # Rank 0 comes last: its buffers stay.
         for rank, share in reversed(list(share_batch(full_batch, count))):
@@ -229,12 +249,22 @@ def split_by_hand(share: Batch, kind: str) -> list[Batch]:
     return [share.between(start, min(start + size, len(share))) for start in range(0, len(share), size)]
 
 
+def describe_refusal(ranks: Ranks) -> str:
+    """How the training of a network ends whose checkpoints report a gradient twice."""
+    try:
+        train_together(REENTRANT, ranks)
+    except (DrivetrainError, RuntimeError) as error:
+        return str(error)
+    return "trained"
+
+
 def main() -> None:
     vars(gradient_exchange)["CPU_BUCKET_MEGABYTES"] = 2 * WIDTH * WIDTH * 8 / 2**20  # several for the small network
     folder, kinds = Path(sys.argv[1]), sys.argv[2:] or KINDS
     ranks = join_ranks(torch.device("cpu"))
     states = {kind: (train_together(kind, ranks), train_by_hand(kind, ranks.count)) for kind in kinds}
-    torch.save(states, folder / f"{os.environ['DRIVETRAIN_RANK']}.pt")
+    torch.save(states, folder / f"{ranks.number}.pt")
+    (folder / f"{ranks.number}.txt").write_text(describe_refusal(ranks))
     ranks.leave()
 
 

@@ -142,6 +142,8 @@ REFUSED = [
     ("h200", "", "step_graph: true, micro_batch: 8", "computes a batch in parts"),
     ("h200", "", "step_graph: true, compile: graphs", "records the network by itself"),
     ("h200", "", "step_graph: true, fused_optimizer: false", "the host decides"),
+    ("two-rtx5090-one-full", "", "step_graph: true", "steps of several processes exchange numbers"),
+    ("two-rtx5090-one-full", "", "compile: graphs", "several processes sum gradients during the backward pass"),
     ("t4", TEXT, "attention: flash", "Tesla T4 has capability 7.5; flash attention needs 8.0"),
     ("laptop", TEXT, "attention: math", "a CPU has only one attention kernel"),
     ("laptop", "", "pinned_transfer: true", "no GPU to copy batches to"),
