@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Longest time to wait for another process, which may be evaluating, saving or decoding."""
+"""Longest time to wait for another process, which may be evaluating, saving or decoding, or paused. Only rank 0 knows when
+it saves, and time passes for a waiting process that is paused itself, so a shorter time would end healthy runs.
+"""
 RESUME_ADVICE = "run the same command again; it resumes from the last checkpoint; the log of that process says more"
 REASON_KEY = "reason"
 """Key in the store for the reason why a process ends, which the others cannot know."""
