@@ -25,9 +25,8 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import plan
 from drivetrain.system.signals import Signals
-from drivetrain.training import assemble as runs
 from drivetrain.training import batch_inputs
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.run import Run
 
 Figures = dict[str, Any]
@@ -328,7 +327,7 @@ def assemble_run(path: Path, folder: Path, assignments: Sequence[str] = ()) -> R
     data = load(job)
     network = build(job, data)
     decisions = plan.resolve(job, machine, inspection.inspect_workload(data, network.module))
-    return runs.assemble(job, machine, decisions, folder, data, network, Signals(), PhaseTimer())
+    return Assembly(job, machine, decisions, folder, data, network, Signals()).assemble()
 
 
 def count_kernels_of_ours(path: Path, folder: Path) -> Figures:

@@ -131,7 +131,7 @@ def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
         facts = inspection.inspect_workload(dataset, network.module)
         plan = plans.resolve(job, machine, facts)
         inputs = Assembly(
-            job, machine, plan, dataset, network, facts, scratch, signals, lambda text: print(f"  {text}", flush=True)
+            job, machine, plan, scratch, dataset, network, signals, facts, lambda text: print(f"  {text}", flush=True)
         )
         return Tuner(inputs, can_restart=True)
 

@@ -24,8 +24,8 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import assemble, run, train
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import run, train
+from drivetrain.training.assemble import Assembly
 from tests import own_job, tiny
 
 WEIGHTS = torch.tensor([0.1, 1.0, 10.0])
@@ -92,7 +92,7 @@ def assemble_run(folder: Path, case: str) -> run.Run:
     network = build(job, data)
     facts = inspection.inspect_workload(data, network.module)
     run_plan = plan.resolve(job, machine, facts).only(["micro_batch"])
-    return assemble.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
+    return Assembly(job, machine, run_plan, folder, data, network, tiny.QuietSignals()).assemble()
 
 
 def weights(model: nn.Module) -> list[float]:

@@ -22,8 +22,8 @@ from drivetrain.models import inspection
 from drivetrain.models.build import Model
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import assemble, train
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import train
+from drivetrain.training.assemble import Assembly
 from tests import tiny
 
 Calls = list[list[Any]]
@@ -74,9 +74,9 @@ def steps_of(folder: Path, case: str) -> list[Calls]:
     job, machine, data = tiny.job(keys, epochs=2), tiny.machine(), tiny.dataset()
     model = network(name == "norm")
     run_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
-    training_run = assemble.assemble(
-        job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals(), PhaseTimer()
-    )
+    training_run = Assembly(
+        job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals()
+    ).assemble()
     calls: Calls = []
     steps: list[Calls] = []
     update = training_run.optimizer.step

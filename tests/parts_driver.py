@@ -23,8 +23,8 @@ from drivetrain.models import inspection
 from drivetrain.models.build import Model
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import assemble, run, train
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import run, train
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.step import Step
 from drivetrain.training.step_result import BatchLoss
 from tests import tiny
@@ -78,16 +78,9 @@ def main() -> None:
     data, model = tiny.dataset(SAMPLES), network()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
-    training_run = assemble.assemble(
-        job,
-        machine,
-        plain_plan,
-        rank_folder,
-        data,
-        Model(model, "none", {}, Freeze()),
-        tiny.QuietSignals(),
-        PhaseTimer(),
-    )
+    training_run = Assembly(
+        job, machine, plain_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals()
+    ).assemble()
     training_run.step = RecordingStep(  # type: ignore[assignment]
         training_run.step, training_run, rank_folder / f"trained-{os.environ['ATTEMPT']}.jsonl", last
     )

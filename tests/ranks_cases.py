@@ -27,8 +27,8 @@ from drivetrain.models.build import Model, build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import assemble, run
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import run
+from drivetrain.training.assemble import Assembly
 from tests import ranks_start, tiny
 from tests.paths import ROOT
 
@@ -85,7 +85,7 @@ def assemble_convolutional(folder: Path, name: str) -> run.Run:
         data.train.targets[""].add_(int(os.environ["DRIVETRAIN_RANK"])).remainder_(3)
     if "larger" in options and os.environ["DRIVETRAIN_RANK"] == "1":
         network.head = nn.Linear(8, 4).double()
-    training_run = assemble.assemble(
+    training_run = Assembly(
         job,
         machine,
         plain_plan.with_values(settings),
@@ -93,8 +93,7 @@ def assemble_convolutional(folder: Path, name: str) -> run.Run:
         data,
         Model(network, "none", {}, Freeze()),
         tiny.QuietSignals(),
-        PhaseTimer(),
-    )
+    ).assemble()
     if "halves" in options:
         training_run.step.use_micro_batch(BATCH // 2)
     if "threes" in options:
@@ -133,16 +132,9 @@ def assemble_task(folder: Path, name: str) -> run.Run:
         replace(row, value={"true": True}.get(value := settings.get(row.name, ""), value) or row.value)
         for row in plain_plan.decisions
     ]
-    training_run = assemble.assemble(
-        job,
-        machine,
-        replace(plain_plan, decisions=tuple(decisions)),
-        folder,
-        data,
-        network,
-        tiny.QuietSignals(),
-        PhaseTimer(),
-    )
+    training_run = Assembly(
+        job, machine, replace(plain_plan, decisions=tuple(decisions)), folder, data, network, tiny.QuietSignals()
+    ).assemble()
     if "halves" in options:
         training_run.step.forward.splitter = halve_batch
     return training_run

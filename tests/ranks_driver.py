@@ -21,8 +21,8 @@ from drivetrain.models.build import Model
 from drivetrain.models.freeze import Unfreezing
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import assemble, run, train
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import run, train
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.step import Step
 from drivetrain.training.step_result import BatchLoss
 from tests import tiny
@@ -52,7 +52,7 @@ def assemble_run(folder: Path, steps: int, data: str = "") -> run.Run:
     model = Model(
         network, "none", {}, Freeze(names=("1",) if unfreezing_epochs else ()), unfreezing=Unfreezing(unfreezing_epochs)
     )
-    return assemble.assemble(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals(), PhaseTimer())
+    return Assembly(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals()).assemble()
 
 
 def main() -> None:

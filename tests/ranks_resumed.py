@@ -24,8 +24,8 @@ from drivetrain.models import inspection
 from drivetrain.models.build import Model
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
-from drivetrain.training import assemble, train
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import train
+from drivetrain.training.assemble import Assembly
 from tests import tiny
 
 JOB = """
@@ -56,16 +56,9 @@ def main() -> None:
     layers = [part for _ in range(5) for part in (nn.Linear(64, 64), nn.Tanh())]
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
-    training_run = assemble.assemble(
-        job,
-        machine,
-        plain_plan,
-        rank_folder,
-        data,
-        Model(network, "none", {}, Freeze()),
-        tiny.QuietSignals(),
-        PhaseTimer(),
-    )
+    training_run = Assembly(
+        job, machine, plain_plan, rank_folder, data, Model(network, "none", {}, Freeze()), tiny.QuietSignals()
+    ).assemble()
 
     def die(module: nn.Module, inputs: Any) -> None:
         if kill and module.training and training_run.counters.step + 1 == kill:

@@ -22,8 +22,8 @@ from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import assemble, batch_inputs, run
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import batch_inputs, run
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.saver import Saver
 
 TEXT = """
@@ -92,7 +92,7 @@ def assemble_run(folder: Path, spec: Job, *, plain: bool = True, settings: dict[
         for d in base_plan.decisions
     ]
     final = plan.Plan(tuple(rows), base_plan.image, base_plan.image_reason, base_plan.profile)
-    return assemble.assemble(spec, hardware, final, folder, data, network, QuietSignals(), PhaseTimer())
+    return Assembly(spec, hardware, final, folder, data, network, QuietSignals()).assemble()
 
 
 def make_saver(folder: Path) -> Saver:
@@ -107,7 +107,7 @@ def assemble_plain_run(spec: Job, folder: Path) -> run.Run:
     data = load(spec)
     network, hardware = build(spec, data), machine()
     plain_plan = plan.resolve(spec, hardware, inspection.inspect_workload(data, network.module), plain=True)
-    return assemble.assemble(spec, hardware, plain_plan, folder, data, network, QuietSignals(), PhaseTimer())
+    return Assembly(spec, hardware, plain_plan, folder, data, network, QuietSignals()).assemble()
 
 
 def losses(training_run: run.Run, steps: int) -> list[float]:

@@ -20,7 +20,8 @@ from drivetrain.models.build import build
 from drivetrain.plan import plan as plans
 from drivetrain.system.files import read_json
 from drivetrain.system.signals import Signals
-from drivetrain.training import assemble, train
+from drivetrain.training import train
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import assembly
 
@@ -84,9 +85,7 @@ def prepare_whole_run(job_file: Path, folder: Path) -> Callable[[], int]:
             for name in ("hardware.json", "plan.json"):
                 shutil.copy(folder / name, scratch)
             plan = plans.load(folder / "plan.json")
-            training_run = assemble.assemble(
-                job, machine, plan, Path(scratch), data, build(job, data), Signals(), PhaseTimer()
-            )
+            training_run = Assembly(job, machine, plan, Path(scratch), data, build(job, data), Signals()).assemble()
             train.train(training_run)
             return count_samples(data.train, np.arange(len(data.train))) * training_run.counters.epoch
 

@@ -15,8 +15,8 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
-from drivetrain.training import assemble, batch_inputs, run
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import batch_inputs, run
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.updater import Updater
 from tests import reports, tiny
 
@@ -67,9 +67,9 @@ def assemble_run(folder: Path, job_of_run: Job, on: bool, settings: dict[str, Va
     network = build(job_of_run, data)
     plain = plan.resolve(job_of_run, machine, inspection.inspect_workload(data, network.module), plain=True)
     values = (settings or {}) | {"feature_cache": on}
-    return assemble.assemble(
-        job_of_run, machine, plain.with_values(values), folder, data, network, tiny.QuietSignals(), PhaseTimer()
-    )
+    return Assembly(
+        job_of_run, machine, plain.with_values(values), folder, data, network, tiny.QuietSignals()
+    ).assemble()
 
 
 class Recorder(torch.optim.SGD):

@@ -18,7 +18,7 @@ from drivetrain.models.build import build
 from drivetrain.optimizations import feature_cache, prefix_precision
 from drivetrain.plan import plan
 from drivetrain.system.run_files import MISTAKES_FILE
-from drivetrain.training import assemble
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.checkpoints.resume import PROMISE
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.phase_timer import PhaseTimer
@@ -102,9 +102,9 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
         network = build(frozen_job, data)
         plain = plan.resolve(frozen_job, machine, inspection.inspect_workload(data, network.module), plain=True)
         values = {"feature_cache": True, "channels_last": format_}
-        one = assemble.assemble(
-            frozen_job, machine, plain.with_values(values), tmp_path, data, network, tiny.QuietSignals(), PhaseTimer()
-        )
+        one = Assembly(
+            frozen_job, machine, plain.with_values(values), tmp_path, data, network, tiny.QuietSignals()
+        ).assemble()
         losses.append(tiny.losses(one, 3))
         assert len(data.cache) == 1
     assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-3)

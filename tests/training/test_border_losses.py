@@ -205,6 +205,6 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     assert says(micro_batch.choose(run.job, run.hardware, facts).reason, "neither-mean-nor-sum")
     lines: list[str] = []
     job = run.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
-    inputs = Assembly(job, run.hardware, run.plan, run.dataset, run.network, facts, tmp_path, run.signals, lines.append)
+    inputs = Assembly(job, run.hardware, run.plan, tmp_path, run.dataset, run.network, run.signals, facts, lines.append)
     assert MicroBatchSearch(inputs).load_or_measure() == {}
     assert says(lines[0], "neither-mean-nor-sum")

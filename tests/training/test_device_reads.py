@@ -25,8 +25,8 @@ from drivetrain.models import inspection, packed_attention
 from drivetrain.models.build import build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
-from drivetrain.training import assemble, loop, run
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training import loop, run
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.updater import Updater
 from tests import reports, tiny
 from tests.training.wait_recorder import DEVICE, WaitRecorder
@@ -107,16 +107,9 @@ def assemble_on_device(
     plain_plan = plan.resolve(
         small_job, tiny.machine(), inspection.inspect_workload(dataset, network.module), plain=True
     )
-    device_run = assemble.assemble(
-        small_job,
-        tiny.machine(),
-        plain_plan.with_values(settings),
-        folder,
-        dataset,
-        network,
-        tiny.QuietSignals(),
-        PhaseTimer(),
-    )
+    device_run = Assembly(
+        small_job, tiny.machine(), plain_plan.with_values(settings), folder, dataset, network, tiny.QuietSignals()
+    ).assemble()
     device_run.device = DEVICE
     device_run.model.to(DEVICE)
     optimizer = torch.optim.AdamW(device_run.model.parameters(), fused=False)

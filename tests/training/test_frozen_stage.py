@@ -172,7 +172,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     assert facts.trainable == facts.parameters
     job_plan = plan.resolve(job, machine, facts)
-    inputs = Assembly(job, machine, job_plan, dataset, network, facts, tmp_path, tiny.QuietSignals(), print)
+    inputs = Assembly(job, machine, job_plan, tmp_path, dataset, network, tiny.QuietSignals(), facts, print)
     search = MicroBatchSearch(inputs).prepare_search(False)
     assert all(p.requires_grad for p in search.run.model.parameters())
     assert search.run.replaced is None

@@ -38,7 +38,7 @@ def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
+    search = Assembly(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), facts, messages.append)
     measurements = tune.load_or_measure(search)
     return measurements, "\n".join(messages)
 
@@ -126,7 +126,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     first_plan = plan.resolve(job, hardware, facts)
-    search = Assembly(job, hardware, first_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
+    search = Assembly(job, hardware, first_plan, folder, dataset, network, tiny.QuietSignals(), facts, messages.append)
     tuner = tune.Tuner(search)
     state = TunerState(first_plan, tuner.build(first_plan))
     numerics_check.veto_wrong_defaults(tuner, state, math.inf)

@@ -10,9 +10,8 @@ import pytest
 from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.plan import evidence, plan
-from drivetrain.training import assemble, run
+from drivetrain.training import run
 from drivetrain.training.assemble import Assembly
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, variants
 from drivetrain.tuning import tuner as tune
 from drivetrain.tuning.paired_timing import PairedTiming
@@ -49,11 +48,11 @@ def assemble_tuned_run(
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
+    search = Assembly(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), facts, messages.append)
     measurements = tune.load_or_measure(search)
     tuned_plan = plan.resolve(job, hardware, facts, measured=measurements)
     return (
-        assemble.assemble(job, hardware, tuned_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer()),
+        Assembly(job, hardware, tuned_plan, folder, dataset, network, tiny.QuietSignals()).assemble(),
         measurements,
         messages,
     )

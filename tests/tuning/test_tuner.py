@@ -42,7 +42,7 @@ def make_tuner(folder: Path, values: dict[str, optimizations.Value]) -> tuple[tu
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts).with_values(values)
     signals = tiny.QuietSignals()
-    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, signals, lambda line: None)
+    search = Assembly(job, hardware, job_plan, folder, dataset, network, signals, facts, lambda line: None)
     return tune.Tuner(search), job_plan
 
 
@@ -96,7 +96,7 @@ def measure_job(folder: Path, optimize: str, messages: list[str], epochs: int = 
     weights_before = {name: value.clone() for name, value in network.module.state_dict().items()}
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = Assembly(job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append)
+    search = Assembly(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), facts, messages.append)
     measurements = tune.load_or_measure(search)
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     return measurements
@@ -226,7 +226,7 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     assert first_plan.value("unpadding") == "packed"
     signals = tiny.QuietSignals()
     tuner = tune.Tuner(
-        Assembly(job, hardware, first_plan, dataset, network, facts, tmp_path, signals, lambda line: None)
+        Assembly(job, hardware, first_plan, tmp_path, dataset, network, signals, facts, lambda line: None)
     )
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")

@@ -71,7 +71,7 @@ def make_tuner(
         def batches(self, variant_run: Any) -> Any:
             return iter(())
 
-    return Tuned(Assembly(job, machine, job_plan, dataset, network, workload, folder, signals, messages.append))
+    return Tuned(Assembly(job, machine, job_plan, folder, dataset, network, signals, workload, messages.append))
 
 
 def list_values(measurements: dict[str, Any]) -> dict[str, Value]:

@@ -308,7 +308,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
         plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {}, measured=measured)
         return host_process.keep_process_settings(plans.keep_reasons(plan, stored) if stored else plan, machine)
 
-    inputs = Assembly(job, machine, decide({}), dataset, network, facts, folder.path, signals, say, call.parts)
+    inputs = Assembly(job, machine, decide({}), folder.path, dataset, network, signals, facts, say, call.parts)
     if stored is None:
         inputs = assembly.measure_plan(inputs, decide)
     plan_table.show(inputs.plan, job, machine, plan_path, stored)

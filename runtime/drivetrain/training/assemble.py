@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
 from drivetrain.plan.plan import Plan
 from drivetrain.system import library_variables
+from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
@@ -53,94 +54,73 @@ class Assembly:
     job: Job
     hardware: Hardware
     plan: Plan
+    folder: Path
     dataset: Dataset
     network: Model
-    facts: Workload
-    """Properties of model and data."""
-    folder: Path
     signals: Signals
-    say: Callable[[str], None]
-    parts: UserParts | None = None
+    facts: Workload = field(default_factory=Workload)
+    """Properties of model and data, which measurements use."""
+    say: Callable[[str], None] = say
+    parts: UserParts = field(default_factory=UserParts)
+    """Optimizer, schedule, metrics and callbacks of a Python program."""
 
-    def assemble(self, timer: PhaseTimer, epoch: int = 0) -> Run:
-        """Assemble the run with the layers frozen that are frozen in `epoch`."""
-        job, hardware, plan, dataset, network = self.job, self.hardware, self.plan, self.dataset, self.network
-        return assemble(job, hardware, plan, self.folder, dataset, network, self.signals, timer, epoch, self.parts)
+    def assemble(self, timer: PhaseTimer | None = None, epoch: int = 0) -> Run:
+        """Assemble the run and apply the plan to it, with the layers frozen that are frozen in `epoch`, from 0."""
+        fault_point("assemble")
+        job, hardware, dataset, network = self.job, self.hardware, self.dataset, self.network
+        events, counters = EventLog(self.folder), Counters()
+        report = partial(report_event, events, counters)
+        device, ranks = _join_processes(job, hardware, report)
+        model = network.module.to(device)
+        identity = _synchronize_start(ranks, job, hardware, self.plan, dataset, model)
+        # Works around a fault of oneDNN, which computes convolutions on CPUs only.
+        if device.type == "cpu":
+            strided_convolution.rewrite(model)
+        # The optimizer gets all parameters that are trained in any epoch, including layers that unfreeze later.
+        kept_in_eval_mode = _freeze(model, network, job, epoch)
+        rate_groups = lr_groups.make_groups(job, model, network.list_trained())
+        optimizer = _build_optimizer(job, model, rate_groups, self.parts)
+        batch_parts = BatchParts(ranks, job.train.batch)
+        batches = _build_batches(job, dataset, batch_parts, report)
+        objective = _build_objective(job, dataset)
+        forward = ForwardPass(model, objective, device)
+        forward.usual_size = batch_parts.part_size
+        if _needs_two_samples(network, model, dataset, device):
+            forward.min_samples = 2
+            batches.join_single_sample()
+        step = Step(forward, Updater(model, optimizer, job.train.clip_norm), Peers(ranks))
+        step.interruptible, step.report = self.signals.allow_interruption, report
+        run = Run(
+            job=job,
+            hardware=hardware,
+            plan=self.plan,
+            folder=self.folder,
+            device=device,
+            dataset=dataset,
+            network=network,
+            model=model,
+            kept_in_eval_mode=kept_in_eval_mode,
+            optimizer=optimizer,
+            batches=batches,
+            signals=self.signals,
+            clock=timer or PhaseTimer(),
+            objective=objective,
+            step=step,
+            events=events,
+            counters=counters,
+            batch_parts=batch_parts,
+            stage=network.unfreezing.stage(epoch),
+            lr_groups=rate_groups,
+            user_parts=self.parts,
+            identity=identity,
+        )
+        _apply_plan(run)
+        return run
 
     def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
         """Assemble a run with a copy of the network and another plan, for measurements."""
         clone = replace(self.network, module=copy.deepcopy(self.network.module))
-        return replace(self, plan=plan, network=clone).assemble(PhaseTimer(), epoch)
-
-
-def assemble(
-    job: Job,
-    hardware: Hardware,
-    plan: Plan,
-    folder: Path,
-    dataset: Dataset,
-    network: Model,
-    signals: Signals,
-    clock: PhaseTimer,
-    epoch: int = 0,
-    user_parts: UserParts | None = None,
-) -> Run:
-    """Assemble a run and apply the plan to it.
-
-    Args:
-        epoch: epoch from 0, whose frozen layers are frozen.
-        user_parts: optimizer, schedule, metrics and callbacks of a Python program.
-    """
-    fault_point("assemble")
-    user_parts = user_parts or UserParts()
-    events, counters = EventLog(folder), Counters()
-    report = partial(report_event, events, counters)
-    device, ranks = _join_processes(job, hardware, report)
-    model = network.module.to(device)
-    identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
-    # Works around a fault of oneDNN, which computes convolutions on CPUs only.
-    if device.type == "cpu":
-        strided_convolution.rewrite(model)
-    # The optimizer gets all parameters that are trained in any epoch, including layers that unfreeze later.
-    kept_in_eval_mode = _freeze(model, network, job, epoch)
-    rate_groups = lr_groups.make_groups(job, model, network.list_trained())
-    optimizer = _build_optimizer(job, model, rate_groups, user_parts)
-    batch_parts = BatchParts(ranks, job.train.batch)
-    batches = _build_batches(job, dataset, batch_parts, report)
-    objective = _build_objective(job, dataset)
-    forward = ForwardPass(model, objective, device)
-    forward.usual_size = batch_parts.part_size
-    if _needs_two_samples(network, model, dataset, device):
-        forward.min_samples = 2
-        batches.join_single_sample()
-    step = Step(forward, Updater(model, optimizer, job.train.clip_norm), Peers(ranks))
-    step.interruptible, step.report = signals.allow_interruption, report
-    run = Run(
-        job=job,
-        hardware=hardware,
-        plan=plan,
-        folder=folder,
-        device=device,
-        dataset=dataset,
-        network=network,
-        model=model,
-        kept_in_eval_mode=kept_in_eval_mode,
-        optimizer=optimizer,
-        batches=batches,
-        signals=signals,
-        clock=clock,
-        objective=objective,
-        step=step,
-        events=events,
-        counters=counters,
-        batch_parts=batch_parts,
-        stage=network.unfreezing.stage(epoch),
-        lr_groups=rate_groups,
-        user_parts=user_parts,
-        identity=identity,
-    )
-    _apply_plan(run)
-    return run
+        return replace(self, plan=plan, network=clone).assemble(epoch=epoch)
 
 
 def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:

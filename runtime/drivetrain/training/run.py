@@ -1,4 +1,4 @@
-"""Holds everything that a training needs, with its current position. `assemble` makes a run."""
+"""Holds everything that a training needs, with its current position. An `Assembly` makes it."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import decode_cache
 from drivetrain.plan import plan
-from drivetrain.training import assemble, run
+from drivetrain.training import run
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.evaluation.validation import evaluate
-from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
 from tests.data.images.image_cache import COUNT, keep_pixels, list_images, write_images
 from tests.messages import says
@@ -189,7 +189,7 @@ def assemble_run(folder: Path, on: bool, cache: Path) -> run.Run:
         if optimization.name != "decode_cache"
     }
     run_plan = plan.resolve(job, machine, facts, plain=not on, replay=others_off if on else {})
-    return assemble.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
+    return Assembly(job, machine, run_plan, folder, data, network, tiny.QuietSignals()).assemble()
 
 
 def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,11 +158,11 @@ def measure_sizes(
         job,
         machine,
         job_plan,
+        folder,
         data,
         network,
-        facts,
-        folder,
         tiny.QuietSignals(),
+        facts,
         (lambda line: None) if messages is None else messages.append,
     )
     measurements = MicroBatchSearch(inputs).load_or_measure()

@@ -21,8 +21,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation
 from drivetrain.system.child_process import read_requests
 from drivetrain.system.files import read_json
-from drivetrain.training.assemble import assemble
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.assemble import Assembly
 from drivetrain.training.run import Run
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
@@ -41,7 +40,7 @@ def build_variant(call: MeasuringCall) -> Variant:
     job, dataset = call.job, load(call.job)
     machine = facts.from_json(read_json(call.folder / "hardware.json"))
     plan = plans.load(Path(call.request["plan"]))
-    run = assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
+    run = Assembly(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals).assemble()
     return Variant.over_epochs(run)
 
 
