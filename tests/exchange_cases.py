@@ -102,8 +102,8 @@ class Network(nn.Module):
                 x = checkpoint(layer, x, use_reentrant=self.kind == REENTRANT).tanh()
             elif not self._leaves_out(index):
                 x = self.norm(self.dropout(layer(x).tanh()))
-        if self.kind == "kernel":
-            x = Unordered.apply(x)
+                # By then the gradients of later layers are on their way.
+                x = Unordered.apply(x) if self.kind == "kernel" and index == 1 else x
         return Outputs(x, self.extra(x)) if self.kind == "object" else x
 
     def packed(self, x: Tensor) -> Any:
