@@ -23,7 +23,7 @@ from drivetrain.data.custom import data_sources
 from drivetrain.supervisor import embedded_call, embedded_parts, embedded_run
 from drivetrain.supervisor.embedded_run import Result, TrainCall
 from drivetrain.system.console import guard_block
-from drivetrain.training.user_parts import Callback
+from drivetrain.training.user_parts import Callback, Callbacks
 
 Setting = bool | int | float | str
 
@@ -105,6 +105,7 @@ def train(
     # Errors point to the caller's line, as errors in a spec point to a line of the YAML file.
     call_site = embedded_call.locate(caller)
     refuse = embedded_parts.make_refusal(call_site)
+    embedded_parts.check_module(model, refuse)
     if validation_data is None:
         raise refuse(
             "validation_data",
@@ -113,7 +114,7 @@ def train(
             "hold some back: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
         )
     optimizer, settings = embedded_call.expand_shorthands(optimizer, settings, refuse)
-    callbacks = {"on_step": on_step, "on_epoch": on_epoch, "on_end": on_end}
+    callbacks = Callbacks(on_step, on_epoch, on_end)
     with guard_block(), _silent() if quiet else contextlib.nullcontext():
         sources = (
             data_sources.unwrap_source(train_data, "train_data"),

@@ -202,14 +202,12 @@ def _find_unusable_settings(settings: Mapping[str, object], call_site: str) -> I
             yield Problem(call_site, key, "unknown key", FOREIGN_NAMES[key], "use that name")
 
 
-def list_layers_in_eval_mode(model: object) -> tuple[str, ...]:
+def list_layers_in_eval_mode(model: nn.Module) -> tuple[str, ...]:
     """List the layers that a program has put into evaluation mode; none if the whole network is in evaluation mode."""
-    if not isinstance(model, nn.Module) or not model.training:
-        return ()
-    return tuple(name for name, layer in model.named_modules() if not layer.training)
+    return tuple(name for name, layer in model.named_modules() if not layer.training) if model.training else ()
 
 
-def list_mode_events(model: object, *, unclipped: bool) -> Iterator[tuple[str, str]]:
+def list_mode_events(model: nn.Module, *, unclipped: bool) -> Iterator[tuple[str, str]]:
     """Yield kind and text of events about the treatment of the program's optimizer, autocast and module modes.
 
     Args:
@@ -221,8 +219,7 @@ def list_mode_events(model: object, *, unclipped: bool) -> Iterator[tuple[str, s
         yield "precision", text
     if unclipped:
         yield "optimizer", "your own, so its gradients are not clipped; clip_norm=1.0 clips them"
-    if isinstance(model, nn.Module):
-        yield from (("model", text) for text in _describe_modes(model))
+    yield from (("model", text) for text in _describe_modes(model))
 
 
 def _describe_modes(model: nn.Module) -> Iterator[str]:

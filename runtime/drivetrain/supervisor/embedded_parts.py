@@ -56,23 +56,18 @@ def is_plain(value: object) -> bool:
 
 
 def collect_parts(
-    model: object,
+    model: nn.Module,
     optimizer: object,
     schedule: object,
     every: str | None,
     metrics: Mapping[str, object] | None,
-    callbacks: Mapping[str, object],
+    callbacks: Callbacks,
     refuse: Refusal,
 ) -> tuple[UserParts, dict[str, object], dict[str, object]]:
     """Check the objects of a call, and describe them for its spec.
 
     Args:
-        optimizer: an object, a function, or a description as in the spec.
-        schedule: an object, a function, or a description as in the spec.
         every: interval of a scheduler object's steps: `step` or `epoch`.
-        metrics: metric objects by name.
-        callbacks: functions by argument.
-        refuse: function that makes the error of an argument.
 
     Returns:
         The objects, the keys of `train:` for optimizer and schedule, and the metrics by name for `own_metrics`.
@@ -96,16 +91,21 @@ def collect_parts(
     if every is not None and not checked_schedule:
         raise refuse("schedule_every", f"is {every}", "with a scheduler of torch as schedule=", "leave it out")
     checked_metrics = dict(_check_metrics(metrics or {}, refuse))
-    for name, callback in callbacks.items():
+    for name, callback in vars(callbacks).items():
         if callback is not None and not callable(callback):
             raise refuse(name, f"is {describe(callback)}", "a function of one argument", "give a function")
-    functions: Any = dict(callbacks)
     scores: dict[str, object] = {name: {"function": type(metric).__name__} for name, metric in checked_metrics.items()}
-    parts = UserParts(checked_optimizer, checked_schedule, UserMetrics(checked_metrics), Callbacks(**functions))
+    parts = UserParts(checked_optimizer, checked_schedule, UserMetrics(checked_metrics), callbacks)
     return parts, spec, scores
 
 
-def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
+def check_module(model: object, refuse: Refusal) -> None:
+    """Refuse a model that is not a network; raises SpecError."""
+    if not isinstance(model, nn.Module):
+        raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+
+
+def user_optimizer(argument: object, model: nn.Module, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
     """Return the checked optimizer of the program, for the parameters of its network.
 
     Args:
@@ -116,8 +116,6 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
     Raises:
         SpecError: if the optimizer cannot be used.
     """
-    if not isinstance(model, nn.Module):
-        raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise refuse(
             "optimizer",
@@ -125,29 +123,9 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
             "an optimizer over parameters that exist",
             "pass one batch through the model first, then build the optimizer",
         )
-    optimizer = argument
-    if not isinstance(argument, Optimizer):
-        if not callable(argument):
-            raise refuse(
-                "optimizer",
-                f"is {describe(argument)}",
-                POSSIBLE_OPTIMIZERS,
-                "choose one of these; for several optimizers, one block of drivetrain.prepare for each",
-            )
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        with blame_user_code(partial(refuse, "optimizer"), "raised", POSSIBLE_OPTIMIZERS):
-            optimizer = argument(trained)
-        if not isinstance(optimizer, Optimizer):
-            raise refuse("optimizer", f"returned {describe(optimizer)}", POSSIBLE_OPTIMIZERS, "return an optimizer")
+    optimizer = _build_optimizer(argument, model, refuse)
     _check_parameters(optimizer, model, refuse)
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure and closure.default is inspect.Parameter.empty:
-        raise refuse(
-            "optimizer",
-            f"is {_describe_type(optimizer)}, whose step() needs a closure",
-            "an optimizer whose step() needs none: a batch is computed once for each step",
-            "choose another one; with a closure this is not possible here, so write a loop of your own",
-        )
+    _check_closure(optimizer, refuse)
     if stored:
         dry_run.check_dense_gradients(model, "the model", partial(refuse, ""))
     # This makes a step of a copy to see its state, so code of the user may raise here.
@@ -163,6 +141,36 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
             'choose another one, as optimizer={"name": "adamw"}; or `drivetrain.prepare`, which writes no checkpoint',
         )
     return checked
+
+
+def _build_optimizer(argument: object, model: nn.Module, refuse: Refusal) -> Optimizer:
+    """Return the optimizer of the call, or call the function that makes it."""
+    if isinstance(argument, Optimizer):
+        return argument
+    if not callable(argument):
+        raise refuse(
+            "optimizer",
+            f"is {describe(argument)}",
+            POSSIBLE_OPTIMIZERS,
+            "choose one of these; for several optimizers, one block of drivetrain.prepare for each",
+        )
+    with blame_user_code(partial(refuse, "optimizer"), "raised", POSSIBLE_OPTIMIZERS):
+        optimizer = argument([parameter for parameter in model.parameters() if parameter.requires_grad])
+    if not isinstance(optimizer, Optimizer):
+        raise refuse("optimizer", f"returned {describe(optimizer)}", POSSIBLE_OPTIMIZERS, "return an optimizer")
+    return optimizer
+
+
+def _check_closure(optimizer: Optimizer, refuse: Refusal) -> None:
+    """Refuse an optimizer whose step needs a closure."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure and closure.default is inspect.Parameter.empty:
+        raise refuse(
+            "optimizer",
+            f"is {_describe_type(optimizer)}, whose step() needs a closure",
+            "an optimizer whose step() needs none: a batch is computed once for each step",
+            "choose another one; with a closure this is not possible here, so write a loop of your own",
+        )
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -> None:

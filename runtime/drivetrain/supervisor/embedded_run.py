@@ -100,7 +100,7 @@ class TrainCall:
     """The arguments of a call, checked as far as possible without reading the data."""
 
     job: EmbeddedJob
-    model: Any
+    model: nn.Module
     sources: tuple[DataSource, DataSource]
     loss: object
     parts: UserParts
@@ -125,11 +125,10 @@ def run(call: TrainCall) -> Result:
     Raises:
         DrivetrainError: as in `drivetrain.train`.
     """
-    modes = keeping_modes(call.model) if isinstance(call.model, nn.Module) else contextlib.nullcontext()
     with (
         host_process.restore_state(),
         host_process.install_handlers() as signals,
-        modes,
+        keeping_modes(call.model),
         contextlib.ExitStack() as afterwards,
     ):
         try:
@@ -141,9 +140,8 @@ def run(call: TrainCall) -> Result:
                 stop.given, stop.possible, "call drivetrain.train again with the same name to resume"
             ) from None
         finally:
-            if isinstance(call.model, nn.Module):  # otherwise the error was reported already
-                fast_dropout.restore_layers(call.model)
-                strided_convolution.restore_layers(call.model)
+            fast_dropout.restore_layers(call.model)
+            strided_convolution.restore_layers(call.model)
 
 
 def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
@@ -201,9 +199,7 @@ def _check_metrics(call: TrainCall, dataset: Dataset, outputs: Any, targets: Tar
         raise refuse("metrics", f"update() of {broadcast[0]} {broadcast[1]}", *SAME_SHAPE)
 
 
-def _check_model(model: Any, refuse: Callable[[str, str, str], SpecError]) -> None:
-    if not isinstance(model, nn.Module):
-        raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+def _check_model(model: nn.Module, refuse: Callable[[str, str, str], SpecError]) -> None:
     if wrapper_name := dry_run.find_wrapper(model):
         raise refuse(
             f"model is a {wrapper_name}",

@@ -92,6 +92,7 @@ def prepare(
     """
     call_site = embedded_call.locate(sys._getframe(1))
     refuse = embedded_parts.make_refusal(call_site)
+    embedded_parts.check_module(model, refuse)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
     user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
     spec_keys = {
@@ -111,17 +112,13 @@ def prepare(
     job = embedded_call.build_job(spec_keys, call_site)
     # The size is known from the loop's first batch; set `auto` here, because a call with `auto` is refused elsewhere.
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
-    user_batches = UserBatches(model, loss)
-    if untrained := user_batches.list_untrained():
-        say(
-            f"loss: {list_names(untrained, 3)} of it are not trained here: the optimizer has parameters of the model alone; "
-            "put the loss into the model, which may return it"
-        )
+    objective = LoopLoss(UserBatches(model, loss), accumulate, weight_of)
+    _warn_of_untrained(objective.user_batches)
     machine = host_process.select_gpu(detect(Path()), job)
     plan = _make_plan(job, machine, model)
     if not quiet:
         open_console().print(render(plan, job, machine))
-    return _run_block(job, machine, plan, model, user_optimizer, LoopLoss(user_batches, accumulate, weight_of))
+    return _run_block(job, machine, plan, model, user_optimizer, objective)
 
 
 def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:
@@ -141,6 +138,15 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
         raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
 
 
+def _warn_of_untrained(user_batches: UserBatches) -> None:
+    """Print a line if the loss has trainable parameters that the model does not have."""
+    if untrained := user_batches.list_untrained():
+        say(
+            f"loss: {list_names(untrained, 3)} of it are not trained here: the optimizer has parameters of the model alone; "
+            "put the loss into the model, which may return it"
+        )
+
+
 def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
     """Make the plan for a user's own loop, without optimizations of the data or of building the optimizer."""
     # Nothing is measured in a user's own loop, and it may predict numbers.
@@ -158,23 +164,9 @@ def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
 
 @contextlib.contextmanager
 def _run_block(
-    job: EmbeddedJob,
-    machine: Hardware,
-    plan: Plan,
-    model: nn.Module,
-    optimizer: UserOptimizer,
-    objective: LoopLoss,
+    job: EmbeddedJob, machine: Hardware, plan: Plan, model: nn.Module, optimizer: UserOptimizer, objective: LoopLoss
 ) -> Iterator[PreparedStep]:
-    """Apply the plan to a step for the block of `prepare`, and restore the process-wide settings at its end.
-
-    Args:
-        job: job that the arguments describe.
-        machine: hardware with the selected GPU.
-        plan: plan for the user's own loop.
-        model: network to train.
-        optimizer: checked optimizer, which is built again for the network on its device.
-        objective: loss of the batches and number of batches per update.
-    """
+    """Apply the plan to a step for the block of `prepare`, and restore the process-wide settings at its end."""
     with host_process.restore_torch_settings():
         device = torch.device("cuda:0" if machine.gpu else "cpu")
         torch_setup.apply_settings(job, machine, device)
