@@ -92,28 +92,16 @@ class Ranks:
         if self.count == 1 or not values:
             return lambda: list(values)
         flat = torch.cat([value.detach().to(self.device, torch.float64).flatten() for value in values])
-        wait = self.start_sum(flat)
+        work: list[torch.distributed.Work] = []
+        self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)))
 
         @functools.cache
         def sums() -> list[Tensor]:
-            wait()
+            self._call(work[0].wait)
             parts = torch.split(flat, [value.numel() for value in values])
             return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
 
         return sums
-
-    def start_sum(self, flat: Tensor) -> Callable[[], None]:
-        """Begin to replace a tensor by its sum over all processes; all must begin the same sums in the same order.
-
-        Returns:
-            A function that waits for the sum; it may raise PeerError.
-
-        Raises:
-            PeerError: if another process has ended.
-        """
-        work: list[torch.distributed.Work] = []
-        self._call(lambda: work.append(torch.distributed.all_reduce(flat, async_op=True)))
-        return lambda: self._call(work[0].wait)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Gather a few numbers from each process, by rank, without sending them through a GPU.
@@ -127,14 +115,6 @@ class Ranks:
         gathered = [torch.empty_like(local_values) for _ in range(self.count)]
         self._call(lambda: torch.distributed.all_gather(gathered, local_values))
         return [row.tolist() for row in gathered]
-
-    def copy_from_rank0(self, values: Sequence[float]) -> list[float]:
-        """Return the numbers of rank 0 in all processes; each process passes the same number of values.
-
-        Raises:
-            PeerError: if another process has ended.
-        """
-        return self.all_gather(values)[0]
 
     def copy_text_from(self, source: int, text: str) -> str:
         """Return the text of rank `source` in all processes; each process passes its own text.
@@ -150,6 +130,7 @@ class Ranks:
         self._call(lambda: torch.distributed.broadcast(sent, source))
         return bytes(sent.numpy()).decode()
 
+    @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
 
@@ -159,34 +140,15 @@ class Ranks:
         if self.count == 1:
             return
         for group in _group_by_size(tensor for tensor in tensors if tensor.numel()):
-            self.start_broadcast(group)()
-
-    @torch.no_grad()
-    def start_broadcast(self, tensors: Iterable[Tensor]) -> Callable[[], None]:
-        """Begin to copy rank 0's values to every process; returns a function that waits for them and fills them in.
-
-        Raises:
-            PeerError: if another process has ended.
-        """
-        non_empty = [tensor for tensor in tensors if tensor.numel()]
-        if self.count == 1 or not non_empty:
-            return lambda: None
-        # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
-        sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in non_empty])
-        work: list[torch.distributed.Work] = []
-        self._call(lambda: work.append(torch.distributed.broadcast(sent, 0, async_op=True)))
-
-        @torch.no_grad()
-        def fill() -> None:
-            self._call(work[0].wait)
+            # Concatenated as bytes, because dtypes differ and a collective needs contiguous memory.
+            sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in group])
+            self._call(functools.partial(torch.distributed.broadcast, sent, 0))
             if self.is_rank0:
-                return
-            sizes = [tensor.numel() * tensor.element_size() for tensor in non_empty]
-            for tensor, part in zip(non_empty, torch.split(sent, sizes), strict=True):
+                continue
+            sizes = [tensor.numel() * tensor.element_size() for tensor in group]
+            for tensor, part in zip(group, torch.split(sent, sizes), strict=True):
                 # Cloned, because a slice may start at an address that is not aligned for the dtype.
                 tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-
-        return fill
 
     @contextlib.contextmanager
     def raising_peer_errors(self) -> Iterator[None]:

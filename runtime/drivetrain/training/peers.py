@@ -121,9 +121,3 @@ def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
         "fewer samples at a time, at the same train.batch_size",
         f"set optimize.micro_batch: {max(1, samples // 2)}, and run the same command again on all machines",
     )
-
-
-def find_first_text(ranks: Ranks, text: str) -> str:
-    """Return in all processes the text of the first process that has one; empty if none has one."""
-    has_text = [bool(row[0]) for row in ranks.all_gather([float(bool(text))])]
-    return ranks.copy_text_from(has_text.index(True), text) if any(has_text) else ""

@@ -142,15 +142,15 @@ def _count_forward_flops(run: Run) -> float:
     return float(counter.get_total_flops() / len(batch.ids))
 
 
-def measure_product(device: torch.device, dtype: torch.dtype | None, side: int = MATRIX_SIDE) -> float:
+def measure_product(device: torch.device, dtype: torch.dtype | None) -> float:
     """Measure the FLOP/s of a large matrix product, the best of a few."""
-    first, second = (torch.randn(side, side, device=device).to(dtype or torch.float32) for _ in range(2))
+    first, second = (torch.randn(MATRIX_SIDE, MATRIX_SIDE, device=device).to(dtype or torch.float32) for _ in range(2))
     best = float("inf")
     for _ in range(PRODUCT_REPEATS + 1):
         start = time.perf_counter()
         (first @ second)[0, 0].item()  # also waits for a GPU
         best = min(best, time.perf_counter() - start)
-    return 2 * side**3 / best
+    return 2 * MATRIX_SIDE**3 / best
 
 
 STEP_PHASES = ("forward", "train", "optimizer", "compile")

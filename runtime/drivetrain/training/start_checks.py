@@ -25,7 +25,6 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.plan.plan import Plan
-from drivetrain.training.peers import find_first_text
 
 SEEDS = (
     "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
@@ -108,7 +107,9 @@ def check_plan(ranks: Ranks, plan: Plan) -> None:
 
 def first_difference(ranks: Ranks, wrong: str) -> str:
     """Return the text of the first process that has one, with its machine; empty if no process has one."""
-    return find_first_text(ranks, f"rank {ranks.number} on node {find_node_name()}: {wrong}" if wrong else "")
+    text = f"rank {ranks.number} on node {find_node_name()}: {wrong}"
+    is_wrong = [bool(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
+    return ranks.copy_text_from(is_wrong.index(True), text) if any(is_wrong) else ""
 
 
 SINGLE_SAMPLE = (

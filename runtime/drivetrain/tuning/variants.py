@@ -144,15 +144,15 @@ def judge(pair: PairedTiming, compile_seconds: float, run_seconds: float) -> Ver
     return Verdict(pair.median >= MIN_SPEEDUP and pair.interquartile_range()[0] > 1 and pays_off, text, pair.median)
 
 
-def find_difference(numbers: Numbers, reference: Numbers, tolerance: float, base: str = "everything off") -> str | None:
+def find_difference(numbers: Numbers, reference: Numbers, tolerance: float) -> str | None:
     """Describe the first step whose loss differs from the reference by more than `tolerance`, or norm by 10 times."""
     for step, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
         loss_error = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
         norm_error = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
         if not loss_error <= tolerance:
-            return f"loss {loss:.4g} at step {step}, {true_loss:.4g} with {base}"
+            return f"loss {loss:.4g} at step {step}, {true_loss:.4g} with everything off"
         if not norm_error <= 10 * tolerance:
-            return f"gradient norm {norm:.4g} at step {step}, {true_norm:.4g} with {base}"
+            return f"gradient norm {norm:.4g} at step {step}, {true_norm:.4g} with everything off"
     return None
 
 

@@ -66,22 +66,6 @@ def list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
     ]
 
 
-def parse_whole_number(loaded: checkpoint.Loaded, name: str, text: str) -> int:
-    """Parse the text of a whole number in the identity of a checkpoint.
-
-    Raises:
-        CheckpointError: if the text is not a whole number.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise CheckpointError(
-            f"checkpoint {loaded.path}: {name} is {text!r}",
-            "a whole number, as the run wrote it",
-            "restore the checkpoint, or start a new run with --new",
-        ) from None
-
-
 def check_fit(
     loaded: checkpoint.Loaded, state: Mapping[str, object], tensors: Mapping[str, safetensors_file.Tensors]
 ) -> None:

@@ -50,7 +50,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers to make the same decisions.
     confusion = accumulator.confusion(run.best_metric.best.metric)
-    return dict(zip(metrics, run.ranks.copy_from_rank0(list(metrics.values())), strict=True)), confusion
+    return dict(zip(metrics, run.ranks.all_gather(list(metrics.values()))[0], strict=True)), confusion
 
 
 def check_precision(run: Run) -> None:
@@ -91,9 +91,8 @@ def _measure_losses(run: Run) -> tuple[float, float]:
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
             accumulator.sum_over_processes(run.ranks)
-    loss, fp32_loss = run.ranks.copy_from_rank0(
-        [accumulator.metrics()["validation/loss"] for accumulator in accumulators]
-    )
+    losses = [accumulator.metrics()["validation/loss"] for accumulator in accumulators]
+    loss, fp32_loss = run.ranks.all_gather(losses)[0]
     return loss, fp32_loss
 
 

@@ -149,7 +149,7 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
     say(f"the numbers are in {folder}/find-lr.json")
 
 
-def _render_table(sweep: LrSweep, rows: int = 12) -> Sequence[str]:
-    indices = np.unique(np.linspace(0, len(sweep.rates) - 1, rows).round().astype(int))
+def _render_table(sweep: LrSweep) -> Sequence[str]:
+    indices = np.unique(np.linspace(0, len(sweep.rates) - 1, 12).round().astype(int))
     lines = [f"{sweep.rates[i]:10.1e}  {sweep.losses[i]:10.4f}  {sweep.smooth[i]:10.4f}" for i in indices]
     return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]
