@@ -22,7 +22,7 @@ from pathlib import Path
 print("run runs/../../outside starts", flush=True)
 outside = Path("../../../outside")  # as the host sees it from a run folder
 for run in Path("/workspace/runs").glob("tiny-*"):
-    for name, target in {"report.html": "key", "events.jsonl": "bashrc", "provenance.json": "key"}.items():
+    for name, target in {"report.html": "key", "events.jsonl": "bashrc", "report.md": "key"}.items():
         if (run / name).exists():
             (run / name).rename(run / f"{name}.old")
         (run / name).symlink_to(outside / target)

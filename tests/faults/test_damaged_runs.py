@@ -43,7 +43,6 @@ NEEDED = {
     "metrics.jsonl": set(),
     "telemetry.jsonl": set(),
     "events.jsonl": set(),
-    "provenance.json": set(),
     "baselines.json": set(),
     "explanation.json": set(),
     "ranks.json": set(),

@@ -58,8 +58,8 @@ def make_named_run(folder: Path, name: str) -> Path:
     write_rows(run / "events.jsonl", [{"time": name, "kind": name, "text": name}])
     rows = [{"step": s, "epoch": s, f"validation/{name}/f1": s / 10, f"{name}/loss": 1.0} for s in (1, 2, 3)]
     write_rows(run / "metrics.jsonl", rows)
-    provenance = {"commit": name, "data": {name: name}, "code": {name: name}, "model": "m"}
-    (run / "provenance.json").write_text(json.dumps(provenance))
+    made_from = {"data": {name: name}, "code": {name: name}, "model": "m"}
+    change_json(run / "state.json", lambda s: s.update(commits=[name], made_from=made_from))
     write(run)
     return run
 

@@ -198,6 +198,6 @@ def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(git: Gi
     attempt.end(7)
     second = RunLifecycle(RunFolder(run, resumes=True, lock=-1), str(folder / "job.yaml"))
     second.end(0)
-    record = json.loads((run / "provenance.json").read_text())
-    assert record["commit"] == first
-    assert record["later_commits"] == [provenance.read_commit(folder)] != [first]
+    later = provenance.read_commit(folder)
+    assert json.loads((run / "state.json").read_text())["commits"] == [first, later]
+    assert first != later

@@ -27,7 +27,7 @@ def test_a_run_is_made_again_with_the_same_bits(
     assert main.main([*command, "--plan", str(runs / "small-001" / "plan.json")]) == 0
     assert says(capfd.readouterr().out, "stored-job-paths", runs / "small-001" / "job.yaml", job.parent)
     assert main.main([*command, "--set", "train.seed=7"]) == 0
-    records = [json.loads((run / "provenance.json").read_text()) for run in sorted(runs.iterdir())]
+    records = [json.loads((run / "state.json").read_text())["made_from"] for run in sorted(runs.iterdir())]
     assert records[0] == records[1]
     assert records[0]["model"] == hash_file(runs / "small-001" / "model" / "model.safetensors")
     assert list(records[0]["data"]) == ["data.train"]

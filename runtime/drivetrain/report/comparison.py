@@ -234,7 +234,7 @@ def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
 
 def _compare_weights(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
     """Return whether the weights of all runs are the same, or the beginning of each digest; empty if one has none."""
-    digests = [str(run.record.provenance.get("model") or "") for run in runs]
+    digests = [str(run.record.made_from.get("model") or "") for run in runs]
     if not all(digests):
         return ()
     return tuple("same bits" if len(set(digests)) == 1 else digest[:12] for digest in digests)

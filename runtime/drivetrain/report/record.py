@@ -51,7 +51,6 @@ _CONSEQUENCES = {
     run_files.MISTAKES_FILE: "the most confident mistakes cannot be shown",
     run_files.EXPLANATION_FILE: "what the model looks at cannot be shown",
     run_files.BASELINES_FILE: "the simple models beside the network cannot be shown",
-    run_files.PROVENANCE_FILE: "from which bytes the run was made cannot be shown",
     run_files.EXTENSION_FILE: "the run that this one continues cannot be shown",
 }
 
@@ -95,13 +94,16 @@ class Record:
     """The worst mistakes by head."""
     explanation: Mapping[str, Any] = field(default_factory=dict)
     """Explanation of the model, as in explanation.json."""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    """Digests of what a finished run was made from."""
     baselines: Mapping[str, Any] = field(default_factory=dict)
     """The simple models beside the network, as in baselines.json."""
     ranks: tuple[RankRecord, ...] = ()
     """Activity of each process, if there were several."""
     gaps: list[MissingRecord] = field(default_factory=list)
+
+    @property
+    def made_from(self) -> Mapping[str, Any]:
+        """Digests of what a finished run was made from; empty if it has not ended well."""
+        return read_mapping(self.state, "made_from")
 
     @property
     def ending(self) -> RunResult:
@@ -124,11 +126,11 @@ def read(run: Path) -> Record:
     is_due = RunState(record.state).status in (None, "done")
     record.result = _read_object(record, run, run_files.RESULT_FILE, is_optional=not is_due)
     record.events = list(_read_rows(record, run, run_files.EVENTS_FILE, is_optional=True))
-    record.extension, record.trace, record.mistakes, record.baselines, record.provenance, progress = (
+    record.extension, record.trace, record.mistakes, record.baselines, progress = (
         _read_object(record, run, name, is_optional=True)
         for name in (
             *(run_files.EXTENSION_FILE, run_files.OPERATORS_FILE, run_files.MISTAKES_FILE),
-            *(run_files.BASELINES_FILE, run_files.PROVENANCE_FILE, run_files.PROGRESS_FILE),
+            *(run_files.BASELINES_FILE, run_files.PROGRESS_FILE),
         )
     )
     record.explanation = _read_object(record, run, run_files.EXPLANATION_FILE, is_optional=True)

@@ -88,7 +88,7 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
 
 def make_model_card(record: Record, summary: Summary) -> str:
     """Make the card as Markdown; empty for a run that has not ended well."""
-    if not record.provenance:
+    if not record.made_from:
         return ""
     result = record.result
     sections = [

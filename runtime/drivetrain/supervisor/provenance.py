@@ -1,4 +1,4 @@
-"""Records the inputs of a finished run in provenance.json: digests of data, spec, plan and code; image and libraries.
+"""Says what a finished run was made of, for its state.json: commits, image and libraries, digests of data, code and weights.
 
 The commit of a job's folder is read from the files of its repository as text. Git never runs there: a folder may come
 from anybody, and its settings name programs that git would start.
@@ -11,16 +11,15 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from drivetrain.pretrained.earlier_run import WEIGHTS
 from drivetrain.supervisor import same_conditions
 from drivetrain.system import run_files
 from drivetrain.system.files import hash_file, open_file
 from drivetrain.system.run_files import RunFiles
-from drivetrain.system.run_records import read_mapping, read_objects
+from drivetrain.system.run_records import read_mapping
 from drivetrain.system.version import VERSION
 
 COMMIT, IMAGE = "DRIVETRAIN_COMMIT", "DRIVETRAIN_IMAGE_ID"
@@ -31,31 +30,23 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _BRANCH = re.compile(r"ref: (refs/(?!.*\.\.)[^\s:?*\[\\]+)")
 
 
-def write(run: Path, commits: Sequence[str]) -> None:
-    """Record the provenance of a finished run.
-
-    Args:
-        commits: commits of the job's folder at the start of each attempt, without repetitions.
-    """
-    hardware: Mapping[str, Any] = RunFiles(run).read_object(run_files.HARDWARE_FILE)
-    RunFiles(run).write_json(
-        run_files.PROVENANCE_FILE,
-        {
-            "drivetrain": VERSION,
-            "python": platform.python_version(),
-            "torch": read_mapping(hardware, "torch").get("version"),
-            "processor": read_mapping(hardware, "cpu").get("model"),
-            "gpus": [gpu.get("name") for gpu in read_objects(hardware, "gpus")],
-            "image": describe_image(),
-            "commit": commits[0] if commits else None,
-            **({"later_commits": list(commits[1:])} if commits[1:] else {}),
-            "spec": _hash_file(run / run_files.JOB_FILE),
-            "plan": _hash_plan(run),
-            "data": {key: _hash_value(rows) for key, rows in same_conditions.read_data_digests(run).items()},
-            "code": RunFiles(run).read_object(run_files.CODE_FILE),
-            "model": _hash_file(run / run_files.MODEL / WEIGHTS),
-        },
-    )
+def describe_inputs(run: Path) -> dict[str, object]:
+    """Describe what a finished run was made of, and its weights."""
+    hardware, weights = RunFiles(run).read_object(run_files.HARDWARE_FILE), run / run_files.MODEL / WEIGHTS
+    digests = {
+        key: hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+        for key, rows in same_conditions.read_data_digests(run).items()
+    }
+    image = os.environ.get("DRIVETRAIN_IMAGE")
+    return {
+        "drivetrain": VERSION,
+        "python": platform.python_version(),
+        "torch": read_mapping(hardware, "torch").get("version"),
+        "image": {"name": image, "id": os.environ.get(IMAGE, "")} if image else None,
+        "data": digests,
+        "code": RunFiles(run).read_object(run_files.CODE_FILE),
+        "model": hash_file(weights) if weights.is_file() else None,
+    }
 
 
 def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
@@ -111,24 +102,3 @@ def _read_small(path: Path) -> str:
             return file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
     except (OSError, ValueError):  # a path with a zero
         return ""
-
-
-def describe_image() -> dict[str, str] | None:
-    """Return the image of this process; None if there is none."""
-    word = os.environ.get("DRIVETRAIN_IMAGE")
-    return {"name": word, "id": os.environ.get(IMAGE, "")} if word else None
-
-
-def _hash_file(path: Path) -> str | None:
-    return hash_file(path) if path.is_file() else None
-
-
-def _hash_plan(run: Path) -> str | None:
-    """Hash only the values of the plan, because its reasons contain times that differ from run to run."""
-    decisions = read_objects(RunFiles(run).read_object(run_files.PLAN_FILE), "decisions")
-    values = {decision["name"]: decision["value"] for decision in decisions}
-    return _hash_value(values) if values else None
-
-
-def _hash_value(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
@@ -17,7 +17,7 @@ from drivetrain.report.sections.advice import advice_section
 from drivetrain.report.sections.machine import machine_section, operators_section, ranks_section, time_section
 from drivetrain.report.sections.mistakes import explanation_sections, number_sections, worst_sections
 from drivetrain.report.sections.plan import effective_section, notes_section, plan_section
-from drivetrain.system.run_records import Best, read_mapping, read_number
+from drivetrain.system.run_records import Best, RunState, read_mapping, read_number
 
 _TITLES = {
     "loss": "Loss",
@@ -247,36 +247,28 @@ _MAX_CODE_FILES = 30
 
 
 def provenance_section(record: Record) -> Section | None:
-    """Commit, image, versions, and the SHA-256 of data, code, spec, plan and weights."""
-    provenance = record.provenance
-    if not provenance:
+    """Commits, image, versions, and the SHA-256 of data, code and weights."""
+    if not record.made_from:
         return None
     run = f"runs/{record.name}"
     command = f"`drivetrain train {run}/job.yaml --plan {run}/plan.json` trains it again; `compare` says whether the bits are the same."
-    table = Table(("item", "value"), tuple(_list_rows(provenance)))
+    table = Table(("item", "value"), tuple(_list_rows(record.made_from, RunState(record.state).commits)))
     tone = Tone.QUIET
     return Section("provenance", "Made from", (table, Text(command, tone)), is_folded=True)
 
 
-def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "commit of the job's folder", _describe_commit(provenance.get("commit"))
-    later_commits = provenance.get("later_commits")
-    for later in later_commits if isinstance(later_commits, list) else ():
-        yield "commit when it was resumed", _describe_commit(later)
-    image = read_mapping(provenance, "image")
+def _list_rows(made_from: Mapping[str, Any], commits: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield "commit of the job's folder", format_json(commits[0]) if commits else "not under git"
+    yield from (("commit when it was resumed", format_json(later)) for later in commits[1:])
+    image = read_mapping(made_from, "image")
     yield "image", " ".join(filter(None, (format_json(image.get(key) or "") for key in ("name", "id")))) or "none"
-    versions = {name: provenance.get(name) for name in ("drivetrain", "python", "torch") if provenance.get(name)}
+    versions = {name: made_from.get(name) for name in ("drivetrain", "python", "torch") if made_from.get(name)}
     yield "versions", ", ".join(f"{name} {format_json(version)}" for name, version in versions.items())
-    data = read_mapping(provenance, "data")
+    data = read_mapping(made_from, "data")
     yield from ((f"SHA-256 of {format_json(key)}", format_json(digest)) for key, digest in data.items())
-    code = list(read_mapping(provenance, "code").items())
+    code = list(read_mapping(made_from, "code").items())
     yield from ((f"SHA-256 of {format_json(name)}", format_json(digest)) for name, digest in code[:_MAX_CODE_FILES])
     if code[_MAX_CODE_FILES:]:
-        yield "more code", f"{len(code) - _MAX_CODE_FILES} files, in provenance.json"
-    for key, name in (("spec", "the resolved spec"), ("plan", "the plan's values"), ("model", "the weights")):
-        if provenance.get(key):
-            yield f"SHA-256 of {name}", format_json(provenance[key])
-
-
-def _describe_commit(commit: object) -> str:
-    return format_json(commit) if commit else "not under git"
+        yield "more code", f"{len(code) - _MAX_CODE_FILES} files, in state.json"
+    if made_from.get("model"):
+        yield "SHA-256 of the weights", format_json(made_from["model"])
