@@ -133,7 +133,7 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
     now = [0.0]
 
     def fit(*arguments: Any) -> Baseline:
-        _, _, _, name, _, ids = arguments
+        *_, name, _, ids = arguments
         now[0] += len(ids) ** 2 / 100 if name == TREES else len(ids) / 100
         return Baseline(name, {}, len(ids), 60, 0.0)
 

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from drivetrain.baselines import simple_models
+from drivetrain.baselines import paired_errors, simple_models
+from drivetrain.baselines.paired_errors import NetworkOutputs
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
 from drivetrain.data.custom.iterables import StreamSplit
@@ -23,9 +27,10 @@ from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.formatting import format_metric
-from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Comparison, Skipped
+from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
 from drivetrain.training import losses
 from drivetrain.training.evaluation.metrics import MetricAccumulator
+from drivetrain.training.losses import Objective
 
 if TYPE_CHECKING:
     from drivetrain.baselines.sample_features import Features
@@ -50,7 +55,58 @@ Fit = Callable[["Features", Split, Ids, torch.Tensor, Head, int], Predict]
 """Fits one head to the targets of some training samples; the last argument is the seed."""
 
 
-def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> Iterator[Outcome]:
+@dataclass(frozen=True)
+class EvaluatedSamples:
+    """The samples on which simple models are evaluated, next to a network if there is one."""
+
+    prefix: str
+    """`validation/` or `test/`, with which the names of its metrics begin."""
+    split: Split
+    heads: Mapping[str, Head]
+    objective: Objective
+    network: NetworkOutputs | None = None
+
+    def compute_metrics(self, models: Mapping[str, Predict]) -> dict[str, float]:
+        """Compute the metrics of the models of all heads on all samples."""
+        tally = MetricAccumulator(self.heads, self.objective)
+        for start in range(0, len(self.split), EVALUATED_TOGETHER):
+            ids = np.arange(start, min(start + EVALUATED_TOGETHER, len(self.split)), dtype=np.int64)
+            targets = {name: values[torch.from_numpy(ids)] for name, values in self.split.targets.items()}
+            tally.add({name: predict(self.split, ids) for name, predict in models.items()}, targets)
+        return tally.metrics(self.prefix)
+
+    def estimate_margins(self, models: Mapping[str, Predict]) -> dict[str, float]:
+        """Estimate how much of the differences from the network is chance, by metric; empty without a network."""
+        if self.network is None:
+            return {}
+        outputs = {name: predict(self.split, self.network.ids) for name, predict in models.items()}
+        return paired_errors.estimate_margins(
+            self.network, outputs, self.split, self.heads, self.objective, self.prefix
+        )
+
+
+def list_evaluated_samples(
+    job: Job, dataset: Dataset, networks: Mapping[str, NetworkOutputs]
+) -> list[EvaluatedSamples]:
+    """List the validation samples, and those of the final test if there is one."""
+    train = job.train
+    objective = losses.build_objective(
+        train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss
+    )
+    splits = {"validation/": dataset.validation} | ({"test/": dataset.test.split} if dataset.test else {})
+    return [
+        EvaluatedSamples(prefix, split, dataset.heads, objective, networks.get(prefix))
+        for prefix, split in splits.items()
+    ]
+
+
+def measure(
+    job: Job,
+    dataset: Dataset,
+    seconds: float,
+    first_rows: int = 0,
+    networks: Mapping[str, NetworkOutputs] = MappingProxyType({}),
+) -> Iterator[Outcome]:
     """Fit and evaluate one simple model after the other; each is yielded as soon as it is known, and again if it was
     fitted to more samples.
 
@@ -59,17 +115,16 @@ def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> 
         dataset: its data, preprocessed as for its network.
         seconds: how long all of it may take.
         first_rows: training samples of the first fit; 0 for FIRST_ROWS.
+        networks: outputs of the network with which they are compared, by prefix of the metrics' names.
     """
     end = time.monotonic() + seconds
-    if not any(head.outputs for head in dataset.heads.values()):
-        yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
+    if obstacle := find_obstacle(dataset):
+        yield Skipped(CONSTANT, obstacle)
         return
-    if isinstance(dataset.train, StreamSplit):
-        yield Skipped(CONSTANT, "the training data is an iterable, and a fair sample of it would be all of it")
-        return
+    evaluated = list_evaluated_samples(job, dataset, networks)
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
-    yield _evaluate(job, dataset, CONSTANT, constants, len(dataset.train), 0.0)
+    yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
     if not find_spec("sklearn"):
         yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
         return
@@ -84,24 +139,34 @@ def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> 
     kinds: dict[str, Fit] = {LINEAR: simple_models.fit_linear}
     if features.suits_trees:
         kinds[TREES] = simple_models.fit_trees
-    yield from _fit_growing(job, dataset, features, kinds, end, first_rows or FIRST_ROWS)
+    fits = {name: partial(_fit, job, dataset, evaluated, features, name, fit) for name, fit in kinds.items()}
+    # In the order of a random permutation, every first part of it is a fair sample.
+    order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
+    yield from _fit_growing(fits, order, end, first_rows or FIRST_ROWS)
+
+
+def find_obstacle(dataset: Dataset) -> str:
+    """Find the reason why no simple model can be fitted; empty if there is none."""
+    if not any(head.outputs for head in dataset.heads.values()):
+        return "what the targets mean is known to the job's loss alone"
+    if isinstance(dataset.train, StreamSplit):
+        return "the training data is an iterable, and a fair sample of it would be all of it"
+    return ""
 
 
 def _fit_growing(
-    job: Job, dataset: Dataset, features: Features, kinds: dict[str, Fit], end: float, first_rows: int
+    fits: Mapping[str, Callable[[Ids], Baseline]], order: Ids, end: float, first_rows: int
 ) -> Iterator[Baseline]:
-    """Fit each kind of model to more and more training samples, as long as its next fit is expected to end in time."""
-    # In the order of a random permutation, every first part of it is a fair sample.
-    order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
+    """Fit each kind of model to more and more samples in this order, as long as its next fit is expected to end in time."""
     rows = len(order) if end == math.inf else min(len(order), first_rows)
-    seconds, expected = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
+    seconds, expected = dict.fromkeys(fits, 0.0), dict.fromkeys(fits, 0.0)
     while expected:
         for name in list(expected):
             started = time.monotonic()
             if started + expected[name] > end and seconds[name]:
                 del expected[name]
                 continue
-            yield _fit(job, dataset, features, name, kinds[name], order[:rows])
+            yield fits[name](order[:rows])
             earlier_seconds, seconds[name] = seconds[name], time.monotonic() - started
             # A solver may need more than twice the time for twice the samples.
             growth = seconds[name] / earlier_seconds if earlier_seconds else 0.0
@@ -111,7 +176,15 @@ def _fit_growing(
         rows = min(len(order), rows * GROWTH)
 
 
-def _fit(job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, ids: Ids) -> Baseline:
+def _fit(
+    job: Job,
+    dataset: Dataset,
+    evaluated: Sequence[EvaluatedSamples],
+    features: Features,
+    name: str,
+    fit: Fit,
+    ids: Ids,
+) -> Baseline:
     """Fit one kind of model to these training samples."""
     started = time.monotonic()
     features.fit(dataset.train, ids)
@@ -121,31 +194,25 @@ def _fit(job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, id
             output: fit(features, dataset.train, ids, targets[output], head, job.train.seed)
             for output, head in dataset.heads.items()
         }
-        return _evaluate(job, dataset, name, models, len(ids), time.monotonic() - started)
+        return _evaluate(dataset, evaluated, name, models, len(ids), time.monotonic() - started)
 
 
-def _evaluate(job: Job, dataset: Dataset, name: str, models: dict[str, Predict], rows: int, seconds: float) -> Baseline:
-    """The metrics of one simple model on the validation samples, and on those of the final test if there is one."""
-    metrics = _metrics(job, dataset, models, dataset.validation, "validation/")
-    if dataset.test:
-        metrics |= _metrics(job, dataset, models, dataset.test.split, "test/")
-    return Baseline(
-        name, metrics, rows, len(dataset.train), seconds, _constant_answers(dataset) if name == CONSTANT else {}
-    )
-
-
-def _metrics(job: Job, dataset: Dataset, models: dict[str, Predict], split: Split, over: str) -> dict[str, float]:
-    train = job.train
-    objective = losses.build_objective(
-        train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss
-    )
-    tally = MetricAccumulator(dataset.heads, objective)
-    for start in range(0, len(split), EVALUATED_TOGETHER):
-        ids = np.arange(start, min(start + EVALUATED_TOGETHER, len(split)), dtype=np.int64)
-        outputs = {name: predict(split, ids) for name, predict in models.items()}
-        targets = {name: values[torch.from_numpy(ids)] for name, values in split.targets.items()}
-        tally.add(outputs, targets)
-    return tally.metrics(over)
+def _evaluate(
+    dataset: Dataset,
+    evaluated: Sequence[EvaluatedSamples],
+    name: str,
+    models: dict[str, Predict],
+    rows: int,
+    seconds: float,
+) -> Baseline:
+    """Compute the metrics of one simple model, and how much of the differences from the network is chance."""
+    metrics: dict[str, float] = {}
+    margins: dict[str, float] = {}
+    for samples in evaluated:
+        metrics |= samples.compute_metrics(models)
+        margins |= samples.estimate_margins(models)
+    answers = _constant_answers(dataset) if name == CONSTANT else {}
+    return Baseline(name, metrics, rows, len(dataset.train), seconds, answers, margins)
 
 
 def _constant_answers(dataset: Dataset) -> dict[str, str]:
@@ -185,9 +252,17 @@ def _describe_curve(curve: list[Baseline], metric: str, sign: int, samples: int)
         f"{format_metric(value)} of {row.rows:,} samples" for row, value in zip(curve, values, strict=True)
     )
     gain = sign * (values[-1] - values[-2])
-    error = Comparison(metric, values[-1], (), samples).compute_uncertainty()
+    error = _estimate_error(metric, values[-1], samples)
     start = f"the {curve[0].format_title()}: {metric} {points}: the last doubling gained {gain:+.4f}"
     if not error:
         return f"{start}, whose uncertainty is unknown"
     verdict = "would probably help" if gain > error else "would hardly help this model"
     return f"{start} (+-{error:.4f}), so more samples {verdict}"
+
+
+def _estimate_error(metric: str, value: float, samples: int) -> float:
+    """Estimate the standard error of a share, or of an RMSE with normal errors; 0 for metrics whose spread is unknown."""
+    kind = metric.rsplit("/", 1)[-1]
+    if kind == "rmse":
+        return value / math.sqrt(2 * samples)
+    return math.sqrt(value * (1 - value) / samples) if kind in ("accuracy", "f1", "micro_f1") else 0.0

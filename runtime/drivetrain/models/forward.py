@@ -36,7 +36,12 @@ VALUES_PER_INDEX = 256
 
 
 def compute_outputs(
-    network: nn.Module, heads: Iterable[str], split: Split, prepare: Preprocessing, device: torch.device
+    network: nn.Module,
+    heads: Iterable[str],
+    split: Split,
+    prepare: Preprocessing,
+    device: torch.device,
+    ids: Ids | None = None,
 ) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
     """Compute the outputs of all samples in order; yields the ids of each batch, and by head (N, outputs) float32.
 
@@ -46,26 +51,33 @@ def compute_outputs(
         split: split with the samples.
         prepare: preprocessing of raw inputs.
         device: device of the computation; the outputs are moved to the CPU.
+        ids: samples to compute, in this order; None for all.
     """
     computed: Iterator[tuple[Ids, dict[str, Tensor]]]
-    computed = without_gradients(network)(_compute_outputs)(network.to(device), heads, split, prepare, device)
+    computed = without_gradients(network)(_compute_outputs)(
+        network.to(device), heads, split, prepare, device, np.arange(len(split), dtype=np.int64) if ids is None else ids
+    )
     return computed
 
 
 def _compute_outputs(
-    network: nn.Module, heads: Iterable[str], split: Split, prepare: Preprocessing, device: torch.device
+    network: nn.Module,
+    heads: Iterable[str],
+    split: Split,
+    prepare: Preprocessing,
+    device: torch.device,
+    all_ids: Ids,
 ) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
     with torch_settings.use_default_switches():
-        for ids in cut_into_batches(split, prepare):
+        for ids in cut_into_batches(split, prepare, all_ids):
             raw = tuple(x.to(device) for x in split.gather(ids))
             outputs = network(*prepare(raw, ids, None))
             by_name = isinstance(outputs, Mapping)
             yield ids, {name: (outputs[name] if by_name else outputs).float().cpu() for name in heads}
 
 
-def cut_into_batches(split: Split, prepare: Preprocessing) -> Iterator[Ids]:
-    """Cut all ids in order into batches that fit into memory; the first samples determine the batch size."""
-    ids = np.arange(len(split), dtype=np.int64)
+def cut_into_batches(split: Split, prepare: Preprocessing, ids: Ids) -> Iterator[Ids]:
+    """Cut ids into batches that fit into memory; the first samples determine the batch size."""
     first_ids = ids[:8]
     inputs = prepare(split.gather(first_ids), first_ids, None)
     values_per_sample = sum(prod(x.shape[1:]) * (1 if x.is_floating_point() else VALUES_PER_INDEX) for x in inputs)

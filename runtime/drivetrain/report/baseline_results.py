@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite, sqrt
+from math import isfinite
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,6 +41,8 @@ class Baseline:
     """To fit it, reading included."""
     answers: Mapping[str, str] = field(default_factory=dict)
     """By head, the class that the constant answer names."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """By metric, half the width of the 95 % interval of its difference from the network, on the same samples."""
 
     def format_rows(self) -> str:
         """`2,000 of 12,000 samples` if it was not fitted to all, else an empty text."""
@@ -97,18 +99,10 @@ class Comparison:
         gap = self.network - ranked[0].metrics[self.metric]
         return -gap if lower_is_better(self.metric) else gap
 
-    def compute_uncertainty(self) -> float:
-        """Compute the standard error of a share or of an RMSE among the samples; 0 for metrics whose spread is unknown.
-
-        That of an RMSE is for errors of a normal distribution.
-        """
-        kind = self.metric.rsplit("/", 1)[-1]
-        if kind == "rmse" and self.samples:
-            return self.network / sqrt(2 * self.samples)
-        share = kind in ("accuracy", "f1", "micro_f1")
-        if not share or not self.samples or not 0 <= self.network <= 1:
-            return 0.0
-        return sqrt(self.network * (1 - self.network) / self.samples)
+    def find_margin(self) -> float | None:
+        """Half the width of the 95 % interval of the lead over the best simple model; None if it is unknown."""
+        ranked = self.sort_rows()
+        return ranked[0].margins.get(self.metric) if ranked else None
 
     def format_line(self) -> str:
         """Format all of them by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
@@ -133,8 +127,8 @@ class Comparison:
         lead, ranked = self.compute_lead(), self.sort_rows()
         if lead is None:
             return ""
-        best, title = ranked[0], ranked[0].format_title()
-        if best.name == CONSTANT and lead <= self.compute_uncertainty():
+        best, title, margin = ranked[0], ranked[0].format_title(), self.find_margin()
+        if best.name == CONSTANT and lead <= (margin or 0.0):
             return (
                 f"the network is no better than {best.format_title(article=True)}: it has learned nothing that counts; look at the "
                 "data, the labels and the learning rate (`drivetrain find-lr`)"
@@ -142,20 +136,23 @@ class Comparison:
         if best.name == CONSTANT and (self.skipped_reason or not self.is_complete):
             reason = f": {self.skipped_reason}" if self.skipped_reason else " in time"
             return f"the network is better than {best.format_title(article=True)}; no other simple model was fitted{reason}"
-        if lead > self.compute_uncertainty():
+        gap = _format_gap(abs(lead)) + (f" +-{_format_gap(margin)}" if margin else "")
+        if lead > (margin or 0.0):
             fitted_to = f", fitted to {best.format_rows()}" if best.format_rows() else ""
-            return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {_format_gap(lead)}"
-        if lead < -self.compute_uncertainty():
+            return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {gap}"
+        if lead < -(margin or 0.0):
             if self.time_order:
-                return f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}"
+                return f"the {title} {_choose_verb(best)} better, by {gap}"
             return (
-                f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {'them' if best.name == TREES else 'it'} "
+                f"the {title} {_choose_verb(best)} better, by {gap}: use {'them' if best.name == TREES else 'it'} "
                 f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain find-lr`)"
             )
         hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
+        if not margin:
+            return f"the {title} {_choose_verb(best)} as good: both have the same {self.metric}{hint}"
         return (
             f"the {title} {_choose_verb(best)} as good within what {self.samples:,} {self.metric.split('/')[0]} samples can tell "
-            f"(+-{_format_gap(self.compute_uncertainty())}){hint}"
+            f"(+-{_format_gap(margin)}){hint}"
         )
 
     def _describe_alternative(self, best: Baseline) -> str:
@@ -222,7 +219,7 @@ def compare_network(
     Args:
         data: the content of baselines.json.
         metric: the metric that chose the network's weights. Where that is a loss and there is an accuracy, the accuracy
-            takes its place: its differences can be judged, and their uncertainty is known. The final test, if there was one,
+            takes its place: people can judge its differences. The final test, if there was one,
             takes the place of the validation: its samples did not choose the weights, which favours the network.
         metrics: those of the network's chosen weights, on the validation samples and of the final test.
         network_name: the `model:` of the job, such as `linear`.
