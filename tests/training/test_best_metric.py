@@ -47,18 +47,6 @@ def test_of_equal_values_the_one_with_the_lower_loss_is_best() -> None:
     assert restored.update(metrics(0.15, 1.0), 7, 7)
 
 
-def test_a_state_without_a_loss_keeps_its_best() -> None:
-    """Checkpoints of older versions have no loss beside the best value."""
-    watch = BestMetric("validation/accuracy", None, CONSTANT)
-    watch.update(metrics(0.3, 1.0), 0, 0)
-    state = watch.state()
-    del state["best"]["loss"]
-    older = BestMetric("validation/accuracy", None, CONSTANT)
-    older.load(state)
-    assert not older.update(metrics(0.1, 1.0), 1, 1)
-    assert older.update(metrics(0.1, 1.1), 2, 2)
-
-
 def test_nan_is_never_best() -> None:
     watch = BestMetric("validation/loss", None, CONSTANT)
     assert not watch.update(metrics(math.nan), 1, 0)

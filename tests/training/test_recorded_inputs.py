@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan
 from drivetrain.supervisor import embedded, embedded_run
-from drivetrain.system.files import hash_file, read_json, write_json
+from drivetrain.system.files import read_json, write_json
 from drivetrain.system.signals import Interrupted
 from drivetrain.training import recorded_inputs, train
 from drivetrain.training.phase_timer import PhaseTimer
@@ -161,23 +160,6 @@ def test_a_run_of_an_older_version_resumes_and_is_recorded(
     assert outcome(folder) == "the same"
     assert says(capsys.readouterr().out, "did-record-data-changes")
     assert (folder / "run" / "data.json").exists()
-
-
-def test_doubted_axes_that_an_older_version_stored_do_not_stop_a_run(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=(40, 20, 12)).cumsum(axis=2)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2)
-    (tmp_path / "run").mkdir()
-    write(tmp_path, "task: series-classification\ndata: {train: a.npz, validation: 0.2}\n")
-    with pytest.raises(Stopped):
-        attempt(tmp_path, STOPPED_AFTER)
-    preprocessing_file, data_file = tmp_path / "run" / "preprocessing.json", tmp_path / "run" / "data.json"
-    record = read_json(preprocessing_file)
-    assert "axes" not in record["preprocessing"]
-    record["preprocessing"]["axes"] = "channels-time"
-    write_json(preprocessing_file, record)
-    write_json(data_file, read_json(data_file) | {"preprocessing": hash_file(preprocessing_file)})
-    attempt(tmp_path)
-    assert (tmp_path / "run" / "model").exists()
 
 
 @pytest.mark.parametrize("name", ["data.json", "preprocessing.json"])

@@ -133,7 +133,7 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
             "one job file for all nodes, with the same --set",
             "copy the leader's job file to that node",
         )
-    code, leader_code = follower["code"], leader.get("code", {})
+    code, leader_code = follower["code"], leader["code"]
     names = code.keys() | leader_code.keys()
     if other_files := sorted(name for name in names if code.get(name) != leader_code.get(name)):
         return describe(

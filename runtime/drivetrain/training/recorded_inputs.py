@@ -233,11 +233,10 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         if before.get(name) != now.get(name)
     ]
     computed = json.loads(json.dumps(dataset.preprocessing))
-    # Values that only an older version stored, such as uncertain axes, say nothing about the data.
     differences += [
         f"{name} of the preprocessing"
-        for name, value in computed.items()
-        if recorded.preprocessing.get(name, value) != value
+        for name in {**recorded.preprocessing, **computed}
+        if recorded.preprocessing.get(name) != computed.get(name)
     ]
     return differences + [
         f"the output {name!r}" if name else "the output"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,15 +44,6 @@ def _read_stream(run: Run) -> dict[str, object]:
     return {"stream": run.batches.stream.read_state(run.counters.epoch, run.counters.batch)}
 
 
-def _expect_later_counters(expected: Any, stored: Any) -> None:
-    """Expect newer counters only if the checkpoint has them, because earlier versions did not store them."""
-    empty: dict[str, object] = {"solved": False}
-    for name, value in empty.items():
-        expected.pop(name, None)
-        if isinstance(stored, Mapping) and name in stored:
-            expected[name] = value
-
-
 def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     """Restore weights, optimizer, counters and all other state of a run from a verified checkpoint.
 
@@ -62,7 +52,6 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     """
     tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
     expected = collect_state(run)
-    _expect_later_counters(expected["counters"], loaded.state.get("counters"))
     for key in ("stream", "within"):
         expected.pop(key, None)
         # An extended run may have a time limit that the original run did not have.
