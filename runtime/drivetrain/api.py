@@ -63,7 +63,7 @@ def memory_for(
         output: folder for table and picture.
 
     Returns:
-        `ceiling` in bytes, and `rows` with `micro_batch`, `predicted` and `measured` bytes.
+        `ceiling` in bytes, and `rows` with `micro_batch` and its `measured` bytes.
 
     Raises:
         DrivetrainError: with the command's message, if its exit code is not 0.

@@ -193,39 +193,31 @@ class Narrow:
     """A search in which so many samples fit, with a peak of ten bytes each."""
 
     def __init__(self, fits: int) -> None:
-        self.fits, self.size, self.batch_peak, self.trials = fits, 0, 0, list[int]()
+        self.fits, self.size, self.trials = fits, 0, list[int]()
         self.meter = self
 
     def reset_peak(self) -> None: ...
 
-    def read_used(self) -> int:
-        return 0
-
     def compute_limit(self) -> int:
         return 10 * self.fits
-
-    fixed_bytes = read_used
 
     def use_size(self, size: int) -> None:
         self.size = size
 
-    def measure_training_peak(self, size: int, ceiling: int) -> tuple[int | None, float]:
+    def measure_peak(self, size: int, ceiling: int) -> tuple[int | None, float]:
         self.trials.append(size)
         assert size == self.size
         return (10 * size if size <= self.fits else None), 1.0
-
-    def measure_evaluation_peak(self, size: int) -> int:
-        return 5 * size
 
     def measure_speeds(self, sizes: list[int]) -> dict[int, float]:
         assert sizes == [self.size]
         return {self.size: float(self.size)}
 
 
-def test_nothing_beyond_the_ceiling_is_tried() -> None:
+def test_sizes_double_until_one_does_not_fit() -> None:
     narrow = Narrow(100)
     speeds, ceiling = batch_size_test.measure_sizes(narrow, 4096)  # type: ignore[arg-type]
-    assert list(speeds) == narrow.trials == [8, 16, 32, 64, 100]
+    assert (list(speeds), narrow.trials) == ([8, 16, 32, 64], [8, 16, 32, 64, 128])
     assert ceiling == 1000
 
 

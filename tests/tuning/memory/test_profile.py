@@ -13,7 +13,6 @@ import pytest
 
 import drivetrain
 from drivetrain.errors import DrivetrainError
-from drivetrain.tuning.memory.size_search import SizeSearchResult, SizeTrial
 from drivetrain.tuning.processes import memory_profile
 from drivetrain.tuning.processes.memory_profile import MemoryRow
 from tests.paths import IMPORTS, ROOT
@@ -74,23 +73,12 @@ def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) 
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize(
-    ("largest", "batch", "expected"),
-    [(8, 50, [(16, 300), (32, 500), (50, 725)]), (8, 8, []), (8, 10, [(10, 300)]), (0, 64, [])],
-)
-def test_what_does_not_fit_is_listed_up_to_the_batch(largest: int, batch: int, expected: list[tuple[int, int]]) -> None:
-    search_result = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, next_peak=300)
-    assert [
-        (row.micro_batch, row.predicted) for row in memory_profile._predict_larger_sizes(search_result, batch)
-    ] == expected
-
-
 def test_the_table_without_anything_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [MemoryRow(8, False, None, 200 * MIB, 41.7), MemoryRow(16, False, 300 * MIB, None, None)]
+    rows = [MemoryRow(8, False, 200 * MIB, 41.7), MemoryRow(16, False, None, None)]
     memory_profile.report(rows, 250 * MIB, tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["8", "-", "200", "MiB", "42", "as", "it", "is"]
-    assert lines[2].split() == ["16", "300", "MiB", "does", "not", "fit", "-", "as", "it", "is"]
+    assert lines[1].split() == ["8", "200", "MiB", "42", "as", "it", "is"]
+    assert lines[2].split() == ["16", "does", "not", "fit", "-", "as", "it", "is"]
     assert lines[3] == "250 MiB available"
-    memory_profile.report([MemoryRow(2, False, None, None, None)], 250 * MIB, tmp_path)
+    memory_profile.report([MemoryRow(2, False, None, None)], 250 * MIB, tmp_path)
     assert json.loads((tmp_path / "memory.json").read_text())["rows"][0]["measured"] is None

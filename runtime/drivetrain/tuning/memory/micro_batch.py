@@ -197,8 +197,6 @@ def describe_choice(
         text = f"{sizes.describe_failure()}; this is the smallest possible"
     else:
         text = f"{format_bytes(sizes.peak(sizes.largest))} peak memory with micro-batch {sizes.largest}, {allowed}"
-    if 0 < sizes.largest < batch_size and not sizes.fits_whole_batch:
-        text += f", {min(2 * sizes.largest, batch_size)} would take {format_bytes(sizes.next_peak)}"
     if has_batch_norm and sizes.largest < batch_size:
         text += f"; the whole batch does not fit, so BatchNorm sees {value} samples at a time"
     if speeds:

@@ -1,7 +1,7 @@
 """Searches micro-batches that fit, with real training and evaluation steps at the largest shapes.
 
-It uses a separate run with a copy of the network that is discarded. The peak of each size is predicted from smaller
-sizes, so on a CPU no step is started that would reach the limit.
+It uses a separate run with a copy of the network that is discarded. On a CPU, a step that would reach the limit is
+stopped in the middle of its pass.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class SizeTrial:
     """A tried size; memory in bytes."""
 
     size: int
-    predicted: int | None
-    """Predicted peak; None for the first size, which has no basis for a prediction."""
     peak: int | None
     """Measured peak; None if the size did not fit."""
     speed: float
@@ -57,10 +55,6 @@ class SizeSearchResult:
     """Largest size that fits; 0 if the smallest does not."""
     fits_whole_batch: bool = False
     """Whether the whole batch and an evaluation batch of the usual size fit."""
-    held: int = 0
-    """Memory in use with any size, including optimizer state and gradients."""
-    next_peak: int = 0
-    """Predicted peak of the next size: the whole batch, or twice the largest."""
     recompute_reason: str = ""
     """Reason for recomputing blocks, if the search decided it."""
 
@@ -96,6 +90,8 @@ class SizeSearch:
         self.is_warm = False
         self.batch_peak = self.bytes_before_step = 0
         """Bytes for any size: the peak while a batch is made, and the memory in use before a step on it."""
+        self.evaluation_peak = 0
+        """Peak of the last evaluation."""
 
     def use_size(self, batch_size: int) -> None:
         """Use whole batches of `batch_size` samples from now on."""
@@ -108,29 +104,34 @@ class SizeSearch:
     def search_sizes(self) -> SizeSearchResult:
         """Try sizes until there is nothing left to try."""
         self.meter.reset_peak()
-        ladder = SizeLadder(self.batch_size, self.meter.read_used(), self.compute_limit(), self.min_size)
-        sizes = SizeSearchResult(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
-        evaluation_peak = ladder.base
+        base, ceiling, evaluation_peak = self.meter.read_used(), self.compute_limit(), 0
+        sizes = SizeSearchResult(base, ceiling, self.run.plan.value("gradient_checkpointing") is True)
+        ladder = SizeLadder(self.batch_size, self.min_size)
         while (size := ladder.choose_next()) is not None:
-            predicted = ladder.predict_peak(size) if ladder.peaks else None
-            peak, seconds = self.measure_training_peak(size, ladder.ceiling)
+            peak, seconds = self.measure_peak(size, ceiling)
             if peak is not None:
-                evaluation_peak = self.measure_evaluation_peak(size)
-                peak = max(peak, evaluation_peak)
-            ladder.record(size, peak)
-            # Only a real step shows the memory in use with any size.
-            if predicted is None:
-                ladder.base = self.fixed_bytes()
-            fits = max(ladder.peaks[size], self.batch_peak) if size in ladder.peaks else None
-            sizes.trials.append(SizeTrial(size, predicted, fits, min(2 * size, self.batch_size) / seconds))
-        sizes.largest, sizes.held = ladder.largest, ladder.base
-        sizes.next_peak = ladder.predict_peak(min(2 * max(1, ladder.largest), ladder.max_size))
+                evaluation_peak = self.evaluation_peak
+            ladder.record(size, fits=peak is not None)
+            sizes.trials.append(SizeTrial(size, peak, min(2 * size, self.batch_size) / seconds))
+        sizes.largest = ladder.largest
         if sizes.largest == ladder.max_size:
             evaluated_samples = min(default_batch_size(self.run), len(self.run.dataset.validation))
-            sizes.fits_whole_batch = (
-                ladder.base + (evaluation_peak - ladder.base) * evaluated_samples / ladder.max_size <= ladder.ceiling
-            )
+            fixed_bytes = self.bytes_before_step + self.weight_bytes
+            growth = (evaluation_peak - fixed_bytes) * evaluated_samples / ladder.max_size
+            sizes.fits_whole_batch = fixed_bytes + growth <= ceiling
         return sizes
+
+    def measure_peak(self, count: int, ceiling: int) -> tuple[int | None, float]:
+        """Measure the peak of training and evaluation with micro-batches of `count`, and the seconds of a training step.
+
+        The peak is None if it does not fit.
+        """
+        peak, seconds = self.measure_training_peak(count, ceiling)
+        if peak is None:
+            return None, seconds
+        self.evaluation_peak = self.measure_evaluation_peak(count)
+        peak = max(peak, self.evaluation_peak)
+        return (max(peak, self.batch_peak) if peak <= ceiling else None), seconds
 
     def measure_training_peak(self, count: int, ceiling: int) -> tuple[int | None, float]:
         """Measure the peak of a training step with micro-batches of `count`, None if it does not fit; and its time."""
@@ -196,10 +197,6 @@ class SizeSearch:
                 speeds[size] = max(speeds[size], self.batch_size / self._time_step(self._next_batch(), self.batch_size))
         return speeds
 
-    def fixed_bytes(self) -> int:
-        """Return the bytes in use in a step of any size: network, optimizer state, gradients and the whole batch."""
-        return self.bytes_before_step + self.weight_bytes
-
     def compute_limit(self) -> int:
         """Compute the memory limit of a step, less a copy of the checkpoint if one is saved in the background."""
         run, limit = self.run, self.meter.read_ceiling()
@@ -219,59 +216,35 @@ def _repeat_longest(split: Split, count: int, workers: int, pin: bool) -> Iterat
 MIN_STEP_FACTOR = 1.08
 """Smallest factor between two sizes that is worth a try."""
 MULTIPLES_FROM = 4
-"""Sizes above four times this number are multiples of it, except for the whole batch."""
+"""Sizes between two others are multiples of it above four times this number."""
 
 
 @dataclass
 class SizeLadder:
-    """Chooses the next size to try from the peaks of earlier sizes. Sizes are in samples, memory is in bytes.
-
-    A micro-batch of n samples adds at most n times the memory of one sample. So the peak of a larger size is predicted
-    in proportion to a tried size: never too low, and more precise for larger tried sizes. Sizes double while they fit,
-    then approach the limit as far as the prediction allows.
-    """
+    """Chooses the next size to try: twice the largest that fits, then halfway to the smallest that does not."""
 
     max_size: int
     """Batch size, or the number of samples if it is smaller."""
-    base: int
-    """Memory in use with any size; rather too low than too high."""
-    ceiling: int
     min_size: int = 1
-    peaks: dict[int, int] = field(default_factory=dict)
-    """Peaks of the sizes that fit."""
+    largest: int = 0
+    """Largest size that fits; 0 if none does."""
     smallest_failed: int | None = None
     """Smallest size that did not fit."""
 
-    @property
-    def largest(self) -> int:
-        """Largest size that fits; 0 if none does."""
-        return max(self.peaks, default=0)
-
-    def predict_peak(self, size: int) -> int:
-        """Predict the peak with `size` samples at a time."""
-        if not self.peaks:
-            return self.base
-        return self.base + (self.peaks[self.largest] - self.base) * size // self.largest
-
-    def record(self, size: int, peak: int | None) -> None:
-        """Record the peak of a tried size; None if it did not fit."""
-        if peak is None or peak > self.ceiling:
-            self.smallest_failed = min(size, self.smallest_failed or size)
+    def record(self, size: int, *, fits: bool) -> None:
+        """Record a tried size."""
+        if fits:
+            self.largest = size
         else:
-            self.peaks[size] = peak
+            self.smallest_failed = size
 
     def choose_next(self) -> int | None:
         """Choose the size to try next; None if there is nothing left to try."""
-        if not self.peaks:
+        if not self.largest:
             return None if self.smallest_failed else min(self.min_size, self.max_size)
-        size = min(2 * self.largest, self.max_size)
-        if self.smallest_failed is not None:
-            size = min(size, (self.largest + self.smallest_failed) // 2)
-        added_bytes = self.peaks[self.largest] - self.base
-        if added_bytes > 0:
-            size = min(size, self.largest * max(0, self.ceiling - self.base) // added_bytes)
-        if 4 * MULTIPLES_FROM < size < self.max_size:
+        if self.smallest_failed is None:
+            return min(2 * self.largest, self.max_size) if self.largest < self.max_size else None
+        size = (self.largest + self.smallest_failed) // 2
+        if size > 4 * MULTIPLES_FROM:
             size -= size % MULTIPLES_FROM
-        # The whole batch is always worth a try, because it needs no micro-batches.
-        is_worth_it = size >= max(self.largest * MIN_STEP_FACTOR, self.largest + 1)
-        return size if is_worth_it or size == self.max_size > self.largest else None
+        return size if size >= max(self.largest * MIN_STEP_FACTOR, self.largest + 1) else None

@@ -1,6 +1,6 @@
 """Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
 
-Sizes double while the next size is predicted to fit and one of the last two was faster; then all are timed again.
+Sizes double while they fit and one of the last two was faster; then all are timed again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from drivetrain.system.units import format_bytes as readable
 from drivetrain.tuning import assembly, batch_size
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
-from drivetrain.tuning.memory.size_search import SizeLadder, SizeSearch
+from drivetrain.tuning.memory.size_search import SizeSearch
 
 
 def measure(call: MeasuringCall) -> None:
@@ -37,31 +37,26 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
         OutOfMemory: if the smallest size does not fit.
     """
     search.meter.reset_peak()
-    ladder = SizeLadder(most, search.meter.read_used(), search.compute_limit(), min(batch_size.MIN_SIZE, most))
+    ceiling, size = search.compute_limit(), min(batch_size.MIN_SIZE, most)
     speeds: dict[int, float] = {}
-    while (
-        (size := ladder.choose_next()) is not None and ladder.smallest_failed is None and batch_size.still_gains(speeds)
-    ):
+    while batch_size.still_gains(speeds):
         search.use_size(size)
-        is_first = not ladder.peaks
-        peak, _ = search.measure_training_peak(size, ladder.ceiling)
-        ladder.record(
-            size, None if peak is None else max(peak, search.batch_peak, search.measure_evaluation_peak(size))
-        )
-        if is_first:
-            ladder.base = search.fixed_bytes()
-        if size in ladder.peaks:
-            speeds |= search.measure_speeds([size])
+        if search.measure_peak(size, ceiling)[0] is None:
+            break
+        speeds |= search.measure_speeds([size])
+        if size == most:
+            break
+        size = min(2 * size, most)
     if not speeds:
         raise OutOfMemory(
-            f"train.batch_size: auto: even {ladder.min_size} samples do not fit into memory",
-            f"{readable(ladder.ceiling)} available",
+            f"train.batch_size: auto: even {size} samples do not fit into memory",
+            f"{readable(ceiling)} available",
             "give a number, and optimize.micro_batch: auto",
         )
     for size in speeds:  # once more, because noise may have hit only one of them
         search.use_size(size)
         speeds[size] = max(speeds[size], *search.measure_speeds([size]).values())
-    return speeds, ladder.ceiling
+    return speeds, ceiling
 
 
 def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:

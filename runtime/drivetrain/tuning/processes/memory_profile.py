@@ -1,8 +1,5 @@
 """Measures memory by micro-batch with real steps, as a child of `drivetrain memory`, with and without recomputed
-blocks.
-
-It uses the search of `micro_batch: auto`, so no step is started that would reach the limit. Sizes that do not fit are
-listed with their predicted peak.
+blocks, by the search of `micro_batch: auto`.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from drivetrain.system.units import format_bytes
 from drivetrain.tuning import assembly
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
-from drivetrain.tuning.memory.size_search import SizeSearchResult
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,6 @@ class MemoryRow:
     micro_batch: int
     recomputed: bool
     """Whether blocks save only their inputs."""
-    predicted: int | None
-    """Peak predicted from the previous size; None for the first size."""
     measured: int | None
     """Measured peak; None if the size does not fit."""
     samples_per_second: float | None
@@ -46,28 +40,13 @@ def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
     """Measure the limit in bytes and all sizes, without and then with recomputed blocks if the network has blocks."""
     rows, ceiling = list[MemoryRow](), 0
     for recompute in (False, True) if search.facts.blocks > 1 else (False,):
-        size_search = search.prepare_search(recompute)
-        sizes = size_search.search_sizes()
+        sizes = search.prepare_search(recompute).search_sizes()
         ceiling = max(ceiling, sizes.ceiling)
         rows += [
-            MemoryRow(t.size, recompute, t.predicted, t.peak, round(t.speed, 1) if t.peak else None)
-            for t in sizes.trials
+            MemoryRow(trial.size, recompute, trial.peak, round(trial.speed, 1) if trial.peak else None)
+            for trial in sorted(sizes.trials, key=lambda trial: trial.size)
         ]
-        rows += _predict_larger_sizes(sizes, size_search.batch_size)
-        del size_search
     return ceiling, rows
-
-
-def _predict_larger_sizes(sizes: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
-    """Predict the peaks of sizes that were not tried, doubling up to the batch."""
-    count, peak = min(2 * sizes.largest, batch), sizes.next_peak
-    while sizes.largest and count > sizes.largest:
-        yield MemoryRow(count, sizes.recompute, peak, None, None)
-        if count == batch:
-            return
-        next_count = min(2 * count, batch)
-        peak = sizes.held + (peak - sizes.held) * next_count // count
-        count = next_count
 
 
 def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
@@ -89,9 +68,8 @@ def _name(recomputed: bool) -> str:
 
 
 def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
-    yield f"{'micro-batch':>11}  {'predicted':>10}  {'measured':>12}  {'samples/s':>10}  blocks"
+    yield f"{'micro-batch':>11}  {'measured':>12}  {'samples/s':>10}  blocks"
     for row in rows:
-        predicted = format_bytes(row.predicted) if row.predicted else "-"
         measured = format_bytes(row.measured) if row.measured else "does not fit"
         speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
-        yield f"{row.micro_batch:11}  {predicted:>10}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
+        yield f"{row.micro_batch:11}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
