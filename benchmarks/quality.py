@@ -5,7 +5,7 @@
 Each job is what `drivetrain init` drafts from a file of training, with `train.within` in the place of its epochs, and a file
 of test that no decision uses. The contenders of a set: `default`; `linear`, with `model: linear`, for tables and texts;
 `solved`, for texts if `--pretrained` names a folder: the draft that starts from it, frozen; and `simple`, the models of
-`drivetrain baseline` on all samples, however long they take. A seed draws and divides the rows, and is that of the job.
+`drivetrain bench models` on all samples, however long they take. A seed draws and divides the rows, and is that of the job.
 With the budget `drafted` a job keeps its epochs. A run's row has its forecast, too, beside what came.
 
 Each row is appended to OUT/rows.jsonl at once with the load of the machine before it. Those that are there for this CPU and

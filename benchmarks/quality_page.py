@@ -58,7 +58,7 @@ def _describe_head(rows: Sequence[Row], is_trial: bool) -> Iterator[str]:
     yield ""
     yield (
         "Points of accuracy on rows that no decision used (of diamonds R2; `by F1`: of its mean over the classes), mean ± standard deviation over the seeds, each of "
-        "which divides the rows anew. Simple models are fitted to all training rows, as `drivetrain baseline` does. `default` "
+        "which divides the rows anew. Simple models are fitted to all training rows, as `drivetrain bench models` does. `default` "
         "is the draft of `drivetrain init` with `train.within` in the place of its epochs. `the run says`: which model the run "
         "itself calls better by its validation rows, `equal` if it calls them as good. Seconds are those of the command, with "
         "the load of the machine before it."

@@ -55,7 +55,7 @@ def plan_for(
 def memory_for(
     job: Path | str, assignments: Sequence[str] = (), *, output: Path | str = "runs/memory"
 ) -> dict[str, Any]:
-    """Peak memory by micro-batch, measured in a child process, as by `drivetrain memory`.
+    """Peak memory by micro-batch, measured in a child process, as by `drivetrain bench memory`.
 
     Args:
         job: the path of a spec.
@@ -68,7 +68,7 @@ def memory_for(
     Raises:
         DrivetrainError: with the command's message, if its exit code is not 0.
     """
-    command = [sys.executable, "-m", "drivetrain", "memory", str(job), "--output", str(output)]
+    command = [sys.executable, "-m", "drivetrain", "bench", "memory", str(job), "--output", str(output)]
     for assignment in assignments:
         command += ["--set", assignment]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=build_environment({}))

@@ -61,4 +61,4 @@ def test_offered_words(folder: Path, arguments: list[str], expected: list[str]) 
 
 
 def test_every_command_is_offered(folder: Path) -> None:
-    assert set(list_completions(folder, "")) >= set(list_commands(make_parser()))
+    assert set(list_completions(folder, "")) >= {name.split()[0] for name in list_commands(make_parser())}

@@ -129,15 +129,15 @@ def test_what_is_published_and_mounted(cpu_image: str, word: str) -> None:
 
 
 COMMANDS = {
-    "baseline": "baseline jobs/digits.yaml",
-    "bench": "bench jobs/digits.yaml --output posture",
+    "bench lr": "bench lr jobs/digits.yaml",
+    "bench memory": "bench memory jobs/digits.yaml",
+    "bench models": "bench models jobs/digits.yaml",
+    "bench speed": "bench speed jobs/digits.yaml --output posture",
     "compare": "compare runs runs",
     "evaluate": "evaluate runs --output jobs/posture",
     "export": "export runs --output posture.onnx",
     "fetch": "fetch jobs/digits.yaml",
-    "find-lr": "find-lr jobs/digits.yaml",
     "init": "init jobs/data --output posture.yaml",
-    "memory": "memory jobs/digits.yaml",
     "predict": "predict runs jobs --output runtime/posture.csv",
     "report": "report runs",
 }

@@ -143,7 +143,7 @@ def test_a_job_brings_its_limits_and_its_folder(commands: list[Started], tmp_pat
     (tmp_path / "photos").mkdir()
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\ntask: image-classification\ndata: {train: photos}\nlimits: {cpus: 1, memory: 2g}\n")
-    main.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
+    main.main(["bench", "lr", str(spec), "--set", "limits.shm=64m"])
     (started,) = commands
     assert started.limits() == ["1", "2g", "64m", "none"]
     # Each by itself: what else lies beside the spec is nobody's business.
@@ -164,7 +164,7 @@ def test_a_network_only_for_what_the_job_names(
     spec.write_text(
         f"name: a\ntask: text-classification\ndata: {{train: texts.csv, text: text, labels: label}}\nmodel: {model}\n"
     )
-    main.main(["memory", str(spec)])
+    main.main(["bench", "memory", str(spec)])
     assert [started.limits()[-1] for started in commands] == [network]
 
 
@@ -272,7 +272,7 @@ raise SystemExit(_wait(["sh", "-c", r"printf 'caf\\303\\251\\033]0;owned\\007\\n
 
 
 def test_escapes_of_code_in_the_image_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    """`find-lr`, `memory` and `bench` run a job's code in the image; what they print into a file stays exact."""
+    """`bench` runs a job's code in the image; what they print into a file stays exact."""
     command = [sys.executable, "-c", NOISY]
     controller, terminal = pty.openpty()
     done = subprocess.run(command, cwd=ROOT, stdout=terminal, stderr=terminal, timeout=60, check=False)

@@ -24,6 +24,7 @@ from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system import child_process
 from drivetrain.system.signals import SignalForwarder
 from drivetrain.training import handshake
+from drivetrain.tuning import measuring_child
 from drivetrain.tuning.measuring_request import MemoryRequest
 from tests import own_job
 from tests.messages import saying, says
@@ -97,9 +98,11 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = MemoryRequest(spec, output=tmp_path / "out").load()[-1]
+    sources: list[SpecSource] = []
+    monkeypatch.setattr(measuring_child, "measure", lambda kind, folder, source, *others: sources.append(source) or 0)
+    MemoryRequest(spec, output=tmp_path / "out").measure({})
     edit(spec)
-    assert job_of(read_child_source([str(spec), *source.options()])) == AS_STARTED
+    assert job_of(read_child_source([str(spec), *sources[0].options()])) == AS_STARTED
 
 
 def test_all_runs_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

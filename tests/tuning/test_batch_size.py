@@ -147,11 +147,11 @@ def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> Non
         SpecSource(path, measured={"batch_size": 0}).load()
 
 
-@pytest.mark.parametrize("arguments", [["find-lr"], ["memory"], ["bench"]])
+@pytest.mark.parametrize("arguments", [["bench", "lr"], ["bench", "memory"], ["bench", "speed"]])
 def test_other_commands_want_a_number(tmp_path: Path, arguments: list[str]) -> None:
     done = run_drivetrain(tmp_path, *arguments, str(write_job(tmp_path)))
     assert done.returncode == 2
-    assert says(done.stderr, "is-auto-which-cannot-measure", "train.batch_size", arguments[0])
+    assert says(done.stderr, "is-auto-which-cannot-measure", "train.batch_size", " ".join(arguments))
 
 
 def test_from_python_it_must_be_a_number() -> None:

@@ -15,11 +15,9 @@ from drivetrain.distributed import local_processes
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.system import child_process
-from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import measuring_child, process_death
-from drivetrain.tuning.measuring_child import RunningVariant
 from tests import tiny
-from tests.messages import begins_with, saying, says
+from tests.messages import begins_with, says
 from tests.own_job import write_job
 from tests.paths import IMPORTS
 from tests.plan.attempted_trainers import Trainers, find_decision, folder, run_attempts
@@ -171,31 +169,10 @@ def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> 
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(child_process, "run_child", lambda command, environment, forward: SEGFAULT)
+    monkeypatch.setattr(child_process, "run_child", lambda *arguments, **options: SEGFAULT)
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
     first_plan = plan.resolve(job, machine)
-    assert measuring_child.measure("memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine) == 9
+    assert measuring_child.measure("memory", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine) == 9
     message = capsys.readouterr().err
     assert says(message, "crashed-sigsegv-inside-kernel")
     assert "`--set optimize.channels_last=false`" in message
-
-
-def test_a_variant_that_dies_reports_its_reason(tmp_path: Path) -> None:
-    log = tmp_path / "arm.log"
-    code = "import os, sys; print('the last thing it said', file=sys.stderr); os.kill(os.getpid(), 11)"
-    with pytest.raises(ChildEnded, check=saying("crashed-sigsegv-inside-kernel")):
-        RunningVariant([sys.executable, "-c", code], {}, log)
-
-
-def test_what_the_reading_of_a_spec_prints_is_no_answer(tmp_path: Path) -> None:
-    """The parent reads the standard output of these programs as answers, or prints its own results there."""
-    code = (
-        "import sys; from drivetrain.job_spec.spec_source import SpecSource; from drivetrain.tuning.processes import __main__;"
-        "SpecSource.load = lambda self: (print('hub: a note'), sys.exit(0)); __main__.main()"
-    )
-    for program in ("variant", "final_plan"):
-        command = [sys.executable, "-c", code, program, str(tmp_path), "{}", "job.yaml"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": IMPORTS}
-        )
-        assert (done.stdout, done.stderr) == ("", "hub: a note\n")

@@ -15,8 +15,8 @@ import torch
 from drivetrain.cli import main
 from drivetrain.errors import NumericsError
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.tuning.processes import lr_range
-from drivetrain.tuning.processes.lr_range import measure_losses, suggest_rate
+from drivetrain.tuning.processes import lr
+from drivetrain.tuning.processes.lr import measure_losses, suggest_rate
 from tests import tiny
 from tests.messages import says
 from tests.paths import ROOT
@@ -105,7 +105,8 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "drivetrain",
-        "find-lr",
+        "bench",
+        "lr",
         str(job),
         "--output",
         str(out),
@@ -116,7 +117,7 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    stored = json.loads((out / "find-lr.json").read_text())
+    stored = json.loads((out / "lr.json").read_text())
     assert stored["optimizer"] == "sgd"
     rates = [row["lr"] for row in stored["steps"]]
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 10, 40)[: len(rates)])
@@ -137,13 +138,13 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_make_no_sense(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["find-lr", str(ROOT / "jobs" / "digits.yaml"), *options]) == 2
+    assert main.main(["bench", "lr", str(ROOT / "jobs" / "digits.yaml"), *options]) == 2
     assert expected in capsys.readouterr().err
 
 
 def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tiny.assemble_run(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
-    lr_range.report(run, suggest_rate(RATES, flat, 100), tmp_path)
+    lr.report(run, suggest_rate(RATES, flat, 100), tmp_path)
     assert says(capsys.readouterr().out, "learning-rate-suggested-loss")
-    assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None
+    assert json.loads((tmp_path / "lr.json").read_text())["suggested"] is None

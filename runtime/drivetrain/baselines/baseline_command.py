@@ -1,4 +1,4 @@
-"""`drivetrain baseline JOB`: what simple models reach on a job's data, in seconds and before any training."""
+"""`drivetrain bench models JOB`: what simple models reach on a job's data, in seconds and before any training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.system.console import open_console, say, say_aside, say_json
 
 @dataclass(frozen=True)
 class BaselineRequest:
-    """The options of `drivetrain baseline`."""
+    """The options of `drivetrain bench models`."""
 
     spec: Path
     assignments: Sequence[str] = ()

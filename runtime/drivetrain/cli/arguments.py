@@ -32,21 +32,19 @@ def make_parser() -> CommandParser:
         command.set_defaults(command=name)
         return command
 
-    _add_plan(add)
-    _add_training(add)
-    _add_repeat(add)
-    _add_measuring(add)
-    _add_look(add)
-    _add_use(add)
-    for add_command in (_add_init, _add_fetch):
-        add_command(add)
+    groups = (_add_plan, _add_training, _add_repeat, _add_measuring, _add_look, _add_use, _add_init, _add_fetch)
+    for add_group in groups:
+        add_group(add)
     return top
 
 
 def list_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """List the parsers of all commands, by name."""
+    """List the parsers of all commands, by name: `train`, `bench speed`."""
     subparsers = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: command for action in subparsers for name, command in action.choices.items()}
+    listed: dict[str, argparse.ArgumentParser] = {}
+    for name, command in (item for action in subparsers for item in action.choices.items()):
+        listed |= {f"{name} {kind}": parser for kind, parser in list_commands(command).items()} or {name: command}
+    return listed
 
 
 def list_options(command: argparse.ArgumentParser) -> list[str]:
@@ -169,28 +167,29 @@ def _add_start(command: CommandParser) -> None:
 
 def _add_measuring(add: Add) -> None:
     """Commands that measure a job without training it."""
-    command = _add_job(add("baseline", "fit simple models to a job's data: what a network has to beat"))
-    command.add_argument(
-        "--seconds", type=float, default=60.0, help="time for all of them (default: 60; inf: as long as they take)"
-    )
+    top = add("bench", "measure a job: speed of each optimization, learning rate, memory, simple models")
+    kinds = top.add_subparsers(required=True, metavar="KIND", dest="KIND")
+
+    def add_kind(kind: str, text: str) -> CommandParser:
+        command = kinds.add_parser(kind, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(command=f"bench {kind}")
+        if kind != "models":
+            command.add_path("--output", "DIR", f"output folder (default: runs/bench-{kind}-<name>)")
+        _add_job(command)
+        return command
+
+    command = add_kind("speed", "speedup of each optimization: added one by one, and removed from the full plan")
+    command.add_argument("--against", action="append", default=[], metavar="KEY=VALUE", help="a variant of the job")
+    command.add_argument("--rounds", type=int, default=8, help="paired measurements per comparison (default: 8)")
     command.add_switch("--json", "print JSON instead of a table")
-    command = _add_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
-    command.add_path("--output", "DIR", "output folder (default: runs/find-lr-<name>)")
+    command = add_kind("lr", "learning-rate range test: the loss at growing rates, and a suggestion")
     command.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
     command.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
     command.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
-    command = _add_job(add("memory", "predict and measure peak memory for each micro-batch size"))
-    command.add_path("--output", "DIR", "output folder (default: runs/memory-<name>)")
-    command = _add_job(
-        add("bench", "measure the speedup of each optimization: added one by one, and removed from the full plan")
-    )
-    command.add_argument(
-        "--against", action="append", default=[], metavar="KEY=VALUE", help="also compare with a variant of the job"
-    )
-    command.add_path("--output", "DIR", "output folder (default: runs/bench-<name>)")
-    command.add_argument(
-        "--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)"
-    )
+    add_kind("memory", "peak memory of each micro-batch size")
+    command = add_kind("models", "simple models on a job's data: what a network has to beat")
+    help_text = "time for all of them (default: 60; inf: as long as they take)"
+    command.add_argument("--seconds", type=float, default=60.0, help=help_text)
     command.add_switch("--json", "print JSON instead of a table")
 
 

@@ -50,11 +50,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if not command_words:
         print(FIRST_STEPS, end="", file=sys.stderr)
         raise SystemExit(2)
-    if not command_words[0].startswith("-") and command_words[0] not in commands:
+    names = list(dict.fromkeys(name.partition(" ")[0] for name in commands))
+    if not command_words[0].startswith("-") and command_words[0] not in names:
         raise SpecError(
             f"{command_words[0]}: there is no such command",
-            ", ".join(commands),
-            _suggest_command(command_words[0], list(commands)),
+            ", ".join(names),
+            _suggest_command(command_words[0], names),
         )
     parsed, unknown = top.parse_known_args(command_words)
     if unknown:

@@ -21,13 +21,13 @@ from drivetrain.system.installation import INSTALL_TORCH
 
 Request = TypeVar("Request")
 REQUESTS = {
-    "baseline": "drivetrain.baselines.baseline_command:measure_baselines",
-    "bench": "drivetrain.tuning.bench.bench:bench",
+    "bench lr": "drivetrain.tuning.measuring_request:find_lr",
+    "bench memory": "drivetrain.tuning.measuring_request:measure_memory",
+    "bench models": "drivetrain.baselines.baseline_command:measure_baselines",
+    "bench speed": "drivetrain.tuning.bench.bench:bench",
     "compare": "drivetrain.report.comparison:compare",
     "evaluate": "drivetrain.inference.evaluate:evaluate",
     "export": "drivetrain.inference.export:export",
-    "find-lr": "drivetrain.tuning.measuring_request:find_lr",
-    "memory": "drivetrain.tuning.measuring_request:measure_memory",
     "repeat": "drivetrain.supervisor.repeat:repeat",
     "sweep": "drivetrain.supervisor.sweep:sweep",
 }

@@ -50,7 +50,7 @@ from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
 
-WITH_JOB = ("find-lr", "memory", "bench", "fetch", "baseline")
+WITH_JOB = ("bench speed", "bench lr", "bench memory", "bench models", "fetch")
 COMMANDS = (
     *WITH_JOB,
     "report",
@@ -130,7 +130,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         file.write(project.to_yaml(override, variables))
         file.flush()
         line = [*project.list_words("cpu", file.name), "run", "--rm", "-T", "--no-deps"]
-        name = f"{project.name}-{parsed.command}-{os.getpid()}"
+        name = f"{project.name}-{parsed.command.replace(' ', '-')}-{os.getpid()}"
         options = ["--name", name, "--interactive=false", "--workdir", str(workdir)]
         command = [*line, *options, "trainer", *arguments]
         code = _wait(command, {**os.environ, **variables}, partial(_stop, client, name))

@@ -131,7 +131,7 @@ class Comparison:
         if best.name == CONSTANT and lead <= (margin or 0.0):
             return (
                 f"the network is no better than {best.format_title(article=True)}: it has learned nothing that counts; look at the "
-                "data, the labels and the learning rate (`drivetrain find-lr`)"
+                "data, the labels and the learning rate (`drivetrain bench lr`)"
             )
         if best.name == CONSTANT and (self.skipped_reason or not self.is_complete):
             reason = f": {self.skipped_reason}" if self.skipped_reason else " in time"
@@ -145,7 +145,7 @@ class Comparison:
                 return f"the {title} {_choose_verb(best)} better, by {gap}"
             return (
                 f"the {title} {_choose_verb(best)} better, by {gap}: use {'them' if best.name == TREES else 'it'} "
-                f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain find-lr`)"
+                f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain bench lr`)"
             )
         hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
         if not margin:

@@ -51,7 +51,7 @@ def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0
         if job.train.within and result.within_seconds is not None:
             limit = min(limit, parse_duration(job.train.within) - result.within_seconds - report_seconds)
     if limit < LEAST_SECONDS:
-        say("baselines: left out, as the time of train.within is over; `drivetrain baseline JOB` fits them")
+        say("baselines: left out, as the time of train.within is over; `drivetrain bench models JOB` fits them")
         return
     time_words = "as long as they take" if seconds == inf else f"up to {min(seconds, limit):.0f} s"
     say(f"baselines: fitting simple models to the same samples, {time_words} (baselines: off leaves them out)")
@@ -68,7 +68,7 @@ def compare(source: SpecSource, job: Job, run: Path, report_seconds: float = 0.0
         say(f"baselines: {comparison.metric}: {comparison.format_line()}")
         say(f"baselines: {comparison.describe_verdict()}")
     if failure:
-        say(f"baselines: {failure}; `drivetrain baseline JOB` takes the time that they need (baselines: full, off)")
+        say(f"baselines: {failure}; `drivetrain bench models JOB` takes the time that they need (baselines: full, off)")
 
 
 def _fit_in_child(source: SpecSource, run: Path, seconds: float, limit: float) -> str:

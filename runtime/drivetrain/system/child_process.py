@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from drivetrain.errors import Stopped
 from drivetrain.system import library_variables, signals
@@ -101,68 +99,6 @@ def stop_child(child: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):  # what it has not read is lost
                 pipe.close()
-
-
-class ChildEnded(Exception):
-    """A child could not start, or has ended; the text is its last message."""
-
-
-class Worker:
-    """A child that answers requests, each a line of JSON, until it is closed.
-
-    Args:
-        command: its command line; the program uses `open_answers` and `read_requests`.
-        environment: all of its variables.
-        log: the file that gets its messages.
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        with log.open("wb") as file:
-            self.process = start_child(
-                command, environment, requests=subprocess.PIPE, output=subprocess.PIPE, errors=file.fileno()
-            )
-
-    def ask(self, request: object) -> Any:
-        """Send a request; returns the answer; raises ChildEnded if the child has ended."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{json.dumps(request)}\n".encode())
-            self.process.stdin.flush()
-        except OSError:
-            raise ChildEnded(self._describe_end()) from None
-        return self.read_answer()
-
-    def read_answer(self) -> Any:
-        """Read the next answer; raises ChildEnded if the child ends before."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line.endswith(b"\n"):  # killed before or in an answer
-            self.process.wait()
-            raise ChildEnded(self._describe_end())
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the child."""
-        stop_child(self.process)
-
-    def _describe_end(self) -> str:
-        if (signal := signals.CRASH_EXIT_CODES.get(128 - (self.process.poll() or 0))) is not None:
-            return f"crashed with {signal} inside a kernel"
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip()[:200] if lines else f"exited with code {self.process.poll()}"
-
-
-def open_answers() -> Callable[[object], None]:
-    """For a worker's program: the function that sends an answer. What else is printed goes to the log."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return lambda answer: print(json.dumps(answer), file=answers, flush=True)
-
-
-def read_requests() -> Iterator[Any]:
-    """For a worker's program: the requests, until the worker is closed."""
-    return map(json.loads, sys.stdin)
 
 
 def build_environment(environment: dict[str, str]) -> dict[str, str]:

@@ -118,5 +118,5 @@ def describe_learning_rate(job: Job, size: int) -> str:
     rule, factor = ("linear", ratio) if name == "sgd" else ("square-root", ratio**0.5)
     return (
         f"train.optimizer.lr stays {rate:g}; if it was chosen for batches of {USUAL_BATCH}, the {rule} rule would "
-        f"make it {rate * factor:.3g} (drivetrain find-lr JOB --set train.batch_size={size} measures it)"
+        f"make it {rate * factor:.3g} (drivetrain bench lr JOB --set train.batch_size={size} measures it)"
     )

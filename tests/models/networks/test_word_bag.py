@@ -171,7 +171,7 @@ def test_it_is_trained_by_steps_where_it_cannot_be_solved(
 
 def test_commands_about_steps_say_that_there_are_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     job = str(write_job(tmp_path))
-    assert main.main(["find-lr", job]) == 2
+    assert main.main(["bench", "lr", job]) == 2
     assert says(capfd.readouterr().err, "no-rate-has-effect")
     settings = ("--set", "train.batch_size=240", "--set", "model.dropout=0")
     assert main.main(["train", job, "--runs", str(tmp_path / "runs"), *settings]) == 0

@@ -1,4 +1,4 @@
-"""The command `memory`: its rows, its table, and its files."""
+"""The command `bench memory`: its rows, its table, and its files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 import drivetrain
 from drivetrain.errors import DrivetrainError
-from drivetrain.tuning.processes import memory_profile
-from drivetrain.tuning.processes.memory_profile import MemoryRow
+from drivetrain.tuning.processes import memory
+from drivetrain.tuning.processes.memory import MemoryRow
 from tests.paths import IMPORTS, ROOT
 
 TEXT = """
@@ -35,7 +35,7 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
     )
     (tmp_path / "tiny.yaml").write_text(TEXT)
     out = tmp_path / "found"
-    command = [sys.executable, "-m", "drivetrain", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
+    command = [sys.executable, "-m", "drivetrain", "bench", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads((out / "memory.json").read_text())
@@ -75,10 +75,10 @@ def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) 
 
 def test_the_table_without_anything_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [MemoryRow(8, False, 200 * MIB, 41.7), MemoryRow(16, False, None, None)]
-    memory_profile.report(rows, 250 * MIB, tmp_path)
+    memory.report(rows, 250 * MIB, tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["8", "200", "MiB", "42", "as", "it", "is"]
     assert lines[2].split() == ["16", "does", "not", "fit", "-", "as", "it", "is"]
     assert lines[3] == "250 MiB available"
-    memory_profile.report([MemoryRow(2, False, None, None)], 250 * MIB, tmp_path)
+    memory.report([MemoryRow(2, False, None, None)], 250 * MIB, tmp_path)
     assert json.loads((tmp_path / "memory.json").read_text())["rows"][0]["measured"] is None

@@ -101,7 +101,7 @@ def batch_size(samples: int, most: int) -> Entry:
 def optimizer(rate: str, reason: str = "a good start for this network") -> list[Entry]:
     """Draft AdamW with a learning rate that suits the network, and a one-cycle schedule."""
     return [
-        Entry("optimizer", f"{{name: adamw, lr: {rate}}}", f"{reason}; `drivetrain find-lr` tests others"),
+        Entry("optimizer", f"{{name: adamw, lr: {rate}}}", f"{reason}; `drivetrain bench lr` tests others"),
         Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
     ]
 

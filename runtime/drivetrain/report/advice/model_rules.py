@@ -150,7 +150,7 @@ def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advic
             "measure the learning rate",
             f"the network learned almost nothing: its training loss was {format_metric(start)} at first, {format_metric(end)} at the end",
             "with a rate that is far too low or too high nothing else helps",
-            "drivetrain find-lr JOB",
+            "drivetrain bench lr JOB",
         )
 
 
@@ -182,7 +182,7 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
         yield Advice(
             "lower the learning rate",
             f"the loss jumped to ten times its usual value {jumps:,} times",
-            "a steadier training; `drivetrain find-lr` measures which rate is too high",
+            "a steadier training; `drivetrain bench lr` measures which rate is too high",
             f"train: {{optimizer: {{lr: {rate / 3:.2g}}}}}",
         )
 

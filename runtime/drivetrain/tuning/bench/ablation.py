@@ -9,12 +9,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from drivetrain import optimizations
 from drivetrain.optimizations import Value
 from drivetrain.plan.plan import Decision, Plan, format_value
-from drivetrain.system.child_process import ChildEnded
-from drivetrain.tuning.measuring_child import RunningVariant, VariantReady
-from drivetrain.tuning.paired_timing import PairedTiming, count_block_steps, time_quiet_pairs
+from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05
 """Largest difference (of the logarithms) between the steps' product and the total, unless the noise is larger."""
@@ -22,8 +22,31 @@ MAX_NOISE = 0.15
 """Largest noise for a statement about the total."""
 
 
-Start = Callable[..., RunningVariant]
-"""Function of (plan, assignments) that returns a ready variant or raises ChildEnded."""
+class Failed(Exception):
+    """A variant cannot train; the text is the reason."""
+
+
+class TimedVariant(Protocol):
+    """A variant of the training whose first steps are done."""
+
+    numbers: list[tuple[float, float]]
+    """Loss and gradient norm of the first steps."""
+    first_seconds: float
+    """Seconds of the first step, which includes compilation."""
+    step_seconds: float
+    """Approximate seconds of a normal step."""
+    batch: float
+    """Mean number of samples per step."""
+    added_bytes: int
+    """Bytes that it adds to those of the process before it."""
+    notes: list[str]
+
+    def time_steps(self, count: int) -> TimedBlock:
+        """Time a block of steps."""
+
+
+Start = Callable[..., TimedVariant]
+"""Function of (plan, is_other_job) that returns a ready variant or raises Failed."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +63,8 @@ class AblationStep:
     pair: PairedTiming | None = None
     samples_per_second: float | None = None
     step_seconds: float | None = None
-    peak: int | None = None
-    """Bytes."""
+    added_bytes: int | None = None
+    """Bytes that the variant adds to those of the process before it."""
     loss_off: float | None = None
     """Largest relative difference of the first losses from plain fp32 on the same batches."""
     first_seconds: float | None = None
@@ -106,97 +129,89 @@ def _standard_error(pair: PairedTiming) -> float:
 def measure_ablation(
     plan: Plan, start: Start, rounds: int, report: Callable[[str], None], against: Sequence[str] = ()
 ) -> Ablation:
-    """Measure the whole ablation; raises ChildEnded if even the plain variant does not start."""
+    """Measure the whole ablation of what a process can switch; raises Failed if even the plain variant does not start."""
     return Ablation(tuple(_AblationRunner(plan, start, rounds, report).measure_steps(against)))
 
 
 class _AblationRunner:
-    """Runs at most three variants at a time: plain, the last accepted variant, and the compared variant."""
+    """Keeps at most three variants at a time: plain, the last accepted variant, and the compared variant."""
 
     def __init__(self, plan: Plan, start: Start, rounds: int, report: Callable[[str], None]) -> None:
         self.plan, self.start, self.rounds, self.report = plan, start, rounds, report
-        self.plain = start(plan.only(()))
-        self.best = self.plain
+        self.fixed = optimizations.list_process_settings()
+        self.plain = self.best = start(plan.only(self.fixed))
         self.enabled: list[Decision] = []
 
     def measure_steps(self, against: Sequence[str]) -> Iterator[AblationStep]:
-        added = [self._measure_added(row) for row in self.plan.list_enabled()]
-        total = self._measure(AblationStep("all", "all together"), self.plain, self.best, self.best)
-        ready = self.plain.ready
-        count = count_block_steps(ready.step)
-        seconds = min(self.plain.time_steps(count).seconds / count for _ in range(3))
+        rows = [row for row in self.plan.list_enabled() if row.name not in self.fixed]
+        added = [self._measure_added(row) for row in rows]
+        plain, count = self.plain, count_block_steps(self.plain.step_seconds)
+        seconds = min(plain.time_steps(count).seconds / count for _ in range(3))
         yield AblationStep(
-            "plain",
-            "plain",
-            samples_per_second=ready.batch / seconds,
-            step_seconds=seconds,
-            peak=self.plain.peak,
-            loss_off=0.0,
+            "plain", "plain", None, "", None, plain.batch / seconds, seconds, plain.added_bytes, loss_off=0.0
         )
         yield from added
-        if self.best is not self.plain:
-            self.plain.close()
-            yield total
+        if self.best is not plain:
+            yield self._measure(AblationStep("all", "all together"), plain, self.best, self.best)
         for row in self.enabled if len(self.enabled) > 1 else ():
             without = [one for one in self.enabled if one is not row]
             yield self._measure_beside_best(AblationStep("without", row.name, row.value, row.effect), without)
         if against:
             empty = AblationStep("against", ", ".join(against), effect="training")
-            yield self._measure_beside_best(empty, self.enabled, against)
+            yield self._measure_beside_best(empty, self.enabled, is_other_job=True)
+
+    def _build(self, rows: Sequence[Decision], *, is_other_job: bool = False) -> TimedVariant:
+        return self.start(self.plan.only({*self.fixed, *(row.name for row in rows)}), is_other_job)
 
     def _measure_added(self, row: Decision) -> AblationStep:
-        names = [decision.name for decision in self.enabled] + [row.name]
         empty = AblationStep("added", row.name, row.value, row.effect)
         try:
-            variant = self.start(self.plan.only(names))
+            variant = self._build([*self.enabled, row])
             measured = self._measure(empty, self.best, variant, variant)
-        except ChildEnded as error:
+        except Failed as error:
             self.report(f"bench: {row.name} {format_value(row.value)} failed and is skipped: {error}")
             return replace(empty, note=f"failed: {error}")
-        if self.best is not self.plain:
-            self.best.close()
         self.best = variant
         self.enabled.append(row)
         return measured
 
     def _measure_beside_best(
-        self, empty: AblationStep, rows: Sequence[Decision], assignments: Sequence[str] = ()
+        self, empty: AblationStep, rows: Sequence[Decision], *, is_other_job: bool = False
     ) -> AblationStep:
-        """Compare another variant with the best plan, and stop it."""
+        """Compare another variant with the best plan."""
         try:
-            variant = self.start(self.plan.only([row.name for row in rows]), assignments)
-            slow, fast = (self.best, variant) if assignments else (variant, self.best)
+            variant = self._build(rows, is_other_job=is_other_job)
+            slow, fast = (self.best, variant) if is_other_job else (variant, self.best)
             measured = self._measure(empty, slow, fast, variant)
-            variant.close()
-        except ChildEnded as error:
+        except Failed as error:
             return replace(empty, note=f"failed: {error}")
         # Losses of another job do not measure rounding.
-        return replace(measured, loss_off=None) if assignments else measured
+        return replace(measured, loss_off=None) if is_other_job else measured
 
     def _measure(
-        self, empty: AblationStep, slow: RunningVariant, fast: RunningVariant, reported: RunningVariant
+        self, empty: AblationStep, slow: TimedVariant, fast: TimedVariant, reported: TimedVariant
     ) -> AblationStep:
         """Measure a step; returns it with speed, step time and memory of the variant `reported`."""
-        pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.ready.step), self.rounds)
-        pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
+        pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.step_seconds), self.rounds)
+        pair = PairedTiming(tuple(a.seconds / b.seconds * fast.batch / slow.batch for a, b in pairs))
         self.report(f"bench: {empty.kind} {empty.name}: {pair.format_spread()}")
         blocks = [sides[reported is fast] for sides in pairs]
-        ready, step_seconds = reported.ready, statistics.median(block.seconds / block.steps for block in blocks)
+        step_seconds = statistics.median(block.seconds / block.steps for block in blocks)
         return replace(
             empty,
             pair=pair,
-            samples_per_second=ready.batch / step_seconds,
+            samples_per_second=reported.batch / step_seconds,
             step_seconds=step_seconds,
-            peak=reported.peak,
-            loss_off=_compare_losses(ready, self.plain.ready),
-            first_seconds=max(0.0, ready.first - step_seconds),
+            added_bytes=reported.added_bytes,
+            loss_off=_compare_losses(reported, self.plain),
+            first_seconds=max(0.0, reported.first_seconds - step_seconds),
             disturbed=statistics.median(block.waited for sides in pairs for block in sides),
-            note="; ".join(ready.notes),
+            note="; ".join(reported.notes),
         )
 
 
-def _compare_losses(ready: VariantReady, reference: VariantReady) -> float:
+def _compare_losses(variant: TimedVariant, reference: TimedVariant) -> float:
     """Compute the largest relative difference of the losses; infinite if one of them is NaN."""
-    pairs = [(loss, true_loss) for (loss, _), (true_loss, _) in zip(ready.numbers, reference.numbers, strict=True)]
+    pairs = [(loss, true_loss) for (loss, _), (true_loss, _) in zip(variant.numbers, reference.numbers, strict=True)]
     errors = [abs(loss - true_loss) / max(abs(true_loss), 1e-6) for loss, true_loss in pairs]
     return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)

@@ -1,15 +1,13 @@
-"""`drivetrain bench`: measures the gain of each optimization of a job's plan on the job's network and batches.
+"""`drivetrain bench speed`: measures the gain of each optimization of a job's plan on the job's network and batches.
 
-    final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json
-
-The order is plain, each optimization added to the earlier ones, then all without each. Every variant is a separate
-process with its own plan, so threads, OpenMP runtime and allocator are measured too. The parent does not load torch.
+The order is plain, each optimization added to the earlier ones, then all without each. All variants are trained by one
+child, in turns; what is fixed when a process starts (threads, OpenMP runtime, allocator) is the same in all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +21,16 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import evidence
-from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.plan.plan_table import describe_machine
 from drivetrain.report.formatting import format_tick
-from drivetrain.system import signals
-from drivetrain.system.console import open_console, say, say_aside, say_json
-from drivetrain.system.files import blame_storage, parse_json, write_json
+from drivetrain.system.console import open_console, redirect_output, say_json
+from drivetrain.system.files import blame_storage, read_json, write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.tuning import measuring_child
-from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
-from drivetrain.tuning.measuring_child import VariantPool
+from drivetrain.tuning.bench.ablation import Ablation, AblationStep
 from drivetrain.tuning.measuring_request import MeasuringRequest
 
+FILE = "speed.json"
 MIN_SHOWN_COMPILE_SECONDS = 1.0
 """Smallest extra time of the first step that is shown."""
 NOISY_SHARE = 0.1
@@ -43,6 +38,7 @@ NOISY_SHARE = 0.1
 _LEGEND = """  +     speedup over the row above; `all together` is relative to plain, `with` compares a variant with all
   -     all without this setting; the speed is what the setting contributes to all
   [ ]   interquartile range of the paired measurements
+  memory  what the variant adds to data and process
   loss  largest relative difference of the loss from plain fp32 in the first 4 steps"""
 _COMPILES = "  first step: extra time of the first step with an empty compile cache"
 _TITLES = ("speed", "samples/s", "step ms", "memory", "loss off", "first step")
@@ -51,9 +47,9 @@ _PREFIXES = {"added": "+ ", "without": "- ", "against": "with "}
 
 @dataclass(frozen=True)
 class BenchRequest(MeasuringRequest):
-    """Request of `drivetrain bench`."""
+    """Request of `drivetrain bench speed`."""
 
-    command = "bench"
+    kind = "speed"
     against: Sequence[str] = ()
     """Settings of a job variant that is compared at the end."""
     rounds: int = 8
@@ -62,7 +58,7 @@ class BenchRequest(MeasuringRequest):
 
 def bench_command(request: BenchRequest) -> str:
     """Return the command line that repeats the measurement."""
-    command_words = ["drivetrain", "bench", str(request.spec)]
+    command_words = ["drivetrain", "bench", "speed", str(request.spec)]
     command_words += [word for value in request.assignments for word in ("--set", value)]
     command_words += [word for value in request.against for word in ("--against", value)]
     return shlex.join([*command_words, *(["--rounds", str(request.rounds)] if request.rounds != 8 else [])])
@@ -83,8 +79,8 @@ def explain_ratios(ablation: Ablation) -> str:
 
 
 def describe_left_out(plan: Plan) -> str:
-    """List the optimizations that are not measured because they are off in the plan."""
-    on = {row.name for row in plan.list_enabled()}
+    """List the optimizations that are not measured because they are off in the plan, or fixed when a process starts."""
+    on = {row.name for row in plan.list_enabled()} | optimizations.list_process_settings()
     off = [f"{row.name} ({format_value(row.value)})" for row in plan.decisions if row.name not in on]
     return f"not measured because off in this plan: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 
@@ -102,23 +98,14 @@ def describe_noise(ablation: Ablation) -> list[str]:
     ]
 
 
-def write_results(
-    ablation: Ablation, plan: Plan, job: Job, machine: Hardware, request: BenchRequest, folder: Path
-) -> None:
-    """Write bench.json.
+def report(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, command: str, folder: Path) -> None:
+    """Write speed.json; print the table and its conclusions.
 
     Raises:
         StorageError: if it cannot be written.
     """
     with blame_storage(folder):
-        write_json(folder / "bench.json", _list_results(ablation, plan, job, machine, request))
-
-
-def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
-    """Print the table and its conclusions, or the JSON."""
-    if as_json:
-        say_json(parse_json((folder / "bench.json").read_text(encoding="utf-8")))
-        return
+        write_json(folder / FILE, _list_results(ablation, plan, job, machine, command))
     screen = open_console()
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
     screen.print(f"  machine  {describe_machine(machine)}")
@@ -128,7 +115,7 @@ def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, f
         screen.print(text, style="dim")
     for text in (explain_ratios(ablation), describe_left_out(plan), *describe_noise(ablation)):
         screen.print(text)
-    screen.print(f"the numbers are in {folder}/bench.json")
+    screen.print(f"the numbers are in {folder / FILE}")
 
 
 def ablation_table(ablation: Ablation) -> Table:
@@ -160,7 +147,7 @@ def _cells(step: AblationStep) -> dict[str, str]:
         step.pair.format_spread() if step.pair else "" if step.kind == "plain" else "not measured",
         "" if step.samples_per_second is None else format_ratio(step.samples_per_second),
         "" if step.step_seconds is None else format_ratio(step.step_seconds * 1000),
-        "" if step.peak is None else format_bytes(step.peak),
+        "" if step.added_bytes is None else format_bytes(step.added_bytes),
         "" if step.loss_off is None else format_tick(float(f"{step.loss_off:.1e}")),
         "" if first is None or first < MIN_SHOWN_COMPILE_SECONDS else f"+{first:.0f} s",
     ]
@@ -172,10 +159,10 @@ def format_ratio(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, request: BenchRequest) -> object:
+def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, command: str) -> object:
     return {
         "job": job.name,
-        "command": bench_command(request),
+        "command": command,
         "date": evidence.format_date(),
         "machine": describe_machine(machine),
         "cpu": machine.cpu.model,
@@ -193,33 +180,15 @@ def bench(request: BenchRequest) -> int:
     """Measure, write and print the ablation; returns the exit code.
 
     Raises:
-        DrivetrainError: if a problem is found before a variant starts.
+        DrivetrainError: if a problem is found before the measurement starts.
     """
     if request.rounds < 3:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
     if request.against:
         SpecSource(request.spec, [*request.assignments, *request.against]).load()
-    job, machine, output, source = request.load()
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        # A child that loads model and data finalizes the plan that `train` would use.
-        first, folder = plans.resolve(job, machine), Path(scratch)
-        code = measuring_child.measure("final_plan", folder, source, first, machine)
-        signals.stop_early()
-        if code:
-            return code
-        plan = plans.load(folder / "plan.json")
-        with VariantPool(machine, folder, source) as pool:
-            pool.no_dropout = _changes_dropout(plan)
-            report = say_aside if request.json else say
-            ablation = measure_ablation(plan, pool.start, request.rounds, report, request.against)
-    write_results(ablation, plan, job, machine, request, output)
-    print_results(ablation, plan, job, machine, output, as_json=request.json)
-    return 0
-
-
-def _changes_dropout(plan: plans.Plan) -> bool:
-    """Return whether variants have different dropout masks. False if one compiles: a variant compiled without dropout
-    would be compiled again with it.
-    """
-    names = {row.name for row in plan.list_enabled()}
-    return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
+    options = {"rounds": request.rounds, "against": list(request.against), "command": bench_command(request)}
+    with redirect_output([1], 2) if request.json else contextlib.nullcontext():
+        code, folder = request.measure(options)
+    if request.json and not code:
+        say_json(read_json(folder / FILE))
+    return code

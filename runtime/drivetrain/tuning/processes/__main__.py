@@ -12,12 +12,11 @@ import importlib
 import json
 from pathlib import Path
 
-from drivetrain.errors import DrivetrainError
+from drivetrain.errors import DrivetrainError, Replanned
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
-from drivetrain.system.child_process import open_answers
-from drivetrain.system.console import guard_output, say, say_error
+from drivetrain.system.console import guard_output, say_error
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.tuning.measuring_child import PACKAGE, MeasuringCall
 
@@ -30,14 +29,14 @@ def main() -> int:
     parser.add_argument("request", type=json.loads)
     spec_source.add_options(parser)
     options = parser.parse_args()
-    # Do this first: even output from reading the spec is not a result. Stdout of these programs belongs to the parent.
-    answer = open_answers() if options.program in ("variant", "final_plan") else say
     guard_output()
     try:
         with raise_stopped(), ignore_signals_after():
             source = SpecSource.from_arguments(options)
-            call = MeasuringCall(options.folder, source, source.load(), Signals(), options.request, answer)
+            call = MeasuringCall(options.folder, source, source.load(), Signals(), options.request)
             importlib.import_module(f"{PACKAGE}.{options.program}").measure(call)
+    except Replanned:
+        return Replanned.exit_code
     except DrivetrainError as error:
         say_error(error)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""Runs the learning-rate range test as a child of `drivetrain find-lr`: the rate grows exponentially while the loss is
+"""Runs the learning-rate range test as a child of `drivetrain bench lr`: the rate grows exponentially while the loss is
 recorded.
 
 The request contains the `lowest` and the `highest` rate, and the number of `steps`.
@@ -50,8 +50,8 @@ class LrSweep:
 
 def measure(call: MeasuringCall) -> None:
     """Train with growing rates, and report the suggestion."""
-    run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer())
-    rates, losses = measure_losses(run, **call.request)
+    run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), is_measured=call.is_measured)
+    rates, losses = measure_losses(run, *(call.request[key] for key in ("lowest", "highest", "steps")))
     report(run, suggest_rate(rates, losses, call.request["steps"]), call.folder)
 
 
@@ -65,7 +65,7 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
     """
     if run.ends_solved:
         raise SpecError(
-            "find-lr: the heads of this job are solved, so no learning rate has an effect",
+            "bench lr: the heads of this job are solved, so no learning rate has an effect",
             "a job that trains by steps",
             "add --set train.solve_heads=false",
         )
@@ -122,7 +122,7 @@ def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
 
 
 def report(run: Run, sweep: LrSweep, folder: Path) -> None:
-    """Print a table and the line for the spec; write find-lr.json.
+    """Print a table and the line for the spec; write lr.json.
 
     Raises:
         StorageError: if it cannot be written.
@@ -145,8 +145,8 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
         for rate, loss, mean in zip(sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), strict=True)
     ]
     with blame_storage(folder):
-        write_json(folder / "find-lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
-    say(f"the numbers are in {folder}/find-lr.json")
+        write_json(folder / "lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
+    say(f"the numbers are in {folder}/lr.json")
 
 
 def _render_table(sweep: LrSweep) -> Sequence[str]:

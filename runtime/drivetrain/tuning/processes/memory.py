@@ -1,4 +1,4 @@
-"""Measures memory by micro-batch with real steps, as a child of `drivetrain memory`, with and without recomputed
+"""Measures memory by micro-batch with real steps, as a child of `drivetrain bench memory`, with and without recomputed
 blocks, by the search of `micro_batch: auto`.
 """
 
