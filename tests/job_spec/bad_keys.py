@@ -41,6 +41,8 @@ KEYS = (
         "known keys: {train}", 'move it: it is known as "train.optimizer.weight_decay"'),
     Row("train: {num_workers: 4}", "4:9", "train.num_workers: unknown key",
         "known keys: {train}", 'did you mean "optimize.loader_workers"?'),
+    Row("optimize: {cuda_graphs: true}", "4:12", "optimize.cuda_graphs: unknown key",
+        "known keys: {optimizations}", 'did you mean "compile: graphs"?'),
     Row("batch: 8", "4:1", "batch: unknown key", "known keys: {top}", 'did you mean "train.batch_size"?'),
     Row("dropout: 0.1", "4:1", "dropout: unknown key", "known keys: {top}", 'move it: it is known as "model.dropout"'),
     Row("train: {optimizer: {name: sgd, momentun: 0.9}}", "4:32", "train.optimizer.momentun: unknown key",

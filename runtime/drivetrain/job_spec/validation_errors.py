@@ -59,11 +59,12 @@ _NAMES_ELSEWHERE = {
     "optimize.micro_batch": "accumulate grad_accum accumulate_grad_batches gradient_accumulation_steps accumulation_steps",
     "optimize.loader_workers": "workers num_workers n_workers dataloader_num_workers",
     "optimize.compile": "torch_compile jit",
+    "optimize.compile: graphs": "cuda_graphs cuda_graph cudagraphs reduce_overhead",
     "limits.gpus": "gpu gpus device devices cuda n_gpus",
     "checkpoint.every": "save_every save_steps save_freq save_interval",
     "checkpoint.keep": "save_total_limit save_top_k",
 }
-"""Keys of the spec, and the names that they have in other frameworks."""
+"""Keys of the spec, some with a value, and the names that they have in other frameworks."""
 _KEY_OF_NAME = {word: home for home, words in _NAMES_ELSEWHERE.items() for word in words.split()}
 
 Alternative = tuple[type[BaseModel], tuple[str, ...]]
@@ -141,12 +142,11 @@ def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]
     is_sibling = own_key.rpartition(".")[0] == dot_key(path[:-1])
     if tags_with_key:
         hint = f"remove it: it is a setting of {_list_options(tags_with_key)}"
-    elif own_key and _has_key(model, own_key):
+    elif own_key and _has_key(model, own_key.partition(":")[0]):
         hint = f'did you mean "{own_key.rpartition(".")[2] if is_sibling else own_key}"?'
     elif not (hint := nearest(key, names, likeness=0.8 if other_paths else 0.5)):
-        hint = "remove it, or see `drivetrain validate --schema`"
-        if other_paths:
-            hint = f'move it: it is known as "{dot_key(other_paths[0])}"'
+        home = dot_key(other_paths[0]) if other_paths else ""
+        hint = f'move it: it is known as "{home}"' if home else "remove it, or see `drivetrain validate --schema`"
     return [UNKNOWN_KEY, f"known keys: {', '.join(names)}", hint]
 
 
