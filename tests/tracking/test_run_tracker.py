@@ -166,10 +166,19 @@ def test_a_server_gets_the_rows_that_filled_the_memory(run: Path, monkeypatch: p
     client = FakeTracker()
     client.failures = [OSError("no route"), OSError("no route")]
     tracker = RunTracker(run, client, "fake")
+    pauses: list[float] = []
+    wait = tracker.run_ended.wait
+
+    def record_pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return wait(seconds)
+
+    monkeypatch.setattr(tracker.run_ended, "wait", record_pause)
     write_rows(run, 1, 3)
     wait_until(lambda: client.calls.count("begin") >= 2)
     write_rows(run, 4, 6)
     wait_until(lambda: len(client.rows) == 8)
+    assert max(pauses) == 30 * run_tracker.POLL_SECONDS
     end(tracker)
     assert list_sent(client) == list_expected(1, 6, [3, 6])
 

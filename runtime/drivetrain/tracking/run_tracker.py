@@ -102,7 +102,7 @@ class RunTracker:
                 if not self.is_cancelled:
                     self.outages.note_attempt(failure)
             is_due = len(self.waiting) < MAX_WAITING and self._read_rows()
-            self.run_ended.wait(0 if is_due else POLL_SECONDS)
+            self.run_ended.wait(0 if is_due else POLL_SECONDS * (30 if len(self.waiting) >= MAX_WAITING else 1))
         failure = self._call(self._finish)
         if failure and not self.is_cancelled:
             EventLog(self.run).add("tracker", f"{failure.given}; not all was sent, and {self.run} has everything")
