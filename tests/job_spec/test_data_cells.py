@@ -137,7 +137,7 @@ REFUSED = {
         'column "z" of a.csv are numbers but 1: row 1 (line 2) has `m`',
     ),
     "a row of totals": ("a.csv", ["z,w,y", *ROWS, "TOTAL,5,sí"], "are numbers but 1: row 101 (line 102) has `TOTAL`"),
-    "a list in a .json": ("a.json", ['[{"z": 1, "y": "a"}]'], "a.json is a list of JSON objects"),
+    "a list in a .json": ("a.json", ['[{"z": 1, "y": "a"}]'], "a.json is JSON of any layout"),
     "dates as text": (
         "a.csv",
         ["z,y", *[f"{1 + i % 28}.02.2024,{'ab'[i % 2]}" for i in range(60)]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -12,6 +13,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +38,13 @@ def write_zip(path: Path) -> None:
         file.writestr("t x.csv", CSV)
 
 
+def write_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as file:
+        member = tarfile.TarInfo("t x.csv")
+        member.size = len(CSV)
+        file.addfile(member, io.BytesIO(CSV.encode()))
+
+
 def write_database(path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute('create table "a table" (x real, y text)')
@@ -48,11 +57,13 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "t x.csv.bz2": lambda path: path.write_bytes(bz2.compress(CSV.encode())),
     "t x.csv.xz": lambda path: path.write_bytes(lzma.compress(CSV.encode())),
     "t x.csv.zip": write_zip,
+    "t x.csv.tar": write_tar,
     "t x.feather": lambda path: feather.write_feather(pyarrow.Table.from_pylist(ROWS), path),
     "t x.orc": lambda path: orc.write_table(pyarrow.Table.from_pylist(ROWS), path),
     "t x.db": write_database,
     "t x.sqlite": write_database,
     "t x.json": lambda path: path.write_text(json.dumps(ROWS)),
+    "lines x.json": lambda path: path.write_text(LINES),
     "utf32 x.csv": lambda path: path.write_text(CSV, encoding="utf-32"),
     "utf32 y.csv": lambda path: path.write_text(CSV, encoding="utf-32-be"),
     "utf32 z.jsonl": lambda path: path.write_text(LINES, encoding="utf-32"),

@@ -35,18 +35,18 @@ _COMPRESSED = {
     b"\xfd7zXZ": ("xz", "xz", "unxz -k"),
 }
 """Name, suffix and unpacking command of compressed files, by their first bytes."""
-_TAR_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _TO_PARQUET = "import pyarrow.{0} as old, pyarrow.parquet as new; new.write_table(old.read_table(REPR), NEW)"
 _FIRST_TABLE = (
     "select * from [' + db.execute('select name from sqlite_master where type=\\'table\\'').fetchone()[0] + ']"
 )
 _FROM_SQLITE = (
     f"import csv, sqlite3; db = sqlite3.connect(REPR); rows = db.execute('{_FIRST_TABLE}'); "
-    "table = csv.writer(open(NEW, 'w', newline='', encoding='utf-8')); table.writerow(d[0] for d in rows.description); "
+    "table = csv.writer(open(NEW, 'x', newline='', encoding='utf-8')); table.writerow(d[0] for d in rows.description); "
     "table.writerows(rows)"
 )
 _CONVERTED = {
-    ".json": ("a list of JSON objects and not a row in each line", ".jsonl", ["jq", "-c", ".[]", "OLD"]),
+    ".json": ("JSON of any layout", ".jsonl", ["jq", "-c", "arrays[] // .", "OLD"]),
     ".feather": ("a Feather file", ".parquet", ["python3", "-c", _TO_PARQUET.format("feather")]),
     ".orc": ("an ORC file", ".parquet", ["python3", "-c", _TO_PARQUET.format("orc")]),
     **dict.fromkeys(
