@@ -190,8 +190,8 @@ def read_run(run: Path) -> dict[str, Any]:
     comparison = compare_network(simple, best["metric"], metrics)
     if comparison is None or not comparison.is_complete or (lead := comparison.compute_lead()) is None:
         return figures
-    uncertainty = comparison.compute_uncertainty()
-    says = "network" if lead > uncertainty else comparison.sort_rows()[0].name if lead < -uncertainty else "equal"
+    margin = comparison.find_margin() or 0.0
+    says = "network" if lead > margin else comparison.sort_rows()[0].name if lead < -margin else "equal"
     fitted = {row.name: f"{row.rows} of {row.of}" for row in from_json(simple)[0]}
     return {**figures, "better": says, "judged_by": comparison.metric, "lead": lead, "fitted": fitted}
 
