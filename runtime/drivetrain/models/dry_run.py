@@ -89,7 +89,7 @@ def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
     count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
     ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
     if isinstance(split, ArraySplit):  # values that the loss may ignore are the largest, the smallest, or NaN
-        flat = split.targets[head.name].reshape(len(split), -1)
+        flat = split.targets[head.name].reshape(len(split), -1).float()
         ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
     return next(fetch(split, [np.unique(ids)])).targets[head.name]
 

@@ -195,6 +195,7 @@ OTHER: dict[str, tuple[Any, Any]] = {
     "classes, mean": (torch.arange(48) % 2, lambda o, t: F.cross_entropy(o, t)),
     "numbers, each": (torch.randn(48), lambda o, t: (o[:, 0] - t) ** 2),
     "Gaussian": (torch.randn(48), lambda o, t: F.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp())),
+    "booleans": (torch.arange(48) % 2 > 0, lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], t.float())),
     "column": (torch.randn(48, 1), lambda o, t: F.mse_loss(o[:, :1], t)),
 }
 
