@@ -320,7 +320,8 @@ class CopyThread:
         self.events.add("copy", f"{self.address} lacks {checkpoint.name if checkpoint else 'the last files'}{reason}")
         if code not in (0, Stopped.exit_code) or (code and not checkpoint):
             return code
+        local = "the run is complete" if code == 0 else "the last checkpoint is complete"
         say(
-            f"copy: incomplete, exit {StorageError.exit_code}; {self.copy.run} is complete, and the same command sends the rest"
+            f"copy: incomplete, exit {StorageError.exit_code}; {local} in {self.copy.run}, and the same command sends the rest"
         )
         return StorageError.exit_code
