@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from drivetrain.hardware.cgroup import ProcessCgroup
-from drivetrain.hardware.used_memory import UsedMemory, read_peak_memory, read_used_memory
+from drivetrain.hardware.used_memory import UsedMemory, read_used_memory
 from drivetrain.system import process_tree
 from drivetrain.tuning.memory.meter import HostMeter
 from tests.paths import PACKAGE
@@ -25,14 +25,6 @@ def test_against_a_limit_the_group_counts(monkeypatch: pytest.MonkeyPatch) -> No
         memory = read_used_memory(ProcessCgroup(Path("/none")))
         assert memory == UsedMemory(900 * MIB, group, limit)
         assert memory.counted == (group or 900 * MIB)
-
-
-def test_a_peak_is_that_of_the_group_unless_other_processes_train_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forecast was the resident memory of its process, with all that it maps, and the result what the group uses."""
-    monkeypatch.setattr(process_tree, "sum_memory_bytes", lambda root=Path(): 900 * MIB)
-    monkeypatch.setattr(ProcessCgroup, "read_memory", lambda self: (1024 * MIB, 700 * MIB))
-    monkeypatch.setattr(process_tree, "read_released_bytes", lambda: 50 * MIB)
-    assert [read_peak_memory(alone=alone) >> 20 for alone in (True, False)] == [750, 950]
 
 
 def test_what_is_given_back_is_known() -> None:

@@ -34,13 +34,3 @@ def read_used_memory(group: ProcessCgroup, root: Path = Path("/")) -> UsedMemory
     """
     limit, used = group.read_memory()
     return UsedMemory(process_tree.sum_memory_bytes(root), used if limit else None, limit)
-
-
-def read_peak_memory(*, alone: bool) -> int:
-    """Read what was in use at the peak of this process.
-
-    Args:
-        alone: whether no other process trains in the control group, so that all that it uses is the run's.
-    """
-    used = read_used_memory(ProcessCgroup())
-    return (used.counted if alone else used.processes) + process_tree.read_released_bytes()

@@ -1,4 +1,4 @@
-"""Starts, watches and ends child processes, and talks to those that answer requests."""
+"""Starts, watches and ends child processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def start_child(
     environment: Mapping[str, str],
     locks: Sequence[int] = (),
     *,
-    requests: int | None = None,
     output: int | None = None,
     errors: int | None = None,
     outlives_us: bool = False,
@@ -62,7 +61,6 @@ def start_child(
     Args:
         environment: all of its variables.
         locks: open files that it inherits.
-        requests: its standard input; ours if None.
         output: where its output goes.
         errors: where its messages go; with its output if None.
         outlives_us: whether it goes on when we die.
@@ -75,7 +73,6 @@ def start_child(
         pass_fds=locks,
         process_group=0,
         preexec_fn=None if outlives_us else functools.partial(signals.die_with_parent, os.getpid()),
-        stdin=requests,
         stdout=output,
         stderr=output if errors is None else errors,
     )
