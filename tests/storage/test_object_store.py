@@ -206,6 +206,29 @@ def test_a_web_server_is_read(tmp_path: Path) -> None:
         server.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("address", "name", "other"),
+    [
+        ("gs://bucket", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN"),
+        ("gs://bucket", "GOOGLE_SERVICE_ACCOUNT", ""),
+        ("s3://bucket", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_a_file_of_credentials_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, address: str, name: str, other: str
+) -> None:
+    """The store is not asked then; with another credential that makes the file needless, it is."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv(name, "/nowhere/key")
+    with pytest.raises(StorageError, check=saying("is-not-there-or-cannot", name, "/nowhere/key")) as caught:
+        ObjectStore(parse(address))
+    assert f"unset {name}" in caught.value.action
+    if other:
+        monkeypatch.setenv(other, "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        ObjectStore(parse(address))
+
+
 def test_certificates_that_cannot_be_read(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
     with pytest.raises(StorageError, match="SSL_CERT_FILE: /nowhere/ca"):

@@ -244,6 +244,13 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
             "http://HOST:PORT, https://HOST",
             f"write it with http:// or https://, or unset {variable} for the provider's own",
         )
+    for name, path in store_variables.list_files(address.scheme).items():
+        if os.path.isdir(path) or not os.access(path, os.R_OK):
+            raise StorageError(
+                f"{name}: {path} is not there, or cannot be read",
+                "a file with a credential, or for SSL_CERT_FILE with certificates",
+                f"correct it, or unset {name}",
+            )
     from obstore import store as stores
 
     options: dict[str, Any] = {
@@ -254,14 +261,7 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
         "allow_http": address.scheme == "http" or endpoint.lower().startswith("http://"),
     }
     if authority := os.environ.get("SSL_CERT_FILE"):
-        try:
-            options["root_certificate"] = Path(authority).read_bytes()
-        except OSError as error:
-            raise StorageError(
-                f"SSL_CERT_FILE: {authority} cannot be read: {error.strerror}",
-                "a file of certificates",
-                "correct it, or unset it",
-            ) from None
+        options["root_certificate"] = Path(authority).read_bytes()
     retry: Any = {
         "max_retries": 50,
         "retry_timeout": timedelta(seconds=patience.retries),

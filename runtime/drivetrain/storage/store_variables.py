@@ -50,6 +50,16 @@ def read_known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def list_files(scheme: str) -> dict[str, str]:
+    """List the variables that name a file which the client reads, with its path."""
+    known = read_known(scheme, os.environ)
+    # With one of these the client needs no file; with the key of a Google account it still reads all.
+    direct = {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "GOOGLE_BEARER_TOKEN"}
+    files = ("SSL_CERT_FILE",) if direct & known.keys() else ("SSL_CERT_FILE", *FILES)
+    known["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE", "")
+    return {name: known[name] for name in files if known.get(name)}
+
+
 def endpoint(scheme: str) -> str:
     """Return the endpoint that is set, as `VARIABLE=address` without a credential; empty if none is."""
     name = next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), "")
