@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.messages import get_message
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import command, have_same_weights, read_rows
 from tests.waiting import wait_until
@@ -78,6 +79,6 @@ def test_killed_or_stopped_it_resumes_with_the_same_bits(job: Path, count: int) 
         assert code in CODES[way[:4]], output
         resumed = subprocess.run(command(job, *named), cwd=ROOT, capture_output=True, text=True, check=False)
         assert resumed.returncode == 0, resumed.stderr
-        assert "resumed from step-" in resumed.stdout or "before the first step" in output
+        assert "resumed from step-" in resumed.stdout or get_message("stopped-before-first-step") in output
         assert have_same_weights(calm, run)
         assert read_rows(calm) == read_rows(run)

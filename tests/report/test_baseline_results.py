@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,14 +22,14 @@ from drivetrain.report.baseline_results import (
 from drivetrain.report.blocks import Table
 from drivetrain.report.comparison import ComparedRun, list_sections
 from drivetrain.report.record import Record, summarize
-from tests.messages import begins_with, ends_with, says
+from tests.messages import begins_with, ends_with, omits, says
 
 
 def row(
-    name: str, value: float, metric: str = "validation/accuracy", rows: int = 900, margin: float = 0.004
+    name: str, value: float, metric: str = "validation/accuracy", rows: int = 900, margin: float | None = 0.004
 ) -> Baseline:
     answers = {"": "on time"} if name == CONSTANT else {}
-    return Baseline(name, {metric: value}, rows, 900, 2.34, answers, {metric: margin} if margin else {})
+    return Baseline(name, {metric: value}, rows, 900, 2.34, answers, {} if margin is None else {metric: margin})
 
 
 def comparison(network: float, *rows: Baseline, metric: str = "validation/accuracy", samples: int = 6000) -> Comparison:
@@ -80,13 +81,28 @@ def test_a_difference_that_the_samples_cannot_tell_is_none() -> None:
         clear = comparison(network, row(LINEAR, 0.74, margin=0.005), samples=90)
         assert "is better" in clear.describe_verdict()
         assert "0.0100 +-0.0050" in clear.describe_verdict()
-    same = comparison(0.74, row(LINEAR, 0.74, margin=0.0))
+    same = comparison(0.74, row(LINEAR, 0.74, margin=None))
     assert says(same.describe_verdict(), "good-both-have-same")
 
 
+@pytest.mark.parametrize("network", [0.74, 0.76])
+def test_a_difference_of_unknown_chance_is_not_called_better(network: float) -> None:
+    verdict = comparison(network, row(LINEAR, 0.75, margin=None), samples=15).describe_verdict()
+    assert says(verdict, "chance-validation-samples-tell", 15)
+    assert "is better" not in verdict
+    unknown = replace(comparison(network, row(LINEAR, 0.75, margin=None)), samples=None)
+    assert says(unknown.describe_verdict(), "chance-unknown-samples")
+
+
+def test_a_lead_over_a_constant_answer_that_may_be_chance_is_not_called_nothing() -> None:
+    verdict = comparison(0.84, row(CONSTANT, 0.64, margin=0.25), samples=25).describe_verdict()
+    assert says(verdict, "good-within-validation-samples-tell", 25)
+    assert omits(verdict, "network-learned-nothing")
+
+
 def test_a_network_that_learned_nothing_is_told_so() -> None:
-    assert "has learned nothing" in comparison(0.76, row(CONSTANT, 0.759), row(LINEAR, 0.7)).describe_verdict()
-    assert "has learned nothing" not in comparison(0.9, row(CONSTANT, 0.759)).describe_verdict()
+    assert says(comparison(0.758, row(CONSTANT, 0.759), row(LINEAR, 0.7)).describe_verdict(), "network-learned-nothing")
+    assert omits(comparison(0.9, row(CONSTANT, 0.759)).describe_verdict(), "network-learned-nothing")
 
 
 def test_a_constant_answer_alone_is_no_comparison() -> None:

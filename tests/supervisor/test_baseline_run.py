@@ -122,7 +122,11 @@ def test_data_that_has_changed_since_is_told(job: Path, capsys: pytest.CaptureFi
 
 def test_a_job_alone_has_its_first_number_without_a_run(job: Path) -> None:
     done = subprocess.run(
-        [*command(job)[:3], "baseline", str(job), "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command(job)[:3], "bench", "models", str(job), "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

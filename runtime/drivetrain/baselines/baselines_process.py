@@ -8,6 +8,7 @@ After each of them it writes baselines.json, so that what is there when its time
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from drivetrain.errors import DrivetrainError
 from drivetrain.hardware import device_check
 from drivetrain.hardware.facts import Hardware
 from drivetrain.inference import thread_limits
+from drivetrain.job import Job
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.report import baseline_results
@@ -61,7 +63,7 @@ def record(run: Path, source: SpecSource, seconds: float, limit: float) -> None:
         StorageError: if the folder cannot be written.
     """
     machine = thread_limits.limit_threads()
-    from drivetrain.baselines.measure import find_obstacle, measure
+    from drivetrain.baselines.measure import measure
     from drivetrain.data.load_data import add_test
     from drivetrain.inference.evaluate import read_run_data
     from drivetrain.training.phase_timer import process_seconds
@@ -72,10 +74,11 @@ def record(run: Path, source: SpecSource, seconds: float, limit: float) -> None:
     test_samples = len(dataset.test.split) if dataset.test else None
     outcomes = []
     end = min(process_seconds() + seconds, limit)
-    networks = {}
-    if not find_obstacle(dataset):
-        networks = _compute_network_outputs(run, dataset, machine, NETWORK_SHARE * (end - process_seconds()))
-    for outcome in measure(job, dataset, end - process_seconds(), networks=networks):
+
+    def compute_networks() -> dict[str, NetworkOutputs]:
+        return _compute_network_outputs(run, job, dataset, machine, NETWORK_SHARE * (end - process_seconds()))
+
+    for outcome in measure(job, dataset, end - process_seconds(), compute_networks=compute_networks):
         outcomes.append(outcome)
         content = baseline_results.to_json(
             outcomes,
@@ -88,9 +91,11 @@ def record(run: Path, source: SpecSource, seconds: float, limit: float) -> None:
 
 
 def _compute_network_outputs(
-    run: Path, dataset: Dataset, machine: Hardware, seconds: float
+    run: Path, job: Job, dataset: Dataset, machine: Hardware, seconds: float
 ) -> dict[str, NetworkOutputs]:
     """Compute the outputs of the trained network for some of the evaluated samples; an error is only printed."""
+    if getattr(job.data, "groups", None):
+        return {}  # samples of one group are alike, and which group each is in is not kept
     import torch
 
     from drivetrain.baselines.paired_errors import compute_network_outputs
@@ -107,7 +112,8 @@ def _compute_network_outputs(
         for prefix, (split, prepare) in splits.items():
             computed = compute_network_outputs(network, dataset.heads, split, prepare, device, seconds / len(splits))
             if computed:
-                outputs[prefix] = computed
+                has_neighbors = dataset.preprocessing.get("kind") == "series"
+                outputs[prefix] = replace(computed, has_neighbors=has_neighbors)
     except Exception as error:
         # The simple models have metrics without it.
         say(f"baselines: how much of the differences is chance cannot be said: {error}")

@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from drivetrain.baselines import paired_errors, simple_models
-from drivetrain.baselines.paired_errors import NetworkOutputs
+from drivetrain.baselines import simple_models
+from drivetrain.baselines.paired_errors import NetworkOutputs, PairedErrors
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
 from drivetrain.data.custom.iterables import StreamSplit
@@ -55,16 +53,22 @@ Fit = Callable[["Features", Split, Ids, torch.Tensor, Head, int], Predict]
 """Fits one head to the targets of some training samples; the last argument is the seed."""
 
 
-@dataclass(frozen=True)
 class EvaluatedSamples:
-    """The samples on which simple models are evaluated, next to a network if there is one."""
+    """The samples on which simple models are evaluated, next to a network if there is one.
 
-    prefix: str
-    """`validation/` or `test/`, with which the names of its metrics begin."""
-    split: Split
-    heads: Mapping[str, Head]
-    objective: Objective
-    network: NetworkOutputs | None = None
+    Args:
+        prefix: `validation/` or `test/`, with which the names of its metrics begin.
+        split: the samples.
+        dataset: data of the job, with the heads.
+        objective: loss of the job.
+        network: outputs of the network for some of the samples.
+    """
+
+    def __init__(
+        self, prefix: str, split: Split, dataset: Dataset, objective: Objective, network: NetworkOutputs | None
+    ) -> None:
+        self.prefix, self.split, self.heads, self.objective = prefix, split, dataset.heads, objective
+        self.errors = PairedErrors(network, split, dataset.heads, objective, prefix) if network else None
 
     def compute_metrics(self, models: Mapping[str, Predict]) -> dict[str, float]:
         """Compute the metrics of the models of all heads on all samples."""
@@ -77,11 +81,10 @@ class EvaluatedSamples:
 
     def estimate_margins(self, models: Mapping[str, Predict]) -> dict[str, float]:
         """Estimate how much of the differences from the network is chance, by metric; empty without a network."""
-        if self.network is None:
+        if self.errors is None:
             return {}
-        outputs = {name: predict(self.split, self.network.ids) for name, predict in models.items()}
-        return paired_errors.estimate_margins(
-            self.network, outputs, self.split, self.heads, self.objective, self.prefix
+        return self.errors.estimate_margins(
+            {name: predict(self.split, self.errors.ids) for name, predict in models.items()}
         )
 
 
@@ -95,8 +98,7 @@ def list_evaluated_samples(
     )
     splits = {"validation/": dataset.validation} | ({"test/": dataset.test.split} if dataset.test else {})
     return [
-        EvaluatedSamples(prefix, split, dataset.heads, objective, networks.get(prefix))
-        for prefix, split in splits.items()
+        EvaluatedSamples(prefix, split, dataset, objective, networks.get(prefix)) for prefix, split in splits.items()
     ]
 
 
@@ -105,7 +107,7 @@ def measure(
     dataset: Dataset,
     seconds: float,
     first_rows: int = 0,
-    networks: Mapping[str, NetworkOutputs] = MappingProxyType({}),
+    compute_networks: Callable[[], Mapping[str, NetworkOutputs]] | None = None,
 ) -> Iterator[Outcome]:
     """Fit and evaluate one simple model after the other; each is yielded as soon as it is known, and again if it was
     fitted to more samples.
@@ -115,16 +117,23 @@ def measure(
         dataset: its data, preprocessed as for its network.
         seconds: how long all of it may take.
         first_rows: training samples of the first fit; 0 for FIRST_ROWS.
-        networks: outputs of the network with which they are compared, by prefix of the metrics' names.
+        compute_networks: computes the outputs of a network to compare them with, by prefix of the metrics' names.
     """
     end = time.monotonic() + seconds
-    if obstacle := find_obstacle(dataset):
-        yield Skipped(CONSTANT, obstacle)
+    if not any(head.outputs for head in dataset.heads.values()):
+        yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
         return
-    evaluated = list_evaluated_samples(job, dataset, networks)
+    if isinstance(dataset.train, StreamSplit):
+        yield Skipped(CONSTANT, "the training data is an iterable, and a fair sample of it would be all of it")
+        return
+    evaluated = list_evaluated_samples(job, dataset, {})
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
     yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
+    if compute_networks:
+        # A slow network may use up the time; the constant answer is known by then.
+        evaluated = list_evaluated_samples(job, dataset, compute_networks())
+        yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
     if not find_spec("sklearn"):
         yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
         return
@@ -143,15 +152,6 @@ def measure(
     # In the order of a random permutation, every first part of it is a fair sample.
     order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
     yield from _fit_growing(fits, order, end, first_rows or FIRST_ROWS)
-
-
-def find_obstacle(dataset: Dataset) -> str:
-    """Find the reason why no simple model can be fitted; empty if there is none."""
-    if not any(head.outputs for head in dataset.heads.values()):
-        return "what the targets mean is known to the job's loss alone"
-    if isinstance(dataset.train, StreamSplit):
-        return "the training data is an iterable, and a fair sample of it would be all of it"
-    return ""
 
 
 def _fit_growing(

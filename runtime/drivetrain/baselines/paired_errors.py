@@ -1,7 +1,7 @@
 """Estimates how much of the difference between a network and a simple model is chance, from the same samples of both.
 
-By the jackknife over groups: the samples are divided into 20 random groups, and the difference of a metric is computed
-without each of them. It needs no formula for a metric, and samples that both have right or wrong add nothing to it.
+By the jackknife over groups: the samples are divided into 20 groups, and the difference of a metric is computed without
+each of them. It needs no formula for a metric, and samples that both have right or wrong add nothing to it.
 P. S. Kott (2001), "The delete-a-group jackknife", Journal of Official Statistics 17(4).
 """
 
@@ -15,26 +15,43 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.dataset import Head, Preprocessing, Split, Targets
+from drivetrain.data.dataset import Head, Preprocessing, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.models import forward
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from drivetrain.training.losses import Objective
 
-MAX_SAMPLES = 2_000
-"""Samples whose outputs are compared; the error of more of them follows by the square root."""
+MAX_SAMPLES, MAX_OUTPUTS = 2_000, 100_000
+"""Samples that are compared, and their outputs; the error of more samples follows by the square root."""
+FIRST_SAMPLES = 40
+"""Samples after which the time is looked at for the first time."""
 GROUPS = 20
 QUANTILE = 2.09
 """97.5 % of Student's distribution with 19 degrees of freedom: the interval contains the true difference in 95 % of cases."""
+LEAST_DIFFERING = 4
+"""Samples of classes that are taken to differ at least: from fewer, no group says how many differ among all samples."""
 
 
 @dataclass(frozen=True)
 class NetworkOutputs:
-    """A network's outputs for some samples of a split, in random order."""
+    """A network's outputs for some samples of a split."""
 
     ids: Ids
+    """In the order of the split."""
     outputs: Mapping[str, Tensor]
     """By head, (N, outputs)."""
+    has_neighbors: bool = False
+    """Whether samples that follow each other are alike, as windows of one series are: a group then is a run of them."""
+
+    def list_groups(self) -> list[Tensor]:
+        """List for each group the rows (N,) that remain without it, as a mask."""
+        positions = torch.arange(len(self.ids))
+        if self.has_neighbors:
+            groups = positions * GROUPS // len(self.ids)
+        else:
+            # The order may be that of the classes, and each group is to be a fair sample.
+            groups = torch.from_numpy(np.random.default_rng(0).permutation(len(self.ids))) % GROUPS
+        return [groups != group for group in range(GROUPS)]
 
 
 def compute_network_outputs(
@@ -46,68 +63,71 @@ def compute_network_outputs(
     seconds: float,
 ) -> NetworkOutputs | None:
     """Compute the network's outputs for a random selection of samples, as many as this time allows; None if too few."""
-    order = np.random.default_rng(0).permutation(len(split)).astype(np.int64)[:MAX_SAMPLES]
+    count = min(MAX_SAMPLES, MAX_OUTPUTS // sum(head.outputs for head in heads.values()))
+    order = np.random.default_rng(0).permutation(len(split)).astype(np.int64)[:count]
     end = time.monotonic() + seconds
     ids: list[Ids] = []
-    outputs: dict[str, list[Tensor]] = {name: [] for name in heads}
-    for batch_ids, batch_outputs in forward.compute_outputs(network, heads, split, prepare, device, order):
-        ids.append(batch_ids)
-        for name in heads:
-            outputs[name].append(batch_outputs[name])
-        if time.monotonic() > end:
+    batches: list[dict[str, Tensor]] = []
+    for part in (order[:FIRST_SAMPLES], order[FIRST_SAMPLES:]):
+        if not len(part) or (ids and time.monotonic() > end):
             break
+        for batch_ids, outputs in forward.compute_outputs(network, heads, split, prepare, device, part):
+            ids.append(batch_ids)
+            batches.append(outputs)
+            if time.monotonic() > end:
+                break
     if sum(map(len, ids)) < GROUPS:
         return None
-    return NetworkOutputs(np.concatenate(ids), {name: torch.cat(parts) for name, parts in outputs.items()})
+    all_ids = np.concatenate(ids)
+    sorting = all_ids.argsort()
+    outputs = {name: torch.cat([batch[name] for batch in batches])[torch.from_numpy(sorting)] for name in heads}
+    return NetworkOutputs(all_ids[sorting], outputs)
 
 
-def estimate_margins(
-    network: NetworkOutputs,
-    model: Mapping[str, Tensor],
-    split: Split,
-    heads: Mapping[str, Head],
-    objective: Objective,
-    prefix: str,
-) -> dict[str, float]:
-    """Estimate, by metric, half the width of the 95 % interval of the difference between both on all samples of the split.
+class PairedErrors:
+    """Compares simple models with one network on the same samples.
 
     Args:
         network: the outputs of the network.
-        model: by head, the simple model's outputs (N, outputs) for the same samples.
         split: the samples.
         heads: the heads by name.
         objective: the loss.
         prefix: prefix of the metrics' names.
     """
-    targets = {name: values[torch.from_numpy(network.ids)] for name, values in split.targets.items()}
-    group_of_sample = torch.arange(len(network.ids)) % GROUPS
-    differences: dict[str, list[float]] = {}
-    for group in range(GROUPS):
-        rows = group_of_sample != group
-        of_network, of_model = (
-            _compute_metrics(outputs, targets, rows, heads, objective, prefix) for outputs in (network.outputs, model)
-        )
-        for name in of_network.keys() & of_model.keys():
-            differences.setdefault(name, []).append(of_network[name] - of_model[name])
-    scale = QUANTILE * ((GROUPS - 1) / GROUPS * len(network.ids) / len(split)) ** 0.5
-    return {
-        name: scale * float(np.sqrt(np.sum((np.array(values) - np.mean(values)) ** 2)))
-        for name, values in sorted(differences.items())
-        if len(values) == GROUPS and np.isfinite(values).all()
-    }
 
+    def __init__(
+        self, network: NetworkOutputs, split: Split, heads: Mapping[str, Head], objective: Objective, prefix: str
+    ) -> None:
+        self.ids, self.heads, self.objective, self.prefix = network.ids, heads, objective, prefix
+        self.targets = {name: values[torch.from_numpy(network.ids)] for name, values in split.targets.items()}
+        self.groups = network.list_groups()
+        self.network_metrics = [self._compute_metrics(network.outputs, rows) for rows in self.groups]
+        # The error of all samples follows from that of the compared ones.
+        self.scale = (len(network.ids) / len(split)) ** 0.5
 
-def _compute_metrics(
-    outputs: Mapping[str, Tensor],
-    targets: Targets,
-    rows: Tensor,
-    heads: Mapping[str, Head],
-    objective: Objective,
-    prefix: str,
-) -> dict[str, float]:
-    tally = MetricAccumulator(heads, objective)
-    tally.add(
-        {name: values[rows] for name, values in outputs.items()},
-        {name: values[rows] for name, values in targets.items()},
-    )
-    return tally.metrics(prefix)
+    def estimate_margins(self, model: Mapping[str, Tensor]) -> dict[str, float]:
+        """Estimate, by metric, half the width of the 95 % interval of the difference from the network on all samples.
+
+        Args:
+            model: by head, the simple model's outputs (N, outputs) for the same samples.
+        """
+        model_metrics = [self._compute_metrics(model, rows) for rows in self.groups]
+        has_numbers = any(not head.classes for head in self.heads.values())
+        least = 0.0 if has_numbers else LEAST_DIFFERING / len(self.ids)
+        margins = {}
+        for name in sorted(set.intersection(*map(set, [*self.network_metrics, *model_metrics]))):
+            pairs = zip(self.network_metrics, model_metrics, strict=True)
+            differences = np.array([network[name] - other[name] for network, other in pairs])
+            error = float(np.sqrt((GROUPS - 1) / GROUPS * np.sum((differences - differences.mean()) ** 2)))
+            if np.isfinite(error):
+                margins[name] = self.scale * max(QUANTILE * error, least)
+        return margins
+
+    def _compute_metrics(self, outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, float]:
+        """Compute the metrics of some rows. A loss that is a sum is left out: it grows with their number."""
+        tally = MetricAccumulator(self.heads, self.objective)
+        targets = {name: values[rows] for name, values in self.targets.items()}
+        tally.add({name: values[rows] for name, values in outputs.items()}, targets)
+        is_summed = any(loss.is_summed for loss in self.objective.losses.values())
+        metrics = tally.metrics(self.prefix)
+        return {name: value for name, value in metrics.items() if not (is_summed and name.endswith("loss"))}

@@ -128,19 +128,20 @@ class Comparison:
         if lead is None:
             return ""
         best, title, margin = ranked[0], ranked[0].format_title(), self.find_margin()
-        if best.name == CONSTANT and lead <= (margin or 0.0):
+        if best.name == CONSTANT and lead <= 0:
             return (
                 f"the network is no better than {best.format_title(article=True)}: it has learned nothing that counts; look at the "
                 "data, the labels and the learning rate (`drivetrain bench lr`)"
             )
-        if best.name == CONSTANT and (self.skipped_reason or not self.is_complete):
+        is_clear = margin is not None and abs(lead) > margin
+        gap = _format_gap(abs(lead)) + (f" +-{_format_gap(margin)}" if margin is not None else "")
+        if best.name == CONSTANT and is_clear and (self.skipped_reason or not self.is_complete):
             reason = f": {self.skipped_reason}" if self.skipped_reason else " in time"
             return f"the network is better than {best.format_title(article=True)}; no other simple model was fitted{reason}"
-        gap = _format_gap(abs(lead)) + (f" +-{_format_gap(margin)}" if margin else "")
-        if lead > (margin or 0.0):
+        if is_clear and lead > 0:
             fitted_to = f", fitted to {best.format_rows()}" if best.format_rows() else ""
             return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {gap}"
-        if lead < -(margin or 0.0):
+        if is_clear:
             if self.time_order:
                 return f"the {title} {_choose_verb(best)} better, by {gap}"
             return (
@@ -148,12 +149,19 @@ class Comparison:
                 f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain bench lr`)"
             )
         hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
-        if not margin:
-            return f"the {title} {_choose_verb(best)} as good: both have the same {self.metric}{hint}"
-        return (
-            f"the {title} {_choose_verb(best)} as good within what {self.samples:,} {self.metric.split('/')[0]} samples can tell "
-            f"(+-{_format_gap(margin)}){hint}"
-        )
+        samples = f"{self.samples:,} " if self.samples else ""
+        samples += f"{self.metric.split('/')[0]} samples"
+        if margin is None and lead:
+            better = "network has" if lead > 0 else f"{title} {'have' if best.name == TREES else 'has'}"
+            other = f" than {best.format_title(article=True)}" if lead > 0 else ""
+            return (
+                f"the {better} the better {self.metric.rpartition('/')[2]}{other}, by {gap}; how much of that is chance, "
+                f"{samples} do not tell{hint}"
+            )
+        subject = best.format_title(article=True) if best.name == CONSTANT else f"the {title}"
+        if margin is None:
+            return f"{subject} {_choose_verb(best)} as good: both have the same {self.metric}{hint}"
+        return f"{subject} {_choose_verb(best)} as good within what {samples} can tell (+-{_format_gap(margin)}){hint}"
 
     def _describe_alternative(self, best: Baseline) -> str:
         """How to have a simple model; a network that is `model: linear` itself is another one than scikit-learn's."""
@@ -163,6 +171,8 @@ class Comparison:
 
 def _format_gap(gap: float) -> str:
     """Format a difference of metrics, with no more digits than mean something."""
+    if gap < 0.0001:
+        return f"{gap:.2g}"
     return f"{gap:.4f}" if gap < 1 else f"{gap:.3g}" if gap < 1000 else f"{gap:,.0f}"
 
 
