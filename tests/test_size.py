@@ -84,7 +84,7 @@ MOST: dict[str, tuple[int, int]] = {
     "plan": (7, 784),
     "pretrained": (14, 2_566),
     "report": (25, 3_844),
-    "storage": (6, 837),
+    "storage": (6, 853),
     "supervisor": (27, 4_734),
     "system": (26, 2_633),
     "top": (4, 349),

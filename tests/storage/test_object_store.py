@@ -207,6 +207,47 @@ def test_a_web_server_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "garbage",
+        "http:///host",
+        "http://host:99999",
+        "http://999.1.1.1",
+        "http://ho st",
+        "http://a%41b",
+        f"http://u:{SECRET}/q@host",
+        f"http://u:{SECRET}/\n@host",
+    ],
+)
+def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """The client would panic, which no `except Exception` catches."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    with pytest.raises(StorageError, check=saying("is-no-address-of-store")) as caught:
+        ObjectStore(parse("s3://bucket"), SHORT).find("x")
+    assert "unset AWS_ENDPOINT_URL " in caught.value.action
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"])
+def test_of_two_endpoints_one_is_asked_and_named(
+    proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Whichever was set first: the client itself takes that which was set last."""
+    values = {"AWS_ENDPOINT_URL": "https://127.0.0.1:1", "AWS_ENDPOINT": proxy.endpoint}
+    for name in values:
+        monkeypatch.delenv(name, raising=False)
+    for name in (first, *values):
+        monkeypatch.setenv(name, values[name])
+    with pytest.raises(RemoteError, check=saying("store-does-not-answer")) as caught:
+        ObjectStore(parse("s3://bucket/x"), SHORT).get("x")
+    assert "AWS_ENDPOINT_URL=https://127.0.0.1:1" in caught.value.action
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT", "https://127.0.0.1:1")
+    assert ObjectStore(parse("s3://bucket/x"), SHORT).find("x") is None
+
+
+@pytest.mark.parametrize(
     ("address", "name", "other"),
     [
         ("gs://bucket", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN"),

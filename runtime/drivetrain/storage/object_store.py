@@ -29,6 +29,9 @@ AT_ONCE = 4
 """Requests of one upload side by side."""
 PROBE_NAME = ".drivetrain-probe-"
 """Begins the name of the object by which `check_writable` tries a store; it is no part of a run."""
+_ENDPOINT = re.compile(
+    r"https?://([\w.~!$&'()*+,;=:%@-]*@)?[\w.:\[\]-]+([/?#][\w.~!$&'()*+,;=:%@/?#\[\]-]*)?", re.ASCII | re.IGNORECASE
+)
 T = TypeVar("T")
 
 
@@ -237,12 +240,12 @@ def check_writable(store: ObjectStore) -> None:
 def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     """Return the client's own store, with every wait bounded."""
     variable, _, endpoint = store_variables.endpoint(address.scheme).partition("=")
-    if endpoint and not re.match("https?://[^/]", endpoint, re.IGNORECASE):
-        # The client would end the process.
+    url = os.environ.get(variable, "")
+    if variable and not _is_address(url):
         raise StorageError(
             f"{variable}={endpoint} is no address of a store",
-            "http://HOST:PORT, https://HOST",
-            f"write it with http:// or https://, or unset {variable} for the provider's own",
+            "http://HOST:PORT, https://HOST; with %2F for a / in a password",
+            f"correct it, or unset {variable} for the provider's own",
         )
     for name, path in store_variables.list_files(address.scheme).items():
         if os.path.isdir(path) or not os.access(path, os.R_OK):
@@ -270,8 +273,21 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     settings: dict[str, Any] = {"client_options": options, "retry_config": retry}
     if not address.writable:
         return stores.HTTPStore.from_url(str(address), **settings)
+    if url and address.scheme == "s3":
+        # Of AWS_ENDPOINT_URL and AWS_ENDPOINT the client takes the one that was set last.
+        settings["endpoint"] = url
     bucket = stores.S3Store if address.scheme == "s3" else stores.GCSStore
     return bucket(address.host, prefix=address.path or None, **settings)
+
+
+def _is_address(url: str) -> bool:
+    """Return whether the client takes a URL as endpoint; with another one it would end the process."""
+    from obstore import store as stores
+
+    with contextlib.suppress(ValueError):
+        stores.HTTPStore.from_url(url)
+        return _ENDPOINT.fullmatch(url) is not None
+    return False
 
 
 def _client() -> Any:

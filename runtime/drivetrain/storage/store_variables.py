@@ -62,6 +62,6 @@ def list_files(scheme: str) -> dict[str, str]:
 
 def endpoint(scheme: str) -> str:
     """Return the endpoint that is set, as `VARIABLE=address` without a credential; empty if none is."""
-    name = next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), "")
-    match = re.match(r"(https?://)?(?:.*@)?([^?]*)", os.environ.get(name, ""), re.IGNORECASE)
+    name = next((name for name in ENDPOINTS.get(scheme, ()) if name in os.environ), "")
+    match = re.match(r"(https?://)?(?:.*@)?([^?]*)", os.environ.get(name, ""), re.IGNORECASE | re.DOTALL)
     return f"{name}={match[1] or ''}{match[2]}" if name and match else ""
