@@ -152,6 +152,15 @@ def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch:
     assert table(job, 2) == expected_table
 
 
+@pytest.mark.parametrize("line", ["5", "null", "[1]", '"x"', "{", "{}"])
+def test_a_journal_that_is_damaged(job: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert run(job, "--trials", "1") == 0
+    journal = job.parent / "runs" / "kinds-sweep-001" / "journal.jsonl"
+    journal.write_text(f"{line}\n{journal.read_text()}")
+    assert run(job, "--trials", "2") == 4
+    assert says(capsys.readouterr().err, "journal-is-damaged", journal)
+
+
 def test_later_trials_have_the_defaults_that_the_sweep_began_with(job: Path) -> None:
     assert run(job, "--trials", "3") == 0
     folder = job.parent / "runs" / "kinds-sweep-001"
@@ -204,7 +213,7 @@ def test_changed_data_are_refused(
     spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
     spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))
     assert run(job) == 4
-    assert f"{job.parent / 't.csv'} was changed or deleted" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "was-changed-or-deleted", job.parent / "t.csv")
 
 
 def test_values_that_the_rules_refuse_together_fail_their_trial(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

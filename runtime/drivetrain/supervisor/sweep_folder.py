@@ -134,7 +134,7 @@ def open_study(path: Path, job: Job) -> Study:
         return make_study(job, 0, JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)))
     except OSError as error:
         raise storage_error(journal, error) from None
-    except (ValueError, LookupError, AssertionError) as error:
+    except (ValueError, LookupError, TypeError, AssertionError) as error:
         raise CheckpointError(
             f"{journal} is damaged: {error}",
             "the journal as the sweep wrote it",
