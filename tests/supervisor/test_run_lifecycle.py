@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from drivetrain.supervisor import provenance
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from tests.messages import says, says_only
@@ -49,3 +52,23 @@ def test_an_error_of_the_report_is_shown_where_its_output_is_not(
     shown = capfd.readouterr()
     assert shown.err == "disk full\n"
     assert "progress" not in shown.out
+
+
+@pytest.mark.parametrize(
+    "problem", [PermissionError(13, "Permission denied", "model.safetensors"), KeyboardInterrupt()]
+)
+def test_a_run_is_done_before_its_weights_are_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    """Weights that cannot be read, or a kill while they are hashed, left it running for ever."""
+
+    def fail(run: Path) -> dict[str, object]:
+        raise problem
+
+    monkeypatch.setattr(provenance, "describe_inputs", fail)
+    is_killed = isinstance(problem, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt) if is_killed else contextlib.nullcontext():
+        lifecycle(tmp_path).record_end(0)
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["status"], state["exit_code"], "made_from" in state) == ("done", 0, False)
+    assert is_killed or says(capfd.readouterr().out, "warning-record-made-from", tmp_path, problem)

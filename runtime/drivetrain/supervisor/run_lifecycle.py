@@ -70,9 +70,14 @@ class RunLifecycle:
     def record_end(self, code: int) -> None:
         """Record that the attempt has ended with this exit code."""
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format()}
-        if code == 0:
-            self.state["made_from"] = provenance.describe_inputs(self.run.path)
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
+        if code == 0:
+            # After the end, as large weights take long to hash.
+            try:
+                self.state["made_from"] = provenance.describe_inputs(self.run.path)
+            except OSError as error:
+                say(f"warning: {self.run.path} does not record what it was made from: {error}")
+            RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
 
     def end(self, code: int) -> bool:
         """Record that the trainer has ended with this exit code; returns whether the run still exists.
