@@ -109,7 +109,7 @@ def test_the_measured_number_travels_as_a_value(
     """However auto was written: the trainer gets the number, the run folder records the same."""
     sources: list[SpecSource] = []
 
-    def measure(module: str, source: SpecSource, plan: object, machine: object) -> dict[str, object]:
+    def measure(module: str, source: SpecSource, *other_arguments: object) -> dict[str, object]:
         sources.append(source)
         return {"batch_size": 64, "text": "64, the fastest"}
 

@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from drivetrain import optimizations
 from drivetrain.distributed import local_processes
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.system import child_process
-from drivetrain.tuning import measuring_child, process_death
+from drivetrain.system.files import write_json
+from drivetrain.tuning import batch_size, measuring_child, process_death
 from tests import tiny
 from tests.messages import begins_with, says
 from tests.own_job import write_job
@@ -168,11 +171,85 @@ def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> 
     assert local_processes.wait_for_end(start_child(leader), [dead]) == code
 
 
-def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(child_process, "run_child", lambda *arguments, **options: SEGFAULT)
-    job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
-    first_plan = plan.resolve(job, machine)
+class Measurements:
+    """Stands in for the measuring processes: each ends as it is told, and the last one stores a batch size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *exit_codes: int) -> None:
+        self.exit_codes, self.plans = list(exit_codes), list[plan.Plan]()
+        monkeypatch.setattr(child_process, "run_child", self)
+
+    def __call__(self, command: Sequence[str], *arguments: object) -> int:
+        measured_folder = Path(command[command.index("-m") + 3])
+        self.plans.append(plan.load(measured_folder / "plan.json"))
+        write_json(measured_folder / measuring_child.RESULT, {"batch_size": 16, "text": "16, the fastest"})
+        return self.exit_codes.pop(0)
+
+
+def measure_size(run: Path) -> dict[str, int]:
+    job = tiny.job(optimize="channels_last: true, fused_optimizer: true")
+    job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
+    return batch_size.measure_once(SpecSource(Path("x.yaml")), job, tiny.machine(), run)
+
+
+def test_a_batch_size_is_measured_once_more_with_optimizations_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurements = Measurements(monkeypatch, SEGFAULT, 0)
+    assert measure_size(tmp_path) == {"batch_size": 16}
+    assert [measured_plan.value("channels_last") for measured_plan in measurements.plans] == [True, False]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in events] == ["crash", "batch_size"]
+    assert says(events[0]["text"], "measured-once-more-all-off", "--new --set optimize.channels_last=false")
+
+
+def test_a_batch_size_that_crashes_with_everything_off_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Measurements(monkeypatch, SEGFAULT, SEGFAULT)
+    with pytest.raises(measuring_child.MeasurementEnded, match="9"):
+        measure_size(tmp_path)
+    message = capsys.readouterr().err
+    assert says(message, "crashed-sigsegv-every-optimization-off")
+    assert process_death.FILE not in message
+
+
+@pytest.mark.slow
+def test_a_crash_while_the_batch_size_is_measured_does_not_end_the_training(tmp_path: Path) -> None:
+    condition = "self.calls > 3 and not x.is_contiguous()"
+    done = train_with_crash(tmp_path, condition, "--set", "train.batch_size=auto", "--set", "baselines=off")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert says(done.stdout, "measured-once-more-all-off", "--new --set optimize.channels_last=false")
+    assert "crashed with SIGSEGV" in (tmp_path / "runs" / "tiny-001" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (["channels_last"], "try `--set optimize.channels_last=false`"),
+        (
+            ["fused_optimizer", "channels_last"],
+            "try `--set optimize.channels_last=false`, or all of them off: `--set optimize.channels_last=false "
+            "--set optimize.fused_optimizer=false`",
+        ),
+        ([], "run `drivetrain doctor`; try `--set limits.cpus=1`, another image or another machine"),
+    ],
+)
+def test_a_measuring_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: list[str], advice: str
+) -> None:
+    measurements = Measurements(monkeypatch, SEGFAULT)
+    machine = tiny.machine()
+    first_plan = plan.resolve(tiny.job(), machine, plain=True).with_values(dict.fromkeys(names, True))
     assert measuring_child.measure("memory", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine) == 9
+    assert len(measurements.plans) == 1
     message = capsys.readouterr().err
     assert says(message, "crashed-sigsegv-inside-kernel")
-    assert "`--set optimize.channels_last=false`" in message
+    assert message.rstrip().endswith(advice)
+    assert process_death.FILE not in message
+
+
+def test_everything_can_be_turned_off_in_the_job(tmp_path: Path) -> None:
+    values = optimizations.off_values()
+    sets = [f"optimize.{name}={plan.format_value(values[name])}" for name in values.keys() - process_death.LIMITING]
+    job = SpecSource(write_job(tmp_path), sets).load()
+    assert process_death.turn_optimizations_off(plan.resolve(job, tiny.machine()), "") is None

@@ -65,11 +65,10 @@ def measure_once(
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
         source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
-        measurement = measuring_child.measure_result("batch_size", source_with_size, plan, machine)
+        events = EventLog(folder)
+        measurement = measuring_child.measure_result("batch_size", source_with_size, plan, machine, events)
         write_json(path, measurement)
-        EventLog(folder).add(
-            "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
-        )
+        events.add("batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}")
     return {"batch_size": int(measurement["batch_size"])}
 
 

@@ -14,12 +14,13 @@ from drivetrain.errors import Replanned
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.plan.plan import Plan
+from drivetrain.plan.plan import Plan, read_plan
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import say_error
 from drivetrain.system.files import read_json, write_json
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.signals import Signals
+from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import process_death
 
 PACKAGE = "drivetrain.tuning.processes"
@@ -47,6 +48,7 @@ def measure(
     plan: Plan,
     machine: Hardware,
     request: Mapping[str, object] = NOTHING,
+    events: EventLog | None = None,
 ) -> int:
     """Run a measuring program; returns its exit code.
 
@@ -55,9 +57,11 @@ def measure(
         folder: folder for hardware, plan and results.
         plan: plan with threads, OpenMP runtime and allocator.
         request: other arguments of the program.
+        events: log of the run that needs the result: after a crash inside a kernel it is measured once more with the
+            suspect optimizations off. Without it, the crash is the result.
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())
-    RunFiles(folder).write_json("plan.json", plan.to_json())
+    RunFiles(folder).write_json(PLAN_FILE, plan.to_json())
     with signals.forward_signals() as forward:
         for is_measured in (False, True):
             command = make_command(program, folder, source, {**request, MEASURED: is_measured})
@@ -66,21 +70,27 @@ def measure(
             if code != Replanned.exit_code:
                 break
     if code in signals.CRASH_EXIT_CODES and not forward.sent:
-        error = process_death.make_error(process_death.describe(folder, code, f"{PACKAGE}.{program}"), plan)
+        crash = process_death.describe(folder, code, f"{PACKAGE}.{program}")
+        plan = read_plan(folder)  # the program knows data and network, and has decided more
+        safe_plan = process_death.turn_optimizations_off(plan, crash) if events else None
+        if events and safe_plan:
+            events.add("crash", f"{crash}; {process_death.describe_repetition(plan, 'measured once more')}")
+            return measure(program, folder, source, safe_plan, machine, request, events)
+        error = process_death.make_error(crash, plan)
         say_error(error)
         return error.exit_code
     return code
 
 
-def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware) -> Any:
-    """Run a measuring program in a temporary folder; returns its stored result.
+def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardware, events: EventLog) -> Any:
+    """Run a measuring program for a run in a temporary folder; returns its stored result.
 
     Raises:
         MeasurementEnded: if it failed.
         Stopped: if a signal arrived in the meantime.
     """
     with tempfile.TemporaryDirectory(prefix="measure-") as scratch:
-        code = measure(program, Path(scratch), source, plan, machine)
+        code = measure(program, Path(scratch), source, plan, machine, events=events)
         signals.stop_early()
         if code:
             raise MeasurementEnded(code)
@@ -101,6 +111,10 @@ class MeasuringCall:
     def is_measured(self) -> bool:
         """Whether an earlier process has measured the plan in the folder."""
         return bool(self.request[MEASURED])
+
+    def store_plan(self, plan: Plan) -> None:
+        """Store the plan that is measured: after a crash the parent names its optimizations."""
+        RunFiles(self.folder).write_json(PLAN_FILE, plan.to_json())
 
     def store(self, result: object) -> None:
         """Store a result for the parent, which called `measure_result`."""

@@ -63,26 +63,34 @@ def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
     return replace(plan.with_rows(rows), seen={}) if rows else None
 
 
-def describe_active(plan: Plan) -> tuple[str, str]:
-    """Describe the optimizations that may be the culprit, and the option that turns the first suspect off."""
-    names, off_values = [row.name for row in _list_suspects(plan)], optimizations.off_values()
-    suspect = next((name for name in SUSPECTS if name in names), names[0])
-    settings = ", ".join(f"{name} {format_value(plan.value(name))}" for name in names)
-    return settings, f"--set optimize.{suspect}={format_value(off_values[suspect])}"
-
-
-def make_error(reason: str, plan: Plan) -> DeviceError:
-    """Make the error for a crash after which nothing is tried again."""
-    action = "try `--new --set limits.cpus=1`, another image or another machine"
-    condition = "every optimization off"
-    if _list_suspects(plan):
-        condition, option = describe_active(plan)
-        action = f"try `{option}`"
-    return DeviceError(
-        f"{reason}, with {condition}",
-        "torch kernels and your own C code that work on this machine",
-        f"see {FILE} in the run folder and run `drivetrain doctor`; {action}",
+def describe_repetition(plan: Plan, repetition: str) -> str:
+    """Describe the active optimizations, the next attempt, and how to find the culprit."""
+    settings, options = _describe_active(plan)
+    return (
+        f"active optimizations: {settings}; {repetition} with all of them off. To turn off only one, run again with "
+        f"`--new {options[0]}`"
     )
+
+
+def make_error(reason: str, plan: Plan, *, is_trainer: bool = False) -> DeviceError:
+    """Make the error for a crash after which nothing is tried again; only a trainer has a log and keeps its plan."""
+    log, switch = (f"see {FILE} in the run folder and ", "--new ") if is_trainer else ("", "")
+    condition = "every optimization off"
+    action = f"{log}run `drivetrain doctor`; try `{switch}--set limits.cpus=1`, another image or another machine"
+    if _list_suspects(plan):
+        condition, options = _describe_active(plan)
+        action = f"try `{options[0]}`" + f", or all of them off: `{' '.join(options)}`" * (len(options) > 1)
+    return DeviceError(
+        f"{reason}, with {condition}", "torch kernels and your own C code that work on this machine", action
+    )
+
+
+def _describe_active(plan: Plan) -> tuple[str, list[str]]:
+    """Describe the optimizations that may be the culprit, and the options that turn them off, the first suspect first."""
+    names, off_values = [row.name for row in _list_suspects(plan)], optimizations.off_values()
+    settings = ", ".join(f"{name} {format_value(plan.value(name))}" for name in names)
+    names.sort(key=lambda name: SUSPECTS.index(name) if name in SUSPECTS else len(SUSPECTS))
+    return settings, [f"--set optimize.{name}={format_value(off_values[name])}" for name in names]
 
 
 def _list_suspects(plan: Plan) -> list[Decision]:
@@ -137,12 +145,8 @@ class TrainerDeath:
         if self.kind == "crash":
             reduced_plan = turn_optimizations_off(plan, self.reason)
             if reduced_plan is None:
-                raise make_error(self.reason, plan)
-            settings, option = describe_active(plan)
-            return reduced_plan, (
-                f"{self.reason}; active optimizations: {settings}; {restarting} with all of them off. To turn off "
-                f"only one, run again with `--new {option}`"
-            )
+                raise make_error(self.reason, plan, is_trainer=True)
+            return reduced_plan, f"{self.reason}; {describe_repetition(plan, restarting)}"
         reduced_plan = plans.halve_micro_batch(plan, process_batch, self.reason)
         if reduced_plan is None:
             raise OutOfMemory(

@@ -17,6 +17,7 @@ from drivetrain.tuning.memory.size_search import SizeSearch
 def measure(call: MeasuringCall) -> None:
     """Measure the sizes, and store their speeds and the choice."""
     inputs = assembly.load_assembly(call.folder, call.job, call.signals)
+    call.store_plan(inputs.plan)
     search = MicroBatchSearch(inputs).prepare_search(inputs.plan.value("gradient_checkpointing") is True)
     speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(inputs.dataset.train)))
     best = batch_size.choose_size(speeds)

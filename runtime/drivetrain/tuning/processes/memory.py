@@ -30,9 +30,9 @@ class MemoryRow:
 
 def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
-    ceiling, measured_rows = measure_sizes(
-        MicroBatchSearch(assembly.load_assembly(call.folder, call.job, call.signals))
-    )
+    inputs = assembly.load_assembly(call.folder, call.job, call.signals)
+    call.store_plan(inputs.plan)
+    ceiling, measured_rows = measure_sizes(MicroBatchSearch(inputs))
     report(measured_rows, ceiling, call.folder)
 
 

@@ -20,7 +20,6 @@ from drivetrain.plan import final_plan
 from drivetrain.plan.plan import Plan
 from drivetrain.system import cpu_starvation, timeout, torch_settings
 from drivetrain.system.console import say
-from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.training.assemble import Assembly
 from drivetrain.tuning import assembly
 from drivetrain.tuning.bench import bench
@@ -62,11 +61,12 @@ def measure(call: MeasuringCall) -> None:
 def _load_parts(call: MeasuringCall) -> Assembly:
     """Load data, network and the plan that `train` would use, which is measured first if the job leaves it open."""
     parts = assembly.load_assembly(call.folder, call.job, call.signals)
+    call.store_plan(parts.plan)
     if call.is_measured:
         return parts
     decide = partial(final_plan.finalize, call.job, parts.hardware, parts.plan, parts.facts, say)
     parts = assembly.measure_plan(parts, decide, can_restart=True)
-    RunFiles(call.folder).write_json(PLAN_FILE, parts.plan.to_json())
+    call.store_plan(parts.plan)
     if timeout.has_timed_out() or parts.plan.value("compile") is not False:
         raise Replanned("what the tuner compiled in this process would shorten first steps")
     return parts
