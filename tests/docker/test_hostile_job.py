@@ -23,9 +23,10 @@ print("run runs/../../outside starts", flush=True)
 outside = Path("../../../outside")  # as the host sees it from a run folder
 for run in Path("/workspace/runs").glob("tiny-*"):
     for name, target in {"report.html": "key", "events.jsonl": "bashrc", "report.md": "key"}.items():
-        if (run / name).exists():
+        if (run / name).is_file() and not (run / name).is_symlink():
             (run / name).rename(run / f"{name}.old")
-        (run / name).symlink_to(outside / target)
+        if not (run / name).is_symlink():  # the network is built once more beside the simple models
+            (run / name).symlink_to(outside / target)
 """
 
 
@@ -47,7 +48,7 @@ def test_the_host_believes_no_container(project: Path, tmp_path: Path) -> None:
     (work / "job.yaml").write_text(own_job.JOB.format(data="", model="", train="", checkpoint=""))
     done = watch_command(["launch", "work/job.yaml"], project, tmp_path, project)
     assert "run runs/../../outside starts" in done.output
-    assert "my_model.py" not in done.output, done.output
+    assert "my_model.py raised" not in done.output, done.output
     assert [line for kind in ("read", "write") for line in done.of_kind(kind) if str(outside.path) in line] == []
     outside.check()
 
