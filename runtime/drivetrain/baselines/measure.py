@@ -61,14 +61,15 @@ class EvaluatedSamples:
         split: the samples.
         dataset: data of the job, with the heads.
         objective: loss of the job.
-        network: outputs of the network for some of the samples.
     """
 
-    def __init__(
-        self, prefix: str, split: Split, dataset: Dataset, objective: Objective, network: NetworkOutputs | None
-    ) -> None:
+    def __init__(self, prefix: str, split: Split, dataset: Dataset, objective: Objective) -> None:
         self.prefix, self.split, self.heads, self.objective = prefix, split, dataset.heads, objective
-        self.errors = PairedErrors(network, split, dataset.heads, objective, prefix) if network else None
+        self.errors: PairedErrors | None = None
+
+    def compare_with(self, network: NetworkOutputs) -> None:
+        """Compare the next models with a network, whose outputs for some of the samples these are."""
+        self.errors = PairedErrors(network, self.split, self.heads, self.objective, self.prefix)
 
     def compute_metrics(self, models: Mapping[str, Predict]) -> dict[str, float]:
         """Compute the metrics of the models of all heads on all samples."""
@@ -88,18 +89,14 @@ class EvaluatedSamples:
         )
 
 
-def list_evaluated_samples(
-    job: Job, dataset: Dataset, networks: Mapping[str, NetworkOutputs]
-) -> list[EvaluatedSamples]:
+def list_evaluated_samples(job: Job, dataset: Dataset) -> list[EvaluatedSamples]:
     """List the validation samples, and those of the final test if there is one."""
     train = job.train
     objective = losses.build_objective(
         train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss
     )
     splits = {"validation/": dataset.validation} | ({"test/": dataset.test.split} if dataset.test else {})
-    return [
-        EvaluatedSamples(prefix, split, dataset, objective, networks.get(prefix)) for prefix, split in splits.items()
-    ]
+    return [EvaluatedSamples(prefix, split, dataset, objective) for prefix, split in splits.items()]
 
 
 def measure(
@@ -126,13 +123,16 @@ def measure(
     if isinstance(dataset.train, StreamSplit):
         yield Skipped(CONSTANT, "the training data is an iterable, and a fair sample of it would be all of it")
         return
-    evaluated = list_evaluated_samples(job, dataset, {})
+    evaluated = list_evaluated_samples(job, dataset)
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
     yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
     if compute_networks:
         # A slow network may use up the time; the constant answer is known by then.
-        evaluated = list_evaluated_samples(job, dataset, compute_networks())
+        networks = compute_networks()
+        for samples in evaluated:
+            if samples.prefix in networks:
+                samples.compare_with(networks[samples.prefix])
         yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
     if not find_spec("sklearn"):
         yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
