@@ -350,6 +350,22 @@ def test_a_scheduler_that_ends_early_is_refused_and_one_that_fits_trains(
     assert train(tmp_path, schedule=one_cycle(int(numbers[1])), **settings).folder.name == "library-001"
 
 
+def test_a_function_of_rates_for_fewer_steps_is_named_and_the_steps_so_far_are_saved(tmp_path: Path) -> None:
+    """Its calls may count, so it is not tried before the training."""
+    rates = [1.0, 0.5, 0.2]
+
+    def schedule(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        return lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    with pytest.raises(UserCodeError, check=saying("schedule-raised-index")) as raised:
+        train(tmp_path, optimizer=sgd, schedule=schedule, schedule_every="step", epochs=2)
+    assert "rates[step]" in str(raised.value)
+    assert "library-001/checkpoints/step-3" in str(raised.value)
+
+
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-2)

@@ -19,6 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.errors import UserCodeError
 from drivetrain.job.train import Adam, Constant, Cosine, Linear, OneCycle, Plateau, Sgd, StepDown, Train
 from drivetrain.training.time_target import MAX_EPOCHS, Counters
 from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
@@ -221,11 +223,10 @@ class SchedulerRates:
         self.scheduler_steps = 0
 
     def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
-        """Step the scheduler up to the current step or epoch."""
+        """Step the scheduler up to the current step or epoch; raises UserCodeError if the user's code raises."""
         due_steps = counters.step if self.every == "step" else counters.epoch
-        with warnings.catch_warnings():
-            # torch warns if the scheduler steps before the optimizer, as it does after a resume.
-            warnings.simplefilter("ignore")
+        # torch warns if the scheduler steps before the optimizer, as it does after a resume.
+        with warnings.catch_warnings(action="ignore"), blame_user_code(UserCodeError, "schedule raised"):
             while self.scheduler_steps < due_steps:
                 self.scheduler.step()
                 self.scheduler_steps += 1

@@ -154,8 +154,7 @@ class UserSchedule:
     def build(self, optimizer: Optimizer) -> LRScheduler:
         """Build the scheduler for this optimizer; a scheduler object is copied for a copy of its optimizer."""
         if not isinstance(self.scheduling, LRScheduler):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 return self.scheduling(optimizer)
         if self.scheduling.optimizer is optimizer:
             return self.scheduling
@@ -176,8 +175,7 @@ class UserSchedule:
         scheduler = self.build_trial(optimizer)
         if _calls_functions(scheduler):  # a user's function may count its calls
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the optimizer makes no steps
+        with warnings.catch_warnings(action="ignore"):  # the optimizer makes no steps
             for done in range(steps):
                 try:
                     scheduler.step()
