@@ -137,16 +137,6 @@ def test_a_stored_file_that_was_edited_is_refused(name: str, tmp_path: Path) -> 
         saved_model.load(tmp_path / "run", consent=True)
 
 
-def test_a_file_by_a_path_of_the_working_folder_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = {"my_model.py": NET.format(parameters="x=0", read=OPEN.format("'cfg.json'"))}
-    store_network(tmp_path, code, "{}")
-    saved_model.load(tmp_path / "run", consent=True)
-    (tmp_path / "cfg.json").write_text('{"slope": 7}')
-    with pytest.raises(CheckpointError, match=r"cfg\.json has SHA-256 .* trained with another one"):
-        saved_model.load(tmp_path / "run", consent=True)
-
-
 def test_an_argument_outside_of_the_folder_is_stored_too(tmp_path: Path) -> None:
     outside = tmp_path / "a" / "cfg.json"
     outside.parent.mkdir()
@@ -180,10 +170,10 @@ def test_a_retry_after_an_edit_reads_the_copy_of_an_argument(tmp_path: Path, mon
 
 def test_a_retry_after_an_edit_beside_the_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cfg.json").write_text("1")
-    code = user_code.Code(tmp_path, None, tmp_path / "copy")
-    code.keep_opened([str(tmp_path / "cfg.json"), str(tmp_path / "absent")])
+    (tmp_path / "net.py").write_text("NAMES = 'cfg.json', 'absent.json', '../cfg.json', '/cfg.json'")
+    user_code.Code(tmp_path, None, tmp_path / "copy").read_with_imports("net.py")
     (tmp_path / "cfg.json").write_text("2")
     retried_code = user_code.Code(tmp_path, None, tmp_path / "copy")
     with pytest.raises(CheckpointError, check=saying("changed-since-run-started", "cfg.json")):
-        retried_code.keep_opened([str(tmp_path / "cfg.json")])
+        retried_code.read_with_imports("net.py")
     assert json.loads((tmp_path / "copy" / "cfg.json").read_text()) == 1

@@ -1,13 +1,10 @@
-"""Finds the files that a user's code imports, names in arguments or opens, so that they are copied with it."""
+"""Finds the files that a user's code imports or names, so that they are copied with it."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import os
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -24,12 +21,12 @@ MAX_NAME_LETTERS = 240
 """Longest name of a copy, in letters."""
 OUTSIDE = "_outside/"
 """Prefix of the names of copies of files from outside the folder of the job."""
-_open_lists: list[tuple[list[str], type | None, int]] = []
-"""Lists that collect paths, each with the class that must have a running method, or None, and the thread."""
+CONFIG_SUFFIXES = (".json", ".toml", ".txt", ".yaml", ".yml")
+"""Suffixes of files beside the code that are copied with it if a text in the code names them."""
 
 
 def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
-    """Read a Python file and, recursively, the files of its folder that its code imports, without running them.
+    """Read a Python file and, recursively, the files of its folder that its code imports or names, without running them.
 
     Args:
         first: the file; absolute imports are looked up in its folder.
@@ -37,6 +34,7 @@ def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
 
     Raises:
         OSError: if the first file cannot be read.
+        CheckpointError: if a file that the code opens itself has changed since it was copied.
     """
     pending, known_files = [first], {first}
     while pending:
@@ -47,14 +45,20 @@ def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
             if path == first:
                 raise
             continue  # it may never be imported; if it is, Python reports the error
-        for imported in _list_imported(content, path, first.parent):
-            if imported not in known_files:
-                known_files.add(imported)
-                pending.append(imported)
+        if path.suffix != ".py" and path.read_bytes() != content:
+            raise CheckpointError(
+                f"{path} has changed since the run was started",
+                "the file as the run read it first",
+                "undo the change, or name the file in `arguments`, and its copy is read",
+            )
+        for used in _list_used(content, path, first.parent) if path.suffix == ".py" else ():
+            if used not in known_files:
+                known_files.add(used)
+                pending.append(used)
 
 
-def _list_imported(content: bytes, path: Path, top: Path) -> Iterator[Path]:
-    """Yield the files that a source imports: modules, and the packages that contain them."""
+def _list_used(content: bytes, path: Path, top: Path) -> Iterator[Path]:
+    """Yield the files that a source uses: modules, the packages that contain them, and small files that a text names."""
     tree: ast.AST = ast.Module([], [])
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -69,6 +73,10 @@ def _list_imported(content: bytes, path: Path, top: Path) -> Iterator[Path]:
             yield from _find_module_files(base, module)
             for alias in node.names:
                 yield from _find_module_files(base, [*module, alias.name])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(CONFIG_SUFFIXES):
+            named = path.parent / node.value
+            if named.is_relative_to(path.parent) and ".." not in named.parts and list_copies(named, node.value):
+                yield named
 
 
 def _find_module_files(base: Path, parts: list[str]) -> Iterator[Path]:
@@ -109,45 +117,3 @@ def list_copies(target: Path, name: str) -> list[str]:
         and sum(os.path.getsize(path) for path in paths if path.is_file()) <= MAX_COPY_BYTES
     )
     return [f"{name}/{path.relative_to(target).as_posix()}" for path in paths if path.is_file()] if fits else []
-
-
-@contextlib.contextmanager
-def record_opened(within: type | None = None) -> Iterator[list[str]]:
-    """Yield a list that collects the paths that this thread opens for reading in the block.
-
-    With a class, the list has only paths opened by its methods, or by functions that they call.
-    """
-    _install_hook()
-    paths: list[str] = []
-    entry = (paths, within, threading.get_ident())
-    _open_lists.append(entry)
-    try:
-        yield paths
-    finally:
-        _open_lists.remove(entry)
-
-
-@functools.cache
-def _install_hook() -> None:
-    """Add the audit hook once; Python cannot remove it."""
-    sys.addaudithook(_record_opened)
-
-
-def _record_opened(event: str, arguments: tuple[object, ...]) -> None:
-    """Add the path of a file that is opened for reading to the lists that collect it, as an audit hook."""
-    if not _open_lists or event != "open":
-        return
-    path, flags = arguments[0], arguments[2]
-    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    if isinstance(path, str | bytes) and not writes:
-        for paths, within, thread in _open_lists:
-            if thread == threading.get_ident() and (within is None or _is_running(within)):
-                paths.append(os.fsdecode(path))
-
-
-def _is_running(kind: type) -> bool:
-    """Return whether a method of this class is among the callers of the function that opened a file."""
-    frame = sys._getframe(2)
-    while frame and not isinstance(frame.f_locals.get("self"), kind):
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None

@@ -114,50 +114,6 @@ class Code(MetaPathFinder):
             return [self.with_copies(inner) for inner in value]
         return self._find_copy(value) if isinstance(value, str) else value
 
-    def keep_opened(self, paths: Sequence[str]) -> None:
-        """Keep small files of the folder that the code has opened, such as a configuration next to it.
-
-        Raises:
-            CheckpointError: if one of them has changed since the run was started.
-        """
-        for path in dict.fromkeys(Path(path).absolute() for path in paths):
-            is_inside = path.resolve().is_relative_to(self.folder) and not path.is_relative_to(sys.prefix)
-            if (
-                not is_inside
-                or path.suffix in (".py", ".pyc")
-                or not path.is_file()
-                or (self.copy and path.is_relative_to(self.copy))
-            ):
-                continue
-            name = path.resolve().relative_to(self.folder).as_posix()
-            is_allowed = self.expected is None or name in self.expected
-            if is_allowed and code_files.list_copies(path, name) and self.read_as(name, path) != path.read_bytes():
-                raise CheckpointError(
-                    f"{path} has changed since the run was started",
-                    "the file as the run read it first",
-                    "undo the change, or name the file in `arguments`, and its copy is read",
-                )
-
-    def check_opened(self, paths: Sequence[str]) -> None:
-        """Check that files that the code of a model has opened elsewhere are the files used in training.
-
-        Raises:
-            CheckpointError: if one has the name of a training file and different content.
-        """
-        files = {name: digest for name, digest in (self.expected or {}).items() if not name.endswith(".py")}
-        for path in dict.fromkeys(Path(path).absolute() for path in paths):
-            digests = [
-                digest for name, digest in files.items() if path.parts[-len(Path(name).parts) :] == Path(name).parts
-            ]
-            is_elsewhere = not path.resolve().is_relative_to(self.folder) and path.is_relative_to(Path.cwd())
-            if is_elsewhere and digests and path.is_file() and hash_file(path) not in digests:
-                raise CheckpointError(
-                    f"{path} has SHA-256 {hash_file(path)[:12]}..., and the model was trained with another one",
-                    f"the file as it lies in {self.folder}",
-                    "restore it; code that reads it by Path(__file__).with_name(...), or by a path in `arguments`, "
-                    "gets the file that is stored with the model",
-                )
-
     def _find_copy(self, text: str) -> str:
         """Return the path of the copy of a file or folder, written if needed; the text itself if it is no such path."""
         name = code_files.name_copy(text)

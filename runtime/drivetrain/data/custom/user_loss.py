@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drivetrain.data.custom import code_files, user_code
+from drivetrain.data.custom import user_code
 from drivetrain.data.custom.broadcasts import SAME_SHAPE, find_broadcast, tile_rows
 from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code
@@ -373,9 +373,7 @@ def load(job: CustomJob) -> CustomTerms | None:
     with blame_user_code(refuse, f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with code_files.record_opened() as opened:
-            user_loss, _ = code.call(spec.file, spec.factory, arguments)
-        code.keep_opened(opened)
+        user_loss, _ = code.call(spec.file, spec.factory, arguments)
         weight_of: Any = code.function(spec.file, spec.weight_of, arguments) if spec.weight_of else None
     return CustomTerms(user_loss, f"the loss of {name}", refuse, weight_of)
 

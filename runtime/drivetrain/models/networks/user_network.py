@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from drivetrain.data import stateless_random
-from drivetrain.data.custom import code_files, user_code
+from drivetrain.data.custom import user_code
 from drivetrain.data.custom.map_dataset import describe
 from drivetrain.data.custom.user_errors import blame_user_code, describe_error, list_user_lines, suggest_action
 from drivetrain.data.dataset import Batch, Dataset
@@ -58,8 +58,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     with blame_user_code(partial(job.spec_error, KEY), f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        with code_files.record_opened() as opened:
-            module, all_arguments = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
+        module, all_arguments = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise job.spec_error(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", act)
@@ -72,9 +71,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
             "return it without DataParallel",
         )
     buffers.unshare(module)
-    with code_files.record_opened(nn.Module) as opened_later:
-        dry_run.check_network(module, dataset, f"the network of {name}", lambda *texts: job.spec_error(KEY, *texts))
-    code.keep_opened([*opened, *opened_later])
+    dry_run.check_network(module, dataset, f"the network of {name}", lambda *texts: job.spec_error(KEY, *texts))
     inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {
         "file": spec.file,
@@ -102,10 +99,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
     with blame_user_code(CheckpointError, f"{name} raised", possible, action=""):
         for file in (file for file in digests if not file.endswith(".py")):
             code.read(code.folder / file)
-        arguments = code.with_copies(origin["arguments"])
-        with code_files.record_opened() as opened:
-            module = code.call(origin["file"], origin["factory"], arguments)[0]
-    code.check_opened(opened)
+        module = code.call(origin["file"], origin["factory"], code.with_copies(origin["arguments"]))[0]
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {describe(module)}", "a torch.nn.Module")
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
