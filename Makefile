@@ -9,17 +9,18 @@ ARGS ?=
 python := .venv/bin/python
 
 # Refuse an unknown target or variable: `make train-cpu jobs/mine.yaml` would otherwise train the digits without a word.
-words := $(filter-out $(targets) .venv/host .venv/check,$(MAKECMDGOALS))
-files := $(filter %.yaml %.yml jobs/%,$(words))
-given := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
-others := $(filter job Job jobs JOBS JBO OJB JO jbo spec SPEC args Args arg ARG AGRS ARSG,$(given)) $(foreach name,$(given),$(if $(findstring .,$(name)),$(name)))
-others := $(strip $(others))
+# The other variables are those that scripts/ and Docker read.
+variables := JOB ARGS PYTHON EXTRAS PROGRESS TORCH_INDEX BASE_IMAGE DEBIAN_% DRIVETRAIN_% CGROUP2_% MAKE% -% GNUMAKEFLAGS
+unknown := $(filter-out $(targets) .venv/host .venv/check .venv-peers,$(MAKECMDGOALS))
+files := $(filter %.yaml %.yml jobs/%,$(unknown))
+set := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+unset := $(strip $(filter-out $(variables),$(set)))
 define refusal
-$(if $(words),$(firstword $(words)) is not a make target,$(firstword $(others))= is not a variable of this Makefile)
+$(if $(unknown),$(firstword $(unknown)) is not a make target,$(firstword $(unset))= is not a variable of this Makefile)
   possible: JOB=FILE and ARGS='OPTIONS'
   do:       make train-cpu JOB=$(or $(firstword $(files)),jobs/mine.yaml)
 endef
-ifneq ($(words)$(others),)
+ifneq ($(unknown)$(unset),)
 $(error $(refusal))
 endif
 
@@ -41,7 +42,7 @@ samples: .venv/host ## make the data of the example jobs in jobs/data, the only 
 	    scripts/image cpu && docker run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges \
 	        --user "$$(id -u):$$(id -g)" --mount "type=bind,source=$$PWD,target=/workspace,readonly" \
 	        --mount "type=bind,source=$$PWD/jobs/data,target=/workspace/jobs/data" --workdir /workspace --env PYTHONSAFEPATH= \
-	        --entrypoint python "$$(scripts/image-name)" -m jobs.samples.write $(ARGS); fi
+	        --entrypoint python "$$(scripts/env image)" -m jobs.samples.write $(ARGS); fi
 
 setup: ## create .venv with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
@@ -51,13 +52,6 @@ test: .venv/check ## run the quick tests, two files at a time; `make test-slow` 
 
 test-slow: .venv/check ## run the tests of whole trainings, and of the images if a Docker engine answers, as CI does (20 min)
 	@$(python) -m pytest -rs -m 'slow and not nightly' -n 2 --dist loadgroup $(ARGS)
-
-test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
-	@$(python) -m pytest -m nightly -s tests $(ARGS)
-
-test-cgroup2: .venv/check ## run the image tests on a virtual host with cgroup v2 and systemd (root, an hour, 6 GB of disk)
-	@DRIVETRAIN_IMAGES=required scripts/cgroup2-host $(python) -m pytest -rs \
-	    -m 'cgroup and not nightly' --durations 0 tests/docker $(ARGS)
 
 check: .venv/check ## check format, lint, types, shell scripts, Dockerfile
 	@scripts/check
@@ -77,9 +71,6 @@ stop: ## stop your training containers of this checkout; each saves a checkpoint
 prune: ## remove finished containers and outdated images of this checkout, and the cache volumes that your checkouts share; keeps runs/
 	@scripts/containers prune
 
-rebuild: image-cpu ## build the CPU image again and train JOB in it
-	@$(MAKE) --no-print-directory train-cpu
-
 image-cpu: ## build the CPU image
 	@scripts/image cpu
 
@@ -89,29 +80,12 @@ image-ampere: ## build the image for GPUs from compute capability 8.0 with drive
 image-legacy: ## build the image for GPUs from compute capability 5.0 and for older drivers
 	@scripts/image legacy
 
-images: image-cpu image-ampere image-legacy ## build all three images
-
-base-image: ## build a Debian base image if no registry answers
-	@scripts/base-image
-
 engine: ## install a Docker engine on this Debian or Ubuntu host
 	@scripts/engine
 
-sizes: ## show the size of the built images and of their parts
-	@for word in cpu ampere legacy extras; do docker image inspect "$$(scripts/image-name $$word)" >/dev/null 2>&1 && scripts/sizes $$word; done; true
-
-sbom: ## list the parts of the built images in build/sbom-WORD.json (CycloneDX)
-	@mkdir -p build && for word in cpu ampere legacy; do \
-	    ! docker image inspect "$$(scripts/image-name $$word)" >/dev/null 2>&1 || \
-	    docker run --rm --network none --entrypoint cat "$$(scripts/image-name $$word)" /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
-
-lock: ## lock the requirements of the images again
-	@for word in cpu ampere legacy extras; do scripts/lock $$word || exit; done
-
-schema: .venv/check ## write the JSON schema of the job file
+reference: .venv/check ## write the generated pages: docs/spec.md, docs/job.schema.json and tests/golden
+	@$(python) -m docs.generate.reference spec > docs/spec.md
 	@$(python) -m drivetrain validate --schema > docs/job.schema.json
-
-golden: .venv/check ## write tests/golden: all optimizations, a plan, and the settings for all recorded machines
 	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > tests/golden/decisions.md
 	@$(python) -m docs.generate.defaults_page tests/machines > tests/golden/defaults.md
 	@$(python) -m docs.generate.reference optimizations > tests/golden/optimizations.md
@@ -121,21 +95,17 @@ messages: .venv/check ## write reworded messages into tests/golden/messages.json
 	@DRIVETRAIN_REWRITE_MESSAGES=1 $(python) -m pytest -m 'not nightly' -n 2 --dist loadgroup $(ARGS); \
 	    status=$$?; $(python) -m tests.messages && exit $$status
 
-reference: .venv/check ## write docs/spec.md
-	@$(python) -m docs.generate.reference spec > docs/spec.md
-
-peers: .venv/check ## create the environment of the other trainers for `make benchmark`
-	@scripts/peers
-
-benchmark: .venv/check ## compare with other trainers and a reference loop; ARGS='C1 C3' for some rows, ARGS=--smoke to try
+benchmark: .venv-peers ## compare with other trainers and a reference loop; ARGS='C1 C3' for some rows, ARGS=--smoke to try
 	@$(python) benchmarks/peers.py $(ARGS)
-
-clean: ## remove .venv and caches; keeps runs/
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info docker/wheels/*.whl
-	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/host: pyproject.toml
 	@PYTHON=$(PYTHON) scripts/setup host && touch $@
 
 .venv/check: pyproject.toml docker/requirements-cpu.txt docker/unused/aside
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host $@
+
+# The other trainers, on top of the packages of .venv.
+.venv-peers: benchmarks/requirements-peers.txt .venv/check
+	@$(python) -m venv $@
+	@$(python) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	@$@/bin/python -m pip --disable-pip-version-check install --quiet -r $< && touch $@

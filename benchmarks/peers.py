@@ -5,7 +5,7 @@
 Rows C1 to C6 are trainings, C7 is the start-up. Contenders are live processes that do blocks of steps in turn (those
 that wait are stopped), so a noisy neighbour hits all; a figure is the median of the ratios of blocks of one round, with
 the interval that holds the true median with 95 %. Drivetrain is what `train` runs: its plan, loader, loop, records. The
-other trainers live in an environment of their own (`make peers`), each as its documentation shows it and as an expert would
+other trainers live in an environment of their own (`make benchmark` makes it), each as its documentation shows it and as an expert would
 tune it; without that environment they are left out. Every row leaves ROW.json; the table is of all rows that are there.
 """
 
@@ -36,7 +36,7 @@ def main() -> int:
     if peer_python and not Path(peer_python).exists():
         print(
             f"other trainers: {peer_python} is not there, so Lightning and Hugging Face are left out; "
-            "`make peers` installs them"
+            "`make benchmark` installs them"
         )
         peer_python = None
     if options.whole:

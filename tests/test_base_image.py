@@ -26,14 +26,14 @@ def test_no_package_is_taken_without_a_signature() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be in the way of others")
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_root_leaves_build_to_whom_the_checkout_belongs(tmp_path: Path, umask: int) -> None:
-    """`sudo make base-image` in a fresh clone made a build/ in which its owner could build nothing."""
+    """`sudo scripts/base-image` in a fresh clone made a build/ in which its owner could build nothing."""
     tmp_path.chmod(0o755)
     os.chown(tmp_path, 1000, 1000)
     lock = tmp_path / "build" / "base.lock"
-    subprocess.run([ROOT / "scripts" / "locked", lock, "waiting", "true"], check=True, umask=umask)
+    subprocess.run(["bash", "-c", f". scripts/common && locked {lock} waiting true"], cwd=ROOT, check=True, umask=umask)
     assert [(path.stat().st_uid, path.stat().st_gid) for path in (lock.parent, lock)] == [(1000, 1000)] * 2
     for name in ("image", "base-image"):
-        assert "mkdir -p build" not in (ROOT / "scripts" / name).read_text().replace("../build", "build")
+        assert "mkdir -p build" not in (ROOT / "scripts" / name).read_text()
 
 
 DOCKER = """#!/bin/sh
@@ -57,14 +57,14 @@ def test_a_missing_base_is_told_once_and_only_by_a_build(tmp_path: Path) -> None
     environ = {name: value for name, value in os.environ.items() if name != "BASE_IMAGE"}
     environ |= {"PATH": f"{tmp_path}/scripts:{os.environ['PATH']}", "PYTHON": sys.executable}
 
-    def run(script: str) -> subprocess.CompletedProcess[str]:
-        line = [tmp_path / "scripts" / script]
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [str(tmp_path / "scripts" / "env"), *words]
         return subprocess.run(line, env=environ, capture_output=True, text=True, check=True)
 
-    assert run("env").stderr == ""
+    assert run().stderr == ""
     assert "BASE_IMAGE" not in (tmp_path / ".env").read_text()
     assert "pull" not in (tmp_path / "log").read_text()
-    chosen = run("choose-base")
+    chosen = run("base")
     assert chosen.stdout == "localhost/drivetrain/base:bookworm\n"
     assert says_only(chosen.stderr.strip(), "base-image-cannot-be-pulled", "debian:bookworm-slim")
 
@@ -80,7 +80,8 @@ def test_certificates_of_pip_conf_are_handed_to_a_build(tmp_path: Path, section:
     unset = ("PIP_CERT", "SSL_CERT_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"PIP_CONFIG_FILE": str(settings), "PYTHON": sys.executable}
-    done = subprocess.run([ROOT / "scripts" / "authority"], env=environment, capture_output=True, text=True)
+    line = ["bash", "-c", ". scripts/common && authority"]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
     if is_there:
         assert done.stdout.splitlines() == [str(certificates)]
     else:

@@ -23,7 +23,7 @@ UNSTABLE = {
 def collect_twice(folder: Path, values: str) -> subprocess.CompletedProcess[str]:
     path = folder / "test_names.py"
     path.write_text(f"import pytest\n{values}\n@pytest.mark.parametrize('value', VALUES)\ndef test_name(value): pass\n")
-    return subprocess.run(["scripts/collect-twice", path], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run([".ci/collect-twice", path], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("case", UNSTABLE)

@@ -143,7 +143,9 @@ def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(capsys: pytest.Ca
     assert command
     assert main.main(command[1].split()) == 0
     golden = (GOLDEN / "plan.txt").read_text()
-    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == golden.splitlines(), "run `make golden`"
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == golden.splitlines(), (
+        "run `make reference`"
+    )
     assert golden.startswith(page.split("```\n")[1])
 
 

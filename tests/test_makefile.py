@@ -51,6 +51,7 @@ def run_make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str
         (["JOBS=jobs/mine.yaml"], "JOBS= is not a variable of this Makefile"),
         (["JBO=jobs/mine.yaml"], "JBO= is not a variable of this Makefile"),
         (["args=--new"], "args= is not a variable of this Makefile"),
+        (["EPOCHS=3"], "EPOCHS= is not a variable of this Makefile"),
     ],
 )
 @pytest.mark.parametrize("target", ["train-cpu", "train-gpu"])
@@ -98,7 +99,7 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
 
 def test_every_target_of_the_help_is_one(checkout: Path) -> None:
     targets = [line.split()[1] for line in run_make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
-    assert "golden" in targets
+    assert "reference" in targets
     assert says(run_make(checkout, "-n", "digits").stderr, "is-not-make-target")
     for target in targets:
         assert omits(run_make(checkout, "-n", target).stderr, "is-not-make-target")

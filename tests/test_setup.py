@@ -95,7 +95,7 @@ def test_files_without_a_hash_are_told(tmp_path: Path, package_index: str, versi
         assert says(output, "setup-files-no-hash", version)
 
 
-@pytest.mark.parametrize("script", ["setup", "env", "image-name"])
+@pytest.mark.parametrize("script", ["setup", "env"])
 def test_a_colon_in_the_path_of_the_checkout_is_told(tmp_path: Path, script: str) -> None:
     """Python's venv refused it, and setup said to install the package of venv; PYTHONPATH held half of the path."""
     shutil.copytree(ROOT / "scripts", tmp_path / "a:b" / "scripts")

@@ -14,6 +14,7 @@ from tests.messages import get_message
 from tests.paths import ROOT
 
 ACTION = ROOT / ".github" / "actions" / "train" / "action.yml"
+SCRIPT = ".github/actions/train/train"
 PYTHON = """#!/bin/sh
 # A training that writes its run folder, and exits as it is told.
 printf '%s\\n' "$@" > "{folder}/arguments"
@@ -33,9 +34,9 @@ exit {code}
 def train(folder: Path, code: int, gh: int = 0, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run the script in a checkout whose Python ends with this code."""
     checkout, work = folder / "checkout", folder / "work"
-    for name in ("train-on-forge", "fail"):
-        (checkout / "scripts").mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / "scripts" / name, checkout / "scripts")
+    for name in (SCRIPT, "scripts/common"):
+        (checkout / name).parent.mkdir(parents=True)
+        shutil.copy2(ROOT / name, checkout / name)
     shutil.copy2(ROOT / "Makefile", checkout)
     (checkout / "pyproject.toml").touch()
     old_run = checkout / "runs" / "parts-001"
@@ -59,7 +60,7 @@ def train(folder: Path, code: int, gh: int = 0, **settings: str) -> subprocess.C
         inherited | outputs | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "JOB": "parts.yaml"} | settings
     )
     return subprocess.run(
-        [checkout / "scripts" / "train-on-forge"],
+        [checkout / SCRIPT],
         cwd=work,
         env=environment,
         capture_output=True,
@@ -111,6 +112,6 @@ def test_the_action_hands_inputs_on_as_variables() -> None:
     action = yaml.safe_load(ACTION.read_text())
     (step,) = action["runs"]["steps"]
     assert "${{" not in step["run"]
-    script = (ROOT / "scripts" / "train-on-forge").read_text()
+    script = (ROOT / SCRIPT).read_text()
     assert all(f"${{{name}" in script or f"${name}" in script for name in step["env"] if name != "GH_TOKEN")
     assert set(action["outputs"]) == {"status", "run"}

@@ -13,12 +13,12 @@ from tests.paths import ROOT
 
 def list_unfinished(folder: Path, **state: object) -> str:
     """What is printed for one run."""
-    (folder / "scripts").mkdir(exist_ok=True)
-    shutil.copy(ROOT / "scripts" / "unfinished-runs", folder / "scripts")
+    (folder / ".devcontainer").mkdir(exist_ok=True)
+    shutil.copy(ROOT / ".devcontainer" / "unfinished-runs", folder / ".devcontainer")
     (folder / "runs" / "a-001").mkdir(parents=True, exist_ok=True)
     (folder / "runs" / "a-001" / "state.json").write_text(json.dumps(state))
     return subprocess.run(
-        [folder / "scripts" / "unfinished-runs"], capture_output=True, text=True, check=True
+        [folder / ".devcontainer" / "unfinished-runs"], capture_output=True, text=True, check=True
     ).stdout.removesuffix("\n")
 
 

@@ -150,7 +150,8 @@ def test_the_changelog_has_the_version() -> None:
 )
 def test_the_source_of_an_image_holds_no_password(address: str, expected: str) -> None:
     done = subprocess.run(
-        [ROOT / "scripts" / "source"],
+        ["bash", "-c", ". scripts/common && source_address"],
+        cwd=ROOT,
         env={"DRIVETRAIN_SOURCE": address, "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,

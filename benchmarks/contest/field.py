@@ -246,7 +246,7 @@ class Field:
         """
         names = [OURS, *(name for name, (_, form) in self._list_peers() if form == "tuned")]
         if len(names) == 1:
-            raise SystemExit("whole jobs are compared with the tuned trainers: `make peers` installs them")
+            raise SystemExit("whole jobs are compared with the tuned trainers: `make benchmark` installs them")
         load = os.getloadavg()[0]
         self._read_precision()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((self.scratch / "cold").resolve())

@@ -33,7 +33,7 @@ optional field is absent or `null`. A count is a whole number from 1 to 21474836
 """
 _OPTIMIZATIONS = """# Every optimization
 
-Generated from the docstrings in `runtime/drivetrain/optimizations` by `make golden`; do not edit. The name is the key under
+Generated from the docstrings in `runtime/drivetrain/optimizations` by `make reference`; do not edit. The name is the key under
 `optimize:` in the spec, the row in the plan and the line in the report. To add an optimization, add a file to that folder:
 [adding-an-optimization.md](../../docs/adding-an-optimization.md).
 """

@@ -15,7 +15,7 @@ from drivetrain.launch import image_contents, project
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
 TAG = project.image_tag()
 SLOWER = int(os.environ.get("DRIVETRAIN_TESTS_SLOWER", "1"))
-"""How much longer everything may take: `make test-cgroup2` sets it, whose engine is in a virtual machine."""
+"""How much longer everything may take: `scripts/cgroup2-host` sets it, whose engine is in a virtual machine."""
 
 
 def find_obstacle(variant: str) -> str | None:

@@ -44,7 +44,7 @@ def remove_containers(folder: Path) -> None:
 
 
 def project_name(folder: Path, **options: Any) -> str:
-    line = [folder / "scripts" / "project-name"]
+    line = [str(folder / "scripts" / "env"), "project"]
     return subprocess.run(line, capture_output=True, text=True, check=True, **options).stdout.strip()
 
 

@@ -127,7 +127,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
 
 def test_the_search_would_find_it(cpu_image: str) -> None:
     assert _leaks(f"x{TOKEN}y".encode()) == [TOKEN]
-    base = subprocess.run([ROOT / "scripts" / "choose-base"], capture_output=True, text=True, check=True).stdout.strip()
+    base = subprocess.run([ROOT / "scripts" / "env", "base"], capture_output=True, text=True, check=True).stdout.strip()
     line = ["docker", "run", "--detach", "--network", "none", base, "sh", "-c", f"echo {TOKEN} > /tmp/found"]
     container = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
     try:

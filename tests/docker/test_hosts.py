@@ -120,7 +120,7 @@ def own_engine(cpu_image: str) -> Iterator[Callable[..., OwnEngine]]:
 
 def run_as_user(folder: Path, *words: str, umask: int = 0o022, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who may use the engine, with nothing of this process's environment."""
-    base = subprocess.run([ROOT / "scripts" / "choose-base"], capture_output=True, text=True, check=True).stdout.strip()
+    base = subprocess.run([ROOT / "scripts" / "env", "base"], capture_output=True, text=True, check=True).stdout.strip()
     variables = {"PATH": os.environ["PATH"], "HOME": str(folder.parent), "BASE_IMAGE": base, "JOB": "jobs/tiny.yaml"}
     return subprocess.run(
         words,

@@ -28,7 +28,7 @@ def test_samples_are_made_in_the_image(cpu_image: str, tmp_path: Path) -> None:
     ).stdout
     shutil.copytree(PROJECT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("__pycache__", "table"))
     (tmp_path / "scripts").mkdir()
-    for name, text in (("image", "true"), ("image-name", f"echo {cpu_image}")):
+    for name, text in (("image", "true"), ("env", f"echo {cpu_image}")):
         (tmp_path / "scripts" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "scripts" / name).chmod(0o755)
     command = recipe.replace(".venv/bin/python", "false").replace("$PWD", str(tmp_path))

@@ -1,6 +1,6 @@
 """A rootless engine on a host with cgroup v2: which limits it enforces depends on what systemd delegates to its user.
 
-Only `make test-cgroup2` has such a host.
+Only `scripts/cgroup2-host` has such a host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.paths import ROOT
 
 pytestmark = [
     pytest.mark.cgroup,
-    pytest.mark.skipif("CGROUP2_SHELL" not in os.environ, reason="no host with cgroup v2: make test-cgroup2"),
+    pytest.mark.skipif("CGROUP2_SHELL" not in os.environ, reason="no host with cgroup v2: scripts/cgroup2-host"),
 ]
 LOCAL = "unix:///var/run/docker.sock"
 """The engine of this machine, which has the base image."""
@@ -41,7 +41,7 @@ def guest(line: str, *, user: str = "root", stdin: int | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def base() -> str:
-    line = [ROOT / "scripts" / "choose-base"]
+    line = [str(ROOT / "scripts" / "env"), "base"]
     environment = {**os.environ, "DOCKER_HOST": LOCAL}
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 

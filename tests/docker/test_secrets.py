@@ -58,7 +58,7 @@ def test_no_layer_holds_the_secret_of_a_build(cpu_image: str, tmp_path: Path) ->
         + CANARY
         + b"\n"
     )
-    base = subprocess.run([ROOT / "scripts" / "choose-base"], capture_output=True, text=True, check=True).stdout.strip()
+    base = subprocess.run([ROOT / "scripts" / "env", "base"], capture_output=True, text=True, check=True).stdout.strip()
     tag = f"localhost/drivetrain/canary:{os.getpid()}"
     line = [
         "docker",

@@ -24,7 +24,7 @@ WANTED = {
 def test_the_file_is_what_its_command_prints() -> None:
     command = [sys.executable, "-m", "docs.generate.decision_table", "jobs/digits.yaml", "tests/machines"]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert output == PAGE.read_text(encoding="utf-8"), "run `make golden`"
+    assert output == PAGE.read_text(encoding="utf-8"), "run `make reference`"
 
 
 def test_every_machine_has_its_row_and_its_reasons() -> None:

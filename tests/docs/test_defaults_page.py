@@ -16,7 +16,7 @@ PAGE = GOLDEN / "defaults.md"
 def test_the_file_is_what_its_command_prints() -> None:
     command = [sys.executable, "-m", "docs.generate.defaults_page", "tests/machines"]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert output == PAGE.read_text(encoding="utf-8"), "run `make golden`"
+    assert output == PAGE.read_text(encoding="utf-8"), "run `make reference`"
 
 
 def test_every_setting_has_every_recorded_class_once_or_more() -> None:

@@ -19,7 +19,7 @@ def test_the_page_of_the_spec_is_current() -> None:
 
 def test_the_golden_file_of_the_optimizations_is_current() -> None:
     golden = GOLDEN / "optimizations.md"
-    assert golden.read_text().rstrip() == reference.optimizations_page().rstrip(), "run `make golden`"
+    assert golden.read_text().rstrip() == reference.optimizations_page().rstrip(), "run `make reference`"
 
 
 def test_every_field_of_the_spec_has_its_meaning() -> None:

@@ -1,6 +1,6 @@
 """Killed at any moment, alone or together, a run ends with the bits of one that was left in peace.
 
-`pytest -m nightly tests/faults` (`make test-faults`) does the same 200 times. A result that is not identical is a
+`pytest -m nightly tests/faults` (the nightly run) does the same 200 times. A result that is not identical is a
 failure and never tried again; the seed of each run is in its name.
 """
 

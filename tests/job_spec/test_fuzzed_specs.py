@@ -1,7 +1,7 @@
 """Specs that a machine has broken: every one ends valid or in a message with file, line and column, within a second.
 
 The words of the spec's own grammar are put where they do not belong, beside bytes, bombs and texts that would run
-something elsewhere. `make test-faults` tries 1,000 of them, the ordinary suite fewer.
+something elsewhere. the nightly run tries 1,000 of them, the ordinary suite fewer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Specs drawn at random from what a spec may say: each is refused as a mistake (exit 2 or 3), or it trains.
 
-Never a traceback, never a loss that is not finite, never another exit: `make test-faults` draws many, the ordinary
+Never a traceback, never a loss that is not finite, never another exit: the nightly run draws many, the ordinary
 suite some.
 """
 

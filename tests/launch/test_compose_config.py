@@ -127,7 +127,7 @@ def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
     names = {project.container_prefix(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
     assert len(names) == 4
     assert all(re.fullmatch(r"drivetrain-[0-9a-f]{8}", name) for name in names)
-    done = subprocess.run([ROOT / "scripts" / "project-name"], capture_output=True, text=True, check=True)
+    done = subprocess.run([ROOT / "scripts" / "env", "project"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == project.container_prefix()
 
 
@@ -135,7 +135,7 @@ def test_images_are_tagged_by_checkout(tmp_path: Path, monkeypatch: pytest.Monke
     """All checkouts shared `latest`: each trained with the code of the image that was built last."""
     monkeypatch.delenv(project.TAG, raising=False)
     assert project.image_tag(tmp_path / "a") != project.image_tag(tmp_path / "b")
-    line = [str(ROOT / "scripts" / "image-name"), "ampere"]
+    line = [str(ROOT / "scripts" / "env"), "image", "ampere"]
     for tag in ("", "mine"):
         monkeypatch.setenv(project.TAG, tag)
         done = subprocess.run(line, capture_output=True, text=True, check=True)

@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
         "docker/Dockerfile",
         "docker/unused/wheels.txt",
         "docker/sbom.py",
-        "scripts/own-runs",
+        "docker/own-runs",
         "LICENSE",
     ],
 )
@@ -130,7 +130,7 @@ class Images:
 def test_a_start_builds_what_is_missing_or_of_other_code(
     labels: dict[str, str] | None, built: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It printed that `make rebuild` updates the image, and trained with the other code."""
+    """It printed that `make image-cpu` updates the image, and trained with the other code."""
     monkeypatch.setenv(published_image.REGISTRY, "none")
     ran: list[Any] = []
 

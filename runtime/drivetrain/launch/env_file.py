@@ -111,7 +111,7 @@ def _ask_engine() -> dict[str, Any]:
 def main() -> None:
     """Write .env, and print what is new in it."""
     info = _ask_engine()
-    choose = [str(PROJECT / "scripts" / "choose-base"), "--here"]  # only a build gets one
+    choose = [str(PROJECT / "scripts" / "env"), "base", "--here"]  # only a build gets one
     base = subprocess.run(choose, stdout=subprocess.PIPE, text=True, check=False).stdout.strip() if info else ""
     # What only GPU jobs read would puzzle all others.
     hidden = "DRIVETRAIN_GPU_" if shutil.which("nvidia-smi") is None else " "
