@@ -156,7 +156,7 @@ def train_usual_loop(path: Path) -> float:
             )
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm)  # type: ignore[arg-type]
             optimizer.step()
             schedule.step()
         accuracy = evaluate(model, DataLoader(validation, batch_size=64), list(data.heads))

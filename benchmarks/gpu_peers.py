@@ -115,7 +115,7 @@ def measure_huggingface(path: Path, level: str, seconds: float) -> Figures:
     mean_tokens = round(sum(lengths) / len(lengths) * task.batch)
 
     class ClockCallback(TrainerCallback):
-        def on_step_end(self, arguments: Any, state: Any, control: Any, **keywords: Any) -> None:
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **keywords: Any) -> None:  # type: ignore[override]
             control.should_training_stop |= clock.count(task.batch, mean_tokens)
 
     arguments = TrainingArguments(

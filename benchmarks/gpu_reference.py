@@ -147,7 +147,7 @@ def load_task(path: Path) -> Task:
     lengths = inputs[-1].sum(1).cpu() if job.task.startswith("text") else None
     task = Task(job, model, inputs, targets, lengths)
     if task.has_images and CUDA:
-        model.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return task
 
 

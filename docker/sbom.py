@@ -51,7 +51,7 @@ def list_python_packages() -> list[dict[str, Any]]:
     for package in metadata.distributions(path=[*sys.path, f"{sys.prefix}/lib/timm"]):  # see docker/unused/aside
         name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
         row = make_component("pypi", name, package.version)
-        stated = package.metadata.get("License-Expression") or package.metadata.get("License") or ""
+        stated = package.metadata.get("License-Expression") or package.metadata.get("License") or ""  # type: ignore[attr-defined]
         if stated and len(stated) < 100:
             row["licenses"] = [{"license": {"name": stated}}]
         components.append(row)

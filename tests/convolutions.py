@@ -75,7 +75,7 @@ def check_case(case: Case, threads: int, rewrite: bool) -> str:
     dtype = getattr(torch, case["dtype"])
     module, x = module.to(dtype), x.to(dtype)
     if case["channels_last"] and x.ndim == 4:
-        module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layer_call = torch.compile(module) if case["compile"] else module
     for _ in range(STEPS):
         module.zero_grad()

@@ -115,7 +115,7 @@ def misjudge(training_run: run.Run) -> None:
         calls[0] += 1
         return {name: calls[0] if name.endswith("loss") else -calls[0] for name in plain_metrics(tally, *arguments)}
 
-    MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
+    MetricAccumulator.metrics = metrics  # type: ignore[assignment, method-assign]
 
 
 def nan(inputs: Any) -> None:

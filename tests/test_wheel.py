@@ -77,7 +77,7 @@ def test_the_light_commands(command_without_torch: Path, table: Path) -> None:
     assert (
         "cpu_threads" in installed_wheel.run_installed(command_without_torch, "plan", "job.yaml", folder=table).stdout
     )
-    doctor = installed_wheel.run_installed(command_without_torch, "doctor", folder=table, **NO_ENGINE)
+    doctor = installed_wheel.run_installed(command_without_torch, "doctor", folder=table, **NO_ENGINE)  # type: ignore[arg-type]
     assert doctor.returncode in (0, 1), doctor.stderr
     assert "make " not in doctor.stdout
     assert not (table / "runs").exists()
@@ -89,7 +89,7 @@ def test_neither_torch_nor_an_engine(command_without_torch: Path, table: Path, c
     (table / "job.yaml").write_text(
         "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
     )
-    done = installed_wheel.run_installed(command_without_torch, command, "job.yaml", folder=table, **NO_ENGINE)
+    done = installed_wheel.run_installed(command_without_torch, command, "job.yaml", folder=table, **NO_ENGINE)  # type: ignore[arg-type]
     assert done.returncode == 9
     assert says_each(
         done.stderr.splitlines(),
@@ -104,7 +104,12 @@ def test_neither_torch_nor_an_engine(command_without_torch: Path, table: Path, c
 def test_prediction_without_torch_and_engine(command_without_torch: Path, table: Path) -> None:
     shutil.copytree(table, table / "run")
     done = installed_wheel.run_installed(
-        command_without_torch, "predict", "run", "visits.csv", folder=table, **NO_ENGINE
+        command_without_torch,
+        "predict",
+        "run",
+        "visits.csv",
+        folder=table,
+        **NO_ENGINE,  # type: ignore[arg-type]
     )
     assert done.returncode == 9
     assert "pip install" in done.stderr

@@ -152,7 +152,7 @@ def train_with_trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> flo
     class MeasuredTrainer(transformers.Trainer):
         def _get_train_sampler(self, *arguments: Any) -> Any:
             sampler = super()._get_train_sampler(*arguments)
-            return MixedGroups(sampler, task.batch_size) if tuned and pace.has_orders else sampler
+            return MixedGroups(sampler, task.batch_size) if tuned and pace.has_orders else sampler  # type: ignore[arg-type]
 
     network = NetworkWithLoss(task)
     trainer = MeasuredTrainer(

@@ -24,7 +24,7 @@ class Module(lightning.LightningModule):
         super().__init__()
         self.task, self.tuned, self.model = task, tuned, task.build_network()
         if tuned and task.has_images:
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         loss = self._loss(batch)

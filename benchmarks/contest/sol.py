@@ -60,7 +60,7 @@ class Loop:
         self.task = task
         self.model = task.build_network()
         if task.has_images:
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for module in self.model.modules():
             if list(module.parameters()) and not any(p.requires_grad for p in module.parameters()):
                 module.eval()

@@ -124,7 +124,7 @@ class Task:
     @property
     def batch_size(self) -> int:
         """Samples of a step."""
-        return self.job.train.batch_size
+        return self.job.train.batch_size  # type: ignore[return-value]
 
     @property
     def has_images(self) -> bool:
@@ -170,7 +170,7 @@ class Task:
                 GatheredSamples(dataset), batch_size=self.batch_size, shuffle=train, collate_fn=keep_batch
             )
         worker_settings = {"num_workers": WORKERS, "persistent_workers": True} if tuned else {}
-        return DataLoader(dataset, batch_size=self.batch_size, shuffle=train, **worker_settings)
+        return DataLoader(dataset, batch_size=self.batch_size, shuffle=train, **worker_settings)  # type: ignore[arg-type]
 
     def count_samples(self, inputs: Sequence[Tensor], labels: Tensor) -> int:
         """Samples of a batch, or for texts their tokens without padding, as some order texts by length."""

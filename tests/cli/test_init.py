@@ -265,7 +265,7 @@ def _any_file(generator: random.Random, number: int) -> Path:
         names = generator.choice([("images", "labels"), ("x", "y"), ("a",)])
         first = np.zeros(shape, generator.choice(["u1", "f4", "i8", "?", "U3", "c8"]))
         label_arrays = {name: np.arange(generator.randint(0, 12)) % generator.randint(1, 4) for name in names[1:]}
-        np.savez(path, **{names[0]: first}, **label_arrays)
+        np.savez(path, **{names[0]: first}, **label_arrays)  # type: ignore[arg-type]
     if kind == "bytes" or generator.random() < 0.15:
         path = path.with_suffix(generator.choice([".csv", ".jsonl", ".parquet", ".npz"]))
         content = path.read_bytes() if path.exists() else generator.randbytes(200)

@@ -83,7 +83,7 @@ def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> 
         cases = [case + "+channels_last=true" * ("image" in case and "fused" in case) for case in cases]
         (folder / str(count)).mkdir()
         losses = ranks_cases.run_cases(folder / str(count), cases, count, seconds=seconds)[0]
-        return dict(zip(product(TASKS, ways), losses.values(), strict=True))
+        return dict(zip(product(TASKS, ways), losses.values(), strict=True))  # type: ignore[arg-type]
 
     alone, together = run_ways(1, ["halves", *(f"{way}+halves" for way in ways)]), run_ways(2, ["", *ways])
     return {

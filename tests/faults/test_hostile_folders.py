@@ -186,7 +186,7 @@ def test_code_of_a_foreign_run_does_not_run(
     source = write_code_job(tmp_path / "theirs")
     (run / "state.json").write_text(json.dumps(state | {"source": str(source)}))
     environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "HOSTILE_CANARY": str(outside.canary)}
-    done = watch_command(arguments, tmp_path / "work", tmp_path, **environment)
+    done = watch_command(arguments, tmp_path / "work", tmp_path, **environment)  # type: ignore[arg-type]
     reads_only = arguments[0] in ("report", "watch", "compare")
     assert done.code == (0 if reads_only else CheckpointError.exit_code), done.output
     check_actions(done, outside)

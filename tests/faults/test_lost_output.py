@@ -31,7 +31,7 @@ def ignore() -> None:
 def start(
     job: Path, *options: str, fault: str = "", prepare: Callable[[], None] = ignore, **streams: int
 ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return subprocess.Popen(  # type: ignore[call-overload]
         small_job.command(job, *options),
         cwd=ROOT,
         env={**small_job.make_environment(job), "FAULT": fault},

@@ -34,7 +34,7 @@ BAD = (float("nan"), float("inf"), -float("inf"))
 def loss(tiny_run: run.Run) -> None:
     """The network's outputs, and with them the loss."""
     handle = tiny_run.model.register_forward_hook(
-        lambda module, given, outputs: (handle.remove(), outputs * float("nan"))[1]
+        lambda module, given, outputs: (handle.remove(), outputs * float("nan"))[1]  # type: ignore[has-type]
     )
 
 
@@ -81,8 +81,8 @@ def spoil_steps(tiny_run: run.Run, faults: dict[int, str]) -> None:
         )
         skipped(*arguments)
 
-    tiny_run.step.compute_gradients = compute_gradients  # type: ignore[method-assign]
-    tiny_run.numerics.record_skipped = unmoved  # type: ignore[method-assign]
+    tiny_run.step.compute_gradients = compute_gradients  # type: ignore[assignment, method-assign]
+    tiny_run.numerics.record_skipped = unmoved  # type: ignore[assignment, method-assign]
 
 
 def train_with_faults(folder: Path, draw: random.Random) -> tuple[dict[int, str], str]:

@@ -142,9 +142,9 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
         text = small_job.finish(job, *COMPILED, expected=75, FAULT=fault, **cache)
         assert "stopped by SIGTERM" in text
         assert "compile failed" not in text
-    small_job.finish(job, *COMPILED, **cache)
+    small_job.finish(job, *COMPILED, **cache)  # type: ignore[arg-type]
     undisturbed_job = small_job.write_job(tmp_path / "calm", **SHORT)
-    small_job.finish(undisturbed_job, *COMPILED, **cache)
+    small_job.finish(undisturbed_job, *COMPILED, **cache)  # type: ignore[arg-type]
     assert small_job.differences(small_job.newest_run(undisturbed_job), small_job.newest_run(job)) == []
 
 
@@ -161,8 +161,8 @@ def test_a_resumed_run_compiles_nothing_again(tmp_path: Path) -> None:
 
     text = small_job.finish(job, *COMPILED, expected=75, FAULT="update:20:term", **environment)
     compiled = list_compiled()
-    text += small_job.finish(job, *COMPILED, **environment)
-    text += small_job.finish(small_job.write_job(tmp_path / "second", **SHORT), *COMPILED, **environment)
+    text += small_job.finish(job, *COMPILED, **environment)  # type: ignore[arg-type]
+    text += small_job.finish(small_job.write_job(tmp_path / "second", **SHORT), *COMPILED, **environment)  # type: ignore[arg-type]
     assert "compile failed" not in text
     assert {path.suffix for path in compiled} >= {".so"}
     assert list_compiled() == compiled
@@ -191,7 +191,7 @@ def while_measured(job: Path, phase: str) -> float:
     assert "epoch 1/" not in text
     assert not list((small_job.newest_run(job) / "checkpoints").glob("step-*"))
     assert not list((job.parent / "cache").rglob("*.json"))
-    text = small_job.finish(job, "--set", setting, **cache)
+    text = small_job.finish(job, "--set", setting, **cache)  # type: ignore[arg-type]
     assert "measured before" not in text
     assert small_job.ledger_faults(job) == []
     return took

@@ -128,9 +128,9 @@ def test_an_alias_repeats_a_value() -> None:
 def test_a_job_is_frozen() -> None:
     job = check_text("")
     with pytest.raises(ValueError, match="frozen"):
-        job.name = "b"
+        job.name = "b"  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):
-        job.train.epochs = 3
+        job.train.epochs = 3  # type: ignore[misc]
 
 
 def test_the_job_knows_where_its_keys_stand() -> None:

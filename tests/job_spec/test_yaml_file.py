@@ -206,7 +206,7 @@ def test_what_is_dumped_is_read_back_as_it_was() -> None:
     assert parse(text, "f").data == HARD
     assert dump(parse(text, "f").data) == text
     parsed_values = parse(text, "f").data["values"]
-    assert [type(value) for value in parsed_values] == [type(value) for value in HARD["values"]]
+    assert [type(value) for value in parsed_values] == [type(value) for value in HARD["values"]]  # type: ignore[attr-defined]
 
 
 def test_a_dump_reads_well() -> None:

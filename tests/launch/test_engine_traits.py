@@ -55,7 +55,7 @@ def test_a_rootless_engine_has_what_systemd_delegates(tmp_path: Path, monkeypatc
     service = tmp_path / "user.slice/user-7.slice/user@7.service"
     service.mkdir(parents=True)
     (service / "cgroup.controllers").write_text("memory pids\n")
-    assert engine_traits._read_delegated(7, tmp_path) == {"memory", "pids"}
+    assert engine_traits._read_delegated(7, tmp_path) == {"memory", "pids"}  # type: ignore[comparison-overlap]
     assert engine_traits._read_delegated(8, tmp_path) is None
     # Asked of this machine for an engine on it, and for no other.
     monkeypatch.setattr(engine_traits, "_read_delegated", lambda user: frozenset({"memory", "pids"}))

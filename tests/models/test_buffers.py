@@ -96,7 +96,7 @@ def start_network(way: Callable[[Any, Tensor], None]) -> Net:
     torch.manual_seed(0)
     net = Net(way, None if way is at_first else torch.zeros(4))
     if way is share:
-        net.register_buffer("twin", net.kept, persistent=False)
+        net.register_buffer("twin", net.kept, persistent=False)  # type: ignore[arg-type]
     return net
 
 
@@ -154,7 +154,7 @@ def test_the_same_tensors_come_back() -> None:
         net(batch(0).inputs[0])
         assert net.kept is not first_buffer
     assert net.kept is first_buffer
-    assert torch.equal(first_buffer, torch.zeros(4))
+    assert torch.equal(first_buffer, torch.zeros(4))  # type: ignore[arg-type]
 
 
 def test_a_buffer_of_a_checkpoint_keeps_its_shape() -> None:
@@ -206,7 +206,7 @@ def test_a_buffer_whose_elements_share_memory() -> None:
         before = net.kept.clone()
         net(torch.full((2, 4), 3.0))
         tracked.rewind()
-        assert torch.equal(net.kept, before)
+        assert torch.equal(net.kept, before)  # type: ignore[arg-type]
         net(torch.full((2, 4), 3.0))
 
 

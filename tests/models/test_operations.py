@@ -28,7 +28,7 @@ def network(name: str, **more: Any) -> Model:
         "stem": "auto",
     }
     arguments |= more
-    return Model(cnn.build(**arguments), "images", arguments, Freeze())
+    return Model(cnn.build(**arguments), "images", arguments, Freeze())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_automatic_stem_is_noted_with_its_cost() -> None:
     assert says_only(text, "resnet18-small-stem-image", 64, 96, "13.33", "888.3")
     costs = operations.count_stem_flop(network("resnet18"))
     assert costs is not None, "the advice of the report reads these"
-    assert (costs["name"], format_flop(costs["small"]), format_flop(costs["large"])) == (
+    assert (costs["name"], format_flop(costs["small"]), format_flop(costs["large"])) == (  # type: ignore[arg-type]
         "resnet18",
         "13.33 GFLOP",
         "888.3 MFLOP",

@@ -56,7 +56,7 @@ def test_the_same_numbers() -> None:
     for one in (network, changed):
         one(x).square().sum().backward()
     for p, q in zip(network.parameters(), changed.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, atol=1e-12)
+        assert torch.allclose(p.grad, q.grad, atol=1e-12)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_as_before() -> None:
     strided_convolution.rewrite(network)
     strided_convolution.rewrite(network)
     copied = copy.deepcopy(network)
-    assert copied[1].forward.args[0] is copied[1]
+    assert copied[1].forward.args[0] is copied[1]  # type: ignore[attr-defined]
     strided_convolution.restore_layers(network)
     assert strided_convolution.list_rewritten(network) == []
     assert [set(vars(module)) for module in network] == attributes_before

@@ -75,7 +75,7 @@ def with_old_norm(norm: Any) -> nn.Module:
 
 def with_lock() -> nn.Module:
     network = Network()
-    network.lock = threading.Lock()
+    network.lock = threading.Lock()  # type: ignore[assignment]
     return network
 
 

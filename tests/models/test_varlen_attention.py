@@ -34,7 +34,7 @@ class Reference:
         output = torch.full_like(query, torch.nan)  # as memory that no text has written
         for start, end in pairwise(cuts):
             text = (x[start:end].transpose(0, 1) for x in (query, key, value))
-            attended = functional.scaled_dot_product_attention(*text, scale=scale, dropout_p=dropout)
+            attended = functional.scaled_dot_product_attention(*text, scale=scale, dropout_p=dropout)  # type: ignore[arg-type, misc]
             output[start:end] = attended.transpose(0, 1)
         return output
 
@@ -52,7 +52,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Reference:
 def test_outputs_and_gradients_are_those_of_padded_texts(
     kernel: Reference, family: str, lengths: list[int], pooling: str
 ) -> None:
-    model, texts = build_network(family, pooling), make_batch(lengths)
+    model, texts = build_network(family, pooling), make_batch(lengths)  # type: ignore[arg-type]
     assert_close(forward_backward(model, model.packed, texts), forward_backward(model, model, texts))
     assert len(kernel.calls) == 2  # one for each layer
 
@@ -139,7 +139,7 @@ def test_torch_accepts_the_calls_with_their_gradients(kind: Callable[..., Tensor
         out = kind(query, query, query, row.starts.to("meta"), row.longest, dropout, 0.5)
         out.float().sum().backward()
         assert out.shape == query.shape
-    name = f"_{kind.__name__}"  # type: ignore[attr-defined]
+    name = f"_{kind.__name__}"  # type: ignore[attr-defined, unused-ignore]
     assert operators.names == [f"{name}_forward.default", f"{name}_backward.default"]
     assert query.grad is not None
 

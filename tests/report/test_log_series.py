@@ -50,7 +50,7 @@ def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> N
         {"step": None, "loss": 1.0},
         {"step": 1, "loss": True, "name": "x", "lr": None, "big": 10**400},
     ]
-    series_by_name = collect_series(rows, "step")
+    series_by_name = collect_series(rows, "step")  # type: ignore[arg-type]
     assert list(series_by_name) == ["big"]
     assert (len(series_by_name["big"]), series_by_name["big"].broken) == (0, 1)
 

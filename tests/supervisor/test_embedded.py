@@ -88,7 +88,7 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     assert all(torch.equal(value, stored_weights[name]) for name, value in model.state_dict().items())
     points, kinds = make_circle(40, seed=1).tensors
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
-    assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
+    assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))  # type: ignore[comparison-overlap]
     assert set(result.metrics) == {
         f"validation/{name}" for name in (*CLASS_METRICS, "auc", "average_precision", "kappa")
     }
@@ -313,7 +313,7 @@ def test_signals_that_the_program_ignores_or_handles_are_its_own(tmp_path: Path)
         signal.SIGINT: signal.SIG_IGN,
         signal.SIGUSR1: lambda number, frame: numbers.append(number),
     }
-    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}  # type: ignore[arg-type]
     try:
         train(tmp_path, epochs=1, on_epoch=lambda info: [signal.raise_signal(number) for number in ours])
         assert {number: signal.getsignal(number) for number in ours} == ours

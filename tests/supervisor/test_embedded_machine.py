@@ -120,7 +120,12 @@ def test_usual_shorthands_are_taken(
 ) -> None:
     lasting = {} if "num_epochs" in settings else {"epochs": 1}
     result = drivetrain.train(
-        build_network(), make_circle(40), make_circle(20, seed=1), runs=tmp_path, **lasting, **settings
+        build_network(),
+        make_circle(40),
+        make_circle(20, seed=1),
+        runs=tmp_path,
+        **lasting,
+        **settings,  # type: ignore[arg-type]
     )
     train_keys = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
     assert {key: train_keys["optimizer"][key] for key in optimizer} == optimizer

@@ -245,7 +245,7 @@ SCHEDULERS: dict[str, tuple[Any, Any, str]] = {
     "closure": (lambda o: lr_scheduler.LambdaLR(o, decay(0.5)), lambda o: lr_scheduler.LambdaLR(o, decay(0.9)), "schedule.lr_lambdas"),
     "multiplied": (lambda o: lr_scheduler.MultiplicativeLR(o, decay(0.5)), lambda o: lr_scheduler.MultiplicativeLR(o, decay(0.9)), "schedule.lr_lambdas"),
     "one cycle": (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 40), lambda o: lr_scheduler.OneCycleLR(o, 0.1, 50), "schedule.total_steps was 40 and"),
-    "cycles": (lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, scale_fn=decay(1)), lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, scale_fn=decay(2)), "scale_fn"),
+    "cycles": (lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, scale_fn=decay(1)), lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, scale_fn=decay(2)), "scale_fn"),  # type: ignore[arg-type]
     "sequence": (in_sequence(0.5), in_sequence(0.9), "schedule.1.gamma was 0.5 and is 0.9"),
     "milestone": (in_sequence(0.5), lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.5)], [3]), "schedule._milestones"),
     "chain": (in_chain(decay(0.5)), in_chain(decay(0.9)), "schedule.0.lr_lambdas"),
@@ -302,7 +302,7 @@ def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) 
 
     def train(loss: object, **more: Any) -> drivetrain.Result:
         data = (X, Y), (X, Y)
-        return drivetrain.train(net(), *data, loss=loss, runs=tmp_path, epochs=2, batch_size=16, quiet=True, **more)
+        return drivetrain.train(net(), *data, loss=loss, runs=tmp_path, epochs=2, batch_size=16, quiet=True, **more)  # type: ignore[arg-type]
 
     with pytest.raises(Stopped):
         train(weigh_loss(1.0), on_step=stop)

@@ -77,7 +77,7 @@ def test_gradients_of_an_optimizer_of_ones_own_are_clipped_on_request(
     x, y = samples()
     nn.functional.cross_entropy(theirs(x), y).backward()
     loop.step()
-    same = torch.allclose(ours[1].weight, theirs[1].weight, atol=1e-6)
+    same = torch.allclose(ours[1].weight, theirs[1].weight, atol=1e-6)  # type: ignore[arg-type]
     assert same is not clips
     assert (omits if clips else says)(capsys.readouterr().out, "your-own-gradients-clipped")
 

@@ -72,7 +72,7 @@ def gpu(index: int, card: Card = RTX) -> Gpu:
 
 def test_sensor_values_of_a_gpu() -> None:
     nvml = SensorNvml([RTX, RTX])
-    sensors = Sensors([gpu(1)], nvml)
+    sensors = Sensors([gpu(1)], nvml)  # type: ignore[arg-type]
     assert sensors.read() == {
         "gpu_percent": 87,
         "gpu_memory": GIB,
@@ -87,41 +87,41 @@ def test_sensor_values_of_a_gpu() -> None:
 
 
 def test_why_a_clock_is_held_back() -> None:
-    readings = Sensors([gpu(0)], SensorNvml([RTX], reasons=HOT)).read()
+    readings = Sensors([gpu(0)], SensorNvml([RTX], reasons=HOT)).read()  # type: ignore[arg-type]
     assert (readings["gpu_throttled"], readings["gpu_throttle_reasons"]) == (1, "power cap, heat (hardware)")
 
 
 def test_several_gpus_are_numbered_in_the_order_of_the_run() -> None:
-    readings = Sensors([gpu(2), gpu(0)], SensorNvml([RTX, RTX, replace(RTX, memory=24 * GIB)])).read()
+    readings = Sensors([gpu(2), gpu(0)], SensorNvml([RTX, RTX, replace(RTX, memory=24 * GIB)])).read()  # type: ignore[arg-type]
     assert (readings["gpu_memory_limit"], readings["gpu1_memory_limit"]) == (24 * GIB, 12 * GIB)
 
 
 @pytest.mark.parametrize("deaf", [("power",), ("percent", "clock", "throttled"), ("temperature",)])
 def test_an_unsupported_sensor_is_left_out(deaf: tuple[str, ...]) -> None:
-    readings = Sensors([gpu(0)], SensorNvml([RTX], deaf=deaf)).read()
+    readings = Sensors([gpu(0)], SensorNvml([RTX], deaf=deaf)).read()  # type: ignore[arg-type]
     assert not {f"gpu_{name}" for name in deaf} & readings.keys()
     assert readings["gpu_memory"] == GIB
 
 
 def test_a_mig_instance_is_monitored_itself() -> None:
     part = replace(gpu(0, A100.instances[1]), mig=True)
-    readings = Sensors([part], SensorNvml([A100])).read()
+    readings = Sensors([part], SensorNvml([A100])).read()  # type: ignore[arg-type]
     assert readings["gpu_memory_limit"] == 5 * GIB
 
 
 def test_of_equal_mig_instances_the_one_of_the_run_is_monitored() -> None:
     neighbour, other = A100.instances[1], replace(A100.instances[1], uuid="MIG-2", memory=6 * GIB)
     part = replace(gpu(0, other), mig=True)
-    readings = Sensors([part], SensorNvml([replace(A100, instances=(neighbour, other))])).read()
+    readings = Sensors([part], SensorNvml([replace(A100, instances=(neighbour, other))])).read()  # type: ignore[arg-type]
     assert readings["gpu_memory_limit"] == 6 * GIB
 
 
 def test_an_unresponsive_driver_does_not_end_the_run() -> None:
     nvml = SensorNvml([RTX], broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    sensors = Sensors([gpu(0)], nvml)
+    sensors = Sensors([gpu(0)], nvml)  # type: ignore[arg-type]
     assert sensors.read() == {}
     sensors.close()
-    lost_gpu = Sensors([gpu(0)], SensorNvml([replace(RTX, error=pynvml.NVML_ERROR_GPU_IS_LOST)]))
+    lost_gpu = Sensors([gpu(0)], SensorNvml([replace(RTX, error=pynvml.NVML_ERROR_GPU_IS_LOST)]))  # type: ignore[arg-type]
     assert lost_gpu.read() == {}
 
 
@@ -133,7 +133,7 @@ def test_no_gpu_needs_no_library() -> None:
 
 def test_the_monitor_records_the_sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = SensorNvml([RTX])
-    monkeypatch.setattr(monitor, "Sensors", lambda gpus: Sensors(gpus, nvml))
+    monkeypatch.setattr(monitor, "Sensors", lambda gpus: Sensors(gpus, nvml))  # type: ignore[arg-type]
     with Monitor(tmp_path, interval=0.01, gpus=[gpu(0)]) as watching:
         pass
     latest = watching.latest()

@@ -138,7 +138,7 @@ def change_arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray
     def apply(folder: Path) -> None:
         with np.load(folder / "train.npz") as file:
             before = dict(file)
-        np.savez(folder / "train.npz", **change(before))
+        np.savez(folder / "train.npz", **change(before))  # type: ignore[arg-type]
 
     return apply
 

@@ -83,7 +83,7 @@ class TorchCuda:
 
         class Graph:
             def pool(self) -> int:
-                return self.number
+                return self.number  # type: ignore[attr-defined]
 
             def replay(self) -> None: ...
 

@@ -35,7 +35,7 @@ def test_unchanged_settings_are_reported_once(tmp_path: Path) -> None:
 def test_settings_changed_by_the_network_are_reported_at_the_end(tmp_path: Path) -> None:
     training_run, _ = begin_run(tmp_path)
     training_run.model.register_forward_hook(
-        lambda *_: training_run.model.to(memory_format=torch.contiguous_format) and None
+        lambda *_: training_run.model.to(memory_format=torch.contiguous_format) and None  # type: ignore[call-overload]
     )
     train.train(training_run)
     assert says_each(read_channels_last(tmp_path), (False, get_message("network-torch-ignored-setting")))

@@ -50,7 +50,7 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
     job, run_folder = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = StoppingSignals(steps)
     run: Run = assembly.assemble_run(run_folder, job, signals, PhaseTimer(), is_measured=True)
-    signals.run = run
+    signals.run = run  # type: ignore[assignment]
     train.train(run)
 
 

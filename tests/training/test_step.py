@@ -114,7 +114,7 @@ NETWORKS: dict[str, tuple[Any, Any, Any, Any]] = {
 class Recorder(torch.optim.SGD):
     """Keeps the gradients that it is asked to apply, and applies nothing."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.seen = torch.cat([p.grad.flatten() for p in parameters])
 
@@ -260,7 +260,7 @@ class UnpoolingNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         small, where = nn.functional.max_pool2d(self.seen(x), 2, return_indices=True)
-        return self.last(nn.functional.max_unpool2d(small, where, 2).flatten(1))
+        return self.last(nn.functional.max_unpool2d(small, where, 2).flatten(1))  # type: ignore[arg-type]
 
 
 def build_unpooled_step(strict: bool, messages: list[str]) -> Step:

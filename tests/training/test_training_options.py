@@ -300,9 +300,9 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     run = tiny.assemble_run(tmp_path, make_job("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
-    assert says_only(train._save_after_stop(run, None, stop).action, "run-same-command-again-2")
+    assert says_only(train._save_after_stop(run, None, stop).action, "run-same-command-again-2")  # type: ignore[arg-type]
     run.clock.started -= 3600
-    assert train._save_after_stop(run, None, stop).action.startswith("raise train.max_time (it passed before")
+    assert train._save_after_stop(run, None, stop).action.startswith("raise train.max_time (it passed before")  # type: ignore[arg-type]
     run.counters = Counters(step=3, samples=48)
     assert says_only(train._save_after_stop(run, Saver(run), stop).action, "run-same-command-again-resume")
     run.earlier_samples = 48

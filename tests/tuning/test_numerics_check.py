@@ -45,7 +45,7 @@ def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple
 
 def larger(scale: float) -> Dataset:
     data = tiny.dataset()
-    return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[type-var]
+    return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[attr-defined, type-var]
 
 
 def store_evidence(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:

@@ -219,7 +219,7 @@ def test_16_bits_of_which_0_is_white(tmp_path: Path) -> None:
     for name, photometric, stored in (("black", 1, values), ("white", 0, 65535 - values)):
         Image.fromarray(stored).save(tmp_path / f"{name}.tif", tiffinfo={262: photometric})
     with Image.open(tmp_path / "white.tif") as image:
-        assert image.tag_v2[262] == 0
+        assert image.tag_v2[262] == 0  # type: ignore[attr-defined]
     black, white = (decode.pixels(str(tmp_path / f"{name}.tif"), SIDE, 1) for name in ("black", "white"))
     assert np.array_equal(black, white)
     assert (

@@ -42,9 +42,9 @@ def read_values(square: np.ndarray, wide: bool) -> list[int]:
 @pytest.mark.parametrize("fit", FITS)
 def test_fit_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
     Image.fromarray(bands(wide)).save(tmp_path / "x.png")
-    from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, Resize(fit))[0]
+    from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, Resize(fit))[0]  # type: ignore[arg-type]
     assert read_values(from_file, wide) == expect_values(fit, wide)
-    from_array = npz_images.square(torch.from_numpy(bands(wide))[None, None], 20, 1, Resize(fit))[0, 0]
+    from_array = npz_images.square(torch.from_numpy(bands(wide))[None, None], 20, 1, Resize(fit))[0, 0]  # type: ignore[arg-type]
     assert read_values(from_array.numpy(), wide) == expect_values(fit, wide)
     assert np.abs(from_file.astype(int) - from_array.numpy()).max() <= 2
 

@@ -72,7 +72,7 @@ def test_exif_orientation(tmp_path: Path, orientation: int, suffix: str) -> None
     path = tmp_path / f"x.{suffix}"
     exif = Image.Exif()
     exif[0x0112] = orientation
-    quarters().resize((256, 256)).save(path, exif=exif, **({"quality": 95} if suffix == "jpg" else {}))
+    quarters().resize((256, 256)).save(path, exif=exif, **({"quality": 95} if suffix == "jpg" else {}))  # type: ignore[arg-type]
     assert np.abs(np.array(corners(path)) - TURNED[orientation]).max() <= 4
 
 
@@ -149,10 +149,13 @@ def test_animation_gives_its_first_frame(tmp_path: Path) -> None:
     frames = [make_image((250, 0, 0)), make_image((0, 250, 0)), make_image((0, 0, 250))]
     for name in ("x.gif", "x.webp"):
         frames[0].save(
-            tmp_path / name, save_all=True, append_images=frames[1:], **({"lossless": True} if name == "x.webp" else {})
+            tmp_path / name,
+            save_all=True,
+            append_images=frames[1:],
+            **({"lossless": True} if name == "x.webp" else {}),  # type: ignore[arg-type]
         )
         with Image.open(tmp_path / name) as image:
-            assert image.n_frames == 3
+            assert image.n_frames == 3  # type: ignore[attr-defined]
         assert corners(tmp_path / name) == [[250, 0, 0]] * 4
 
 
@@ -259,13 +262,13 @@ def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
     quarters().save(tmp_path / "a" / "quarters.png")
     data = load(job(tmp_path, augment={"flip": True}))
     ids = np.arange(len(data.validation))
-    paths = [data.validation.title(i) for i in ids]
+    paths = [data.validation.title(i) for i in ids]  # type: ignore[arg-type]
     (validation_pixels,) = data.prepare(data.validation.gather(ids), ids, None)
     bad = tmp_path / "bad.jpg"
     bad.touch()
     new = load_data.load_new([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
     assert torch.equal(new.prepare(new.split.gather(ids), ids, None)[0], validation_pixels)
-    assert [new.split.title(i) for i in ids] == paths
+    assert [new.split.title(i) for i in ids] == paths  # type: ignore[arg-type]
     assert f"left out: {bad}: empty file" in new.notes
     assert from_preprocessing(data.preprocessing) == from_preprocessing(json.loads(json.dumps(data.preprocessing)))
 

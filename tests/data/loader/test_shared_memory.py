@@ -84,7 +84,7 @@ def test_evaluation_and_size_search_respect_shared_memory(
 
     def fetch(*arguments: object, workers: int = 0, **options: object) -> object:
         worker_counts.append(workers)
-        return plain(*arguments, workers=0, **options)
+        return plain(*arguments, workers=0, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("drivetrain.data.loader.batches.fetch", fetch)
     list(training_run.batches.epoch(0))

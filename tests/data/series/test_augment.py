@@ -58,13 +58,13 @@ def test_scaling_has_one_factor_for_each_channel_of_a_window() -> None:
 
 @pytest.mark.parametrize("spec", [{"time_warp": {"std": 2.0}}, {"window_warp": {"share": 0.3}}])
 def test_warped_time_runs_forward_between_the_same_ends(spec: dict[str, object]) -> None:
-    times = augment_windows(ramp(), (1.0, 1.0), **spec)
+    times = augment_windows(ramp(), (1.0, 1.0), **spec)  # type: ignore[arg-type]
     assert torch.equal(times[:, [0, -1]], ramp()[:, [0, -1]])
     assert (times[:, 1:] > times[:, :-1]).all()
     assert torch.equal(times[:, :, 0], times[:, :, 1])
     assert float((times - ramp()).abs().max()) > 2
     kind = next(iter(spec))
-    half = augment_windows(ramp(), (1.0, 1.0), **{kind: {**spec[kind], "probability": 0.5}})  # type: ignore[dict-item]
+    half = augment_windows(ramp(), (1.0, 1.0), **{kind: {**spec[kind], "probability": 0.5}})  # type: ignore[arg-type, dict-item]
     still = (half == ramp()).all(dim=2).all(dim=1)
     assert float(still.double().mean()) == pytest.approx(0.5, abs=0.06)
     assert torch.equal(half[~still], times[~still])

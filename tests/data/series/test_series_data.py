@@ -128,8 +128,8 @@ def test_windows_without_a_label_are_left_out(tmp_path: Path) -> None:
 def test_windows_share_the_memory_of_the_rows(tmp_path: Path) -> None:
     data = series.load(job(write_rows(tmp_path, one_series()), stride=1))
     assert len(data.train) == 68
-    assert data.train.values.shape == (100, 2)
-    assert data.train.values.data_ptr() == data.validation.values.data_ptr()
+    assert data.train.values.shape == (100, 2)  # type: ignore[attr-defined]
+    assert data.train.values.data_ptr() == data.validation.values.data_ptr()  # type: ignore[attr-defined]
 
 
 def naive(breaks: list[bool], length: int, stride: int) -> Iterator[int]:
@@ -166,7 +166,7 @@ def test_arrays(tmp_path: Path) -> None:
     assert data.preprocessing["mean"] == pytest.approx(x[places].mean(axis=(0, 1)).tolist(), rel=1e-4)
     assert sorted(data.validation.targets[""].tolist()) == [0] * 2 + [1] * 2 + [2] * 2 + [3] * 2
     reloaded_data = series.load(job(tmp_path / "a.npz"))
-    np.testing.assert_array_equal(reloaded_data.train.starts, data.train.starts)
+    np.testing.assert_array_equal(reloaded_data.train.starts, data.train.starts)  # type: ignore[attr-defined]
 
 
 def test_arrays_of_numbers(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_overlapping_windows_are_on_one_side(tmp_path: Path, data: dict[str, Any
     order = np.random.default_rng(1).permutation(len(rows["y"])) if shuffled else np.arange(len(rows["y"]))
     np.savez(tmp_path / "a.npz", **{name: values[order] for name, values in rows.items()})
     dataset = series.load(job(tmp_path / "a.npz", **data))
-    sides = [set(rows["subject"][order][np.asarray(part.numbers)]) for part in (dataset.train, dataset.validation)]
+    sides = [set(rows["subject"][order][np.asarray(part.numbers)]) for part in (dataset.train, dataset.validation)]  # type: ignore[attr-defined]
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 12
     column = data.get("groups", "overlapping windows")

@@ -64,7 +64,7 @@ def new_rows(data: Dataset, path: Path, columns: dict[str, list[Any]]) -> tuple[
 def test_spellings_that_look_alike_are_one_class_and_one_category(tmp_path: Path, case: str, suffix: str) -> None:
     labels = ["avería", SAME[case], "no", "no"] * 10
     columns = {"x": list(range(0, 80, 2)), "kind": labels[::-1], "y": labels}
-    data = dataset(tmp_path, columns, f"a{suffix}", numeric=["x"])
+    data = dataset(tmp_path, columns, f"a{suffix}", numeric=["x"])  # type: ignore[arg-type]
     assert data.heads[""].classes == ("avería", "no")
     assert data.preprocessing["categorical"][0]["values"] == ["avería", "no"]
     one, _ = new_rows(data, tmp_path / "one.csv", {"x": [1, 2], "kind": ["avería", "no"], "y": ["no", "avería"]})
@@ -85,7 +85,7 @@ def test_spellings_of_a_column_are_one_column(tmp_path: Path, case: str, suffix:
         "y": ["ab"[i % 2] for i in range(count)],
         "z": [0.5, 2.5] * 20,
     }
-    write(path, columns)
+    write(path, columns)  # type: ignore[arg-type]
     job = {"train": str(path), "target": "y", "features": ["avería", "z"], "categorical": [SAME[case]]}
     data = load(
         JOBS["tabular-classification"].model_validate({"name": "t", "task": "tabular-classification", "data": job})
@@ -121,7 +121,7 @@ CODES = {
 @pytest.mark.parametrize("old", CODES)
 def test_codes_are_the_same_with_and_without_a_point(tmp_path: Path, old: str, new: str) -> None:
     columns = {"code": CODES[old] * 10, "x": [0.5, 1.5] * 20, "y": CODES[old][::-1] * 10}
-    data = dataset(tmp_path, columns, categorical=["code"])
+    data = dataset(tmp_path, columns, categorical=["code"])  # type: ignore[arg-type]
     assert data.heads[""].classes == ("1", "2", "3", "10")
     assert data.preprocessing["categorical"][0]["values"] == ["1", "2", "3", "10"]
     one, _ = new_rows(

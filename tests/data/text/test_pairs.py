@@ -201,6 +201,6 @@ def test_init_finds_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = write_table(tmp_path / "pairs.csv")
     path.write_text(path.read_text().replace("first,second", "Premise,Hypothesis"))
     assert main.main(["init", "pairs.csv"]) == 0
-    assert job_spec.load(Path("pairs.yaml")).data.text == ("Premise", "Hypothesis")
+    assert job_spec.load(Path("pairs.yaml")).data.text == ("Premise", "Hypothesis")  # type: ignore[attr-defined]
     assert main.main(["init", "pairs.csv", "--text", "third", "--text", "Premise", "--output", "two.yaml"]) == 0
-    assert job_spec.load(Path("two.yaml")).data.text == ("third", "Premise")
+    assert job_spec.load(Path("two.yaml")).data.text == ("third", "Premise")  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ def delimited_writer(
     def write(folder: Path, header: list[str], rows: list[Row]) -> Path:
         path = folder / f"a.{suffix}"
         with path.open("w", encoding=encoding, newline="") as file:
-            csv.writer(file, delimiter=sign, lineterminator=end, quoting=quoting).writerows([header, *rows])
+            csv.writer(file, delimiter=sign, lineterminator=end, quoting=quoting).writerows([header, *rows])  # type: ignore[arg-type]
         return path
 
     return write

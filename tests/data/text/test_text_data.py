@@ -317,7 +317,7 @@ def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
         assert np.isfinite(list(metrics.values())).all()
         for name, counts in confusion.items():
             labelled = int((run.dataset.validation.targets[name] != NO_LABEL).sum())
-            assert sum(map(sum, counts["matrix"])) == labelled
+            assert sum(map(sum, counts["matrix"])) == labelled  # type: ignore[arg-type]
             assert all(run.dataset.validation.targets[name][row["sample"]] != NO_LABEL for row in counts["mistakes"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 

@@ -154,7 +154,7 @@ def test_advice_reads_facts_and_never_text(run: Path) -> None:
     decide(run, "unpadding", "off", "job")
     assert list_run_advice(run) == []
     for broken in (None, [], {"padding": None}, {"padding": {"longest": "40%", "parts": None}}):
-        change_json(run / "result.json", lambda r, facts=broken: r.update(facts=facts))
+        change_json(run / "result.json", lambda r, facts=broken: r.update(facts=facts))  # type: ignore[misc]
         assert list_run_advice(run) == []
 
 

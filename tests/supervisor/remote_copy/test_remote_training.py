@@ -78,7 +78,7 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     first_job, second_job, third_job = (small_job.write_job(tmp_path / name) for name in ("one", "two", "three"))
     process = small_job.start(first_job, *copy_options("lost"))
     wait(lambda: any(step > 14 for step in steps("lost/small-001")))
-    kill_all(process)
+    kill_all(process)  # type: ignore[arg-type]
     shutil.rmtree(first_job.parent / "runs")
     process = small_job.start(second_job, *copy_options("lost"))
     before = max(steps("lost/small-001"))

@@ -120,11 +120,11 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    first_optimizer = kind(model.parameters(), lr=0.1, **extra)
+    first_optimizer = kind(model.parameters(), lr=0.1, **extra)  # type: ignore[arg-type, call-arg]
     step(model, first_optimizer)
     second_model = torch.nn.Linear(3, 2)
     second_model.load_state_dict(model.state_dict())
-    second_optimizer = kind(reversed(list(second_model.parameters())), lr=0.1, **extra)
+    second_optimizer = kind(reversed(list(second_model.parameters())), lr=0.1, **extra)  # type: ignore[arg-type, call-arg]
     run_state.load_optimizer(
         second_model, second_optimizer, run_state.collect_optimizer_tensors(model, first_optimizer)
     )

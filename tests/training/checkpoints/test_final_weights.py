@@ -65,7 +65,7 @@ def test_the_best_checkpoint_is_chosen_without_an_event(tmp_path: Path) -> None:
 )
 def test_unreadable_best_checkpoint_falls_back(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """Only one was ever the best here: the last step's weights are left."""
-    training_run = train_to_end(tmp_path, lambda training_run: [damage(path) for path in bests(training_run)] and None)
+    training_run = train_to_end(tmp_path, lambda training_run: [damage(path) for path in bests(training_run)] and None)  # type: ignore[arg-type]
     (text,) = read_events(tmp_path)
     assert "best-" in text
     assert ends_with(text, "model-weights-last-step", 12)

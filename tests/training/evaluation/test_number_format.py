@@ -25,7 +25,7 @@ def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
     short.model.eval()
     exact.model.eval()
     inputs = batch_inputs.preprocess(short, next(iter(short.batches.epoch(0))), None).inputs
-    assert not torch.equal(short.step.forward.outputs(inputs), exact.step.forward.outputs(inputs))  # type: ignore[arg-type]
+    assert not torch.equal(short.step.forward.outputs(inputs), exact.step.forward.outputs(inputs))  # type: ignore[arg-type, unused-ignore]
     assert validation.evaluate(short) == validation.evaluate(exact)
 
 
@@ -60,7 +60,7 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
         assert says(events, "apart-continuing-fp32")
         # A resumed run goes on in fp32, too.
         other = Scaler()
-        other.load(run_state.collect_state(run)["scaler"])
+        other.load(run_state.collect_state(run)["scaler"])  # type: ignore[arg-type]
         assert other.fell_back
     assert (says if source == "job" else omits)(events, "kept-set-job")
 

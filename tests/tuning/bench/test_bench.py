@@ -66,7 +66,7 @@ def starter(fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
 
 
 def measure_ladder(fails: str = "") -> Ablation:
-    return measure_ablation(make_plan(list(GAINS)), starter(fails), 3, lambda text: None, ["train.batch_size=32"])
+    return measure_ablation(make_plan(list(GAINS)), starter(fails), 3, lambda text: None, ["train.batch_size=32"])  # type: ignore[arg-type]
 
 
 def test_known_delays_give_known_ratios() -> None:
@@ -120,7 +120,7 @@ def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
 
 
 def test_without_optimizations_there_is_nothing_to_explain() -> None:
-    ladder = measure_ablation(make_plan([]), starter(), 3, lambda text: None)
+    ladder = measure_ablation(make_plan([]), starter(), 3, lambda text: None)  # type: ignore[arg-type]
     assert [r.kind for r in ladder.steps] == ["plain"]
     assert says_only(bench.explain_ratios(ladder), "optimizations-plan-nothing-compare")
 
@@ -158,7 +158,14 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
     """No powers of ten for milliseconds, and no column that nobody fills."""
     rungs = [
         AblationStep(
-            "plain", "plain", None, None, samples_per_second=66.4, step_seconds=1.86, loss_off=0.0, first_seconds=0.0
+            "plain",
+            "plain",
+            None,
+            None,
+            samples_per_second=66.4,
+            step_seconds=1.86,
+            loss_off=0.0,
+            first_seconds=0.0,  # type: ignore[arg-type]
         ),
         AblationStep(
             "added",

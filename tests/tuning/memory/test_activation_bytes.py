@@ -107,7 +107,7 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
         lengths = (3, ENCODER["max_position_embeddings"], 5, 9)
 
         def gather(self, indices: object) -> tuple[torch.Tensor, ...]:
-            longest = max(self.lengths[int(i)] for i in indices)  # type: ignore[attr-defined]
+            longest = max(self.lengths[int(i)] for i in indices)  # type: ignore[attr-defined, type-var]
             return ids[:2, :longest], mask[:2, :longest]
 
     data = Texts(ids, torch.zeros(4, dtype=torch.int64))
