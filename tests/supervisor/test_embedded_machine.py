@@ -124,8 +124,8 @@ def test_usual_shorthands_are_taken(
         make_circle(40),
         make_circle(20, seed=1),
         runs=tmp_path,
-        **lasting,
-        **settings,  # type: ignore[arg-type]
+        **lasting,  # type: ignore[arg-type]
+        **settings,
     )
     train_keys = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
     assert {key: train_keys["optimizer"][key] for key in optimizer} == optimizer

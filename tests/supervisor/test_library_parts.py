@@ -54,9 +54,9 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
 
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
-            [{"params": parameters[:2], "lr": 0.0}, {"params": parameters[2:]}],
+            [{"params": parameters[:2], "lr": 0.0}, {"params": parameters[2:]}],  # type: ignore[arg-type]
             lr=0.1,
-            momentum=0.5,  # type: ignore[arg-type]
+            momentum=0.5,
         )
 
     assert have_same_bits(result, train(tmp_path / "function", optimizer=make_optimizer))

@@ -161,11 +161,11 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
             "plain",
             "plain",
             None,
-            None,
+            None,  # type: ignore[arg-type]
             samples_per_second=66.4,
             step_seconds=1.86,
             loss_off=0.0,
-            first_seconds=0.0,  # type: ignore[arg-type]
+            first_seconds=0.0,
         ),
         AblationStep(
             "added",
