@@ -68,7 +68,7 @@ def test_a_run_is_done_before_its_weights_are_read(
     monkeypatch.setattr(provenance, "describe_inputs", fail)
     is_killed = isinstance(problem, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt) if is_killed else contextlib.nullcontext():
-        lifecycle(tmp_path).record_end(0)
+        lifecycle(tmp_path).end(0)
     state = json.loads((tmp_path / "state.json").read_text())
     assert (state["status"], state["exit_code"], "made_from" in state) == ("done", 0, False)
     assert is_killed or says(capfd.readouterr().out, "warning-record-made-from", tmp_path, problem)

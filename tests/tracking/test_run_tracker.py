@@ -201,19 +201,6 @@ def test_a_server_that_hangs_does_not_delay_the_end(
     assert not client.rows
 
 
-def test_a_run_that_is_removed_is_tracked_no_more(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    client = FakeTracker()
-    client.released.clear()
-    client.failures = [OSError("gone")]
-    tracker = RunTracker(run, client, "fake")
-    wait_until(lambda: client.calls == ["begin"])
-    tracker.cancel()
-    client.released.set()
-    tracker.thread.join()
-    assert client.calls == ["begin"]
-    assert not capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("kind", "package"), [("mlflow", "mlflow-skinny"), ("wandb", "wandb")])
 def test_a_client_that_is_missing_is_named(
     run: Path, kind: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,28 +1,10 @@
-"""The record of a run that extends a finished one, in its folder: which run, and from where on."""
+"""Reads which finished run the run of a folder extends."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drivetrain.system.run_files import EXTENSION_FILE, RunFiles
-
-
-@dataclass(frozen=True)
-class Extension:
-    """A run that extends a finished one."""
-
-    run: str
-    """Name of the finished run's folder."""
-    step: int
-    """Optimizer steps that were trained in it."""
-    epoch: int
-    """Epochs that were trained in it."""
-
-
-def write(folder: Path, extension: Extension) -> None:
-    """Write the record; raises StorageError if that fails."""
-    RunFiles(folder).write_json(EXTENSION_FILE, asdict(extension))
 
 
 def read_name(folder: Path) -> str:

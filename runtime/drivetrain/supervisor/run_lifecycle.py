@@ -12,7 +12,7 @@ from typing import Any
 from drivetrain.errors import Stopped
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.track import Track
-from drivetrain.supervisor import extended_run, provenance
+from drivetrain.supervisor import provenance
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.system import child_process, run_files
 from drivetrain.system.console import say
@@ -67,7 +67,7 @@ class RunLifecycle:
         say(f"run {self.run.path} {how}")
         self.tracker = start_tracker(self.run.path, track)
 
-    def record_end(self, code: int) -> None:
+    def end(self, code: int) -> None:
         """Record that the attempt has ended with this exit code."""
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format()}
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
@@ -78,20 +78,6 @@ class RunLifecycle:
             except OSError as error:
                 say(f"warning: {self.run.path} does not record what it was made from: {error}")
             RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
-
-    def end(self, code: int) -> bool:
-        """Record that the trainer has ended with this exit code; returns whether the run still exists.
-
-        A copy that the trainer refused is removed, so that it does not block the next `extend`.
-        """
-        self.record_end(code)
-        is_refused = extended_run.is_refused(self.run, code)
-        if is_refused:
-            if self.tracker:
-                self.tracker.cancel()
-                self.tracker = None
-            extended_run.discard(self.run)
-        return not is_refused
 
     def finish_tracking(self) -> None:
         """Let the tracker send the rest, including the report if it is already written."""

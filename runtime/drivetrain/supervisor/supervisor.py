@@ -174,12 +174,6 @@ class _Supervisor:
         run = extended_run.open_run(request.runs, job, request.extend, self.plan_request, new=request.new, after=after)
         if copies:
             copies.start_copying(run.path)
-        if request.extend:
-            return run
-        options = [word for assignment in request.source.assignments for word in ("--set", assignment)]
-        command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.source.spec), *options])
-        if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
-            say(line)
         return run
 
     def _choose_plan(self, machine: Hardware, run: run_folder.RunFolder) -> tuple[plans.Plan, plans.Plan | None]:
@@ -209,10 +203,10 @@ class _Supervisor:
             EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
         code = _attempts(request, job, machine, plan, run)
         process_death.remove_empty_logs(run.path)
-        is_kept = lifecycle.end(code)
-        if is_kept and code in signals.ABORTED_CODES:
+        lifecycle.end(code)
+        if code in signals.ABORTED_CODES:
             say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
-        elif is_kept and request.leads:
+        elif request.leads:
             if code == 0:
                 baseline_run.compare(source, job, run.path, REPORT_SECONDS)
             lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
@@ -222,7 +216,7 @@ class _Supervisor:
         # Finish the copy last, so that it includes the report.
         copied = self.copies.finish(run.path, code) if self.copies else code
         if copied != code:
-            lifecycle.record_end(copied)
+            lifecycle.end(copied)
         return copied
 
 

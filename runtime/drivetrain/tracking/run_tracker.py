@@ -89,11 +89,6 @@ class RunTracker:
             )
             EventLog(self.run).add("tracker", text)
 
-    def cancel(self) -> None:
-        """Send nothing more, and say nothing."""
-        self.is_cancelled = True
-        self.run_ended.set()
-
     def _copy(self) -> None:
         is_due = True  # the run is created at once
         while not self.run_ended.is_set():
