@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer
 
 from drivetrain.errors import CheckpointError, UserCodeError
 from drivetrain.job.extension import describe_unfinished
@@ -50,7 +50,7 @@ def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], par
         data: data sets and their functions by argument.
         parts: other objects of the call.
     """
-    named = {"model": model, "loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
+    named = {"loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
     named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
     record: dict[str, str] = {}
     if parts.optimizer:
@@ -59,9 +59,10 @@ def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], par
             settings = {**group, "lr": group.get("initial_lr", group["lr"])}
             record |= {f"optimizer.{number}.{key}": _describe_value(value) for key, value in settings.items()}
         if parts.schedule:
-            record |= _collect_scheduler_rows("schedule", parts.schedule.build_trial(parts.optimizer.optimizer))
+            named["schedule"] = parts.schedule.build_trial(parts.optimizer.optimizer)
+    record |= dict(_collect_module_rows("model", model, loads=True))
     for name, value in named.items():
-        record |= dict(_collect_module_rows(name, model, loads=True) if name == "model" else _collect_rows(name, value))
+        record |= dict(_collect_rows(name, value))
     return record
 
 
@@ -125,28 +126,24 @@ def note_changes(folder: Path, now: Mapping[str, str]) -> None:
             files.write_json(OBJECTS_FILE, {"rows": before, "changing": sorted(differ | set(changing))})
 
 
-def _collect_scheduler_rows(name: str, scheduler: LRScheduler) -> Iterator[tuple[str, str]]:
-    """Yield the class, settings and state of a scheduler and of the schedulers inside it."""
-    yield name, _describe_value(type(scheduler))
-    for key, value in vars(scheduler).items():
-        if key == "_schedulers":
-            for number, inner in enumerate(value):
-                yield from _collect_scheduler_rows(f"{name}.{number}", inner)
-        elif key != "optimizer":
-            yield f"{name}.{key}", _describe_value(value)
-
-
 def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the class and the attributes of an object; of a scheduler also those of the schedulers inside it."""
     if isinstance(value, nn.Module):
         yield from _collect_module_rows(name, value)
-    elif value is not None:
-        yield name, _describe_value(value if _is_code(value) or not hasattr(value, "__dict__") else type(value))
-        for key, inner in {} if _is_code(value) else getattr(value, "__dict__", {}).items():
-            yield from (
-                _collect_module_rows(f"{name}.{key}", inner)
-                if isinstance(inner, nn.Module)
-                else [(f"{name}.{key}", _describe_value(inner))]
-            )
+    elif value is None:
+        return
+    elif _is_code(value) or not hasattr(value, "__dict__"):
+        yield name, _describe_value(value)
+    else:
+        yield name, _describe_value(type(value))
+        for key, inner in vars(value).items():
+            if key == "_schedulers":
+                for number, scheduler in enumerate(inner):
+                    yield from _collect_rows(f"{name}.{number}", scheduler)
+            elif isinstance(inner, nn.Module):
+                yield from _collect_module_rows(f"{name}.{key}", inner)
+            elif not isinstance(inner, Optimizer):
+                yield f"{name}.{key}", _describe_value(inner)
 
 
 def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
@@ -162,10 +159,9 @@ def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -
                 frozen = "" if parameter.requires_grad else ", frozen"
                 values = "" if loads else f", {_describe_value(parameter.detach())}"
                 yield f"{layer_path}.{key}", f"{tuple(parameter.shape)} {parameter.dtype}{frozen}{shared}{values}"
-        for key, buffer in layer._buffers.items():
-            if buffer is not None and not (loads and key not in layer._non_persistent_buffers_set):
-                yield f"{layer_path}.{key}", _describe_value(buffer)
-        for key, value in vars(layer).items():
+        restored = layer._buffers.keys() - layer._non_persistent_buffers_set if loads else ()
+        buffers = {key: value for key, value in layer._buffers.items() if value is not None and key not in restored}
+        for key, value in (buffers | vars(layer)).items():
             if key not in _OF_MODULES:
                 yield f"{layer_path}.{key}", _describe_value(value)
         hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values(), *layer._backward_hooks.values()]
@@ -271,18 +267,13 @@ def _is_library(module: str | None) -> bool:
 @functools.cache
 def _read_source(code: types.CodeType) -> str:
     """Read the source of a function's body, or its bytecode without a file; cached, as the file may be edited later."""
-    lines = linecache.getlines(code.co_filename, None)
     codes = (code, *(part for part in code.co_consts if isinstance(part, types.CodeType)))
-    begins, ends = list[tuple[int, int]](), list[tuple[int, int]]()
-    for line, end_line, column, end_column in (position for part in codes for position in part.co_positions()):
-        if line and end_line and column is not None and end_column:
-            begins.append((line, column))
-            ends.append((end_line, end_column))
-    if not lines or not begins:
+    spans = [(a or 0, b or 0, c or 0, d) for part in codes for a, b, c, d in part.co_positions() if a and d]
+    lines = linecache.getlines(code.co_filename)
+    if not lines or not spans:
         return repr((code.co_code, code.co_names, code.co_consts))
-    first, last = min(begins), max(ends)
+    first, column = min((line, column) for line, _, column, _ in spans)
+    last, end = max((line, column) for _, line, _, column in spans)
     # Columns count bytes.
-    text = [line.encode() for line in lines[first[0] - 1 : last[0]]]
-    text[-1] = text[-1][: last[1]]
-    text[0] = text[0][first[1] :]
-    return b"".join(text).decode(errors="replace")
+    text = "".join(lines[first - 1 : last]).encode()
+    return text[column : len(text) - len(lines[last - 1].encode()) + end].decode(errors="replace")
