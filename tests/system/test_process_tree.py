@@ -88,13 +88,13 @@ def test_a_cgroup_located_once_gives_the_same_values() -> None:
 
 
 SHORT_OF_THREADS = """
-import os, resource
+import os, psutil, resource
 from drivetrain.errors import DeviceError
 from drivetrain.system import process_tree
 process_tree.check_threads()
 if os.getuid() == 0:  # root has no limit
     os.setuid(23456)
-resource.setrlimit(resource.RLIMIT_NPROC, (8, 8))
+LIMIT
 try:
     process_tree.check_threads()
 except DeviceError as error:
@@ -102,10 +102,19 @@ except DeviceError as error:
 """
 
 
-def test_a_limit_of_threads_is_an_error_before_anything_is_made() -> None:
-    """Training ended with a traceback at 8, and with six of them at 16, where 24 are enough."""
-    command = [sys.executable, "-c", SHORT_OF_THREADS]
+@pytest.mark.parametrize(
+    ("limit", "option"),
+    [
+        ("resource.setrlimit(resource.RLIMIT_NPROC, (8, 8))", "ulimit -u"),
+        ("resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (40 << 20),) * 2)", "ulimit -v"),
+    ],
+    ids=["processes", "addresses"],
+)
+def test_a_limit_of_threads_is_an_error_before_anything_is_made(limit: str, option: str) -> None:
+    """Training ended with a traceback at 8, and with six of them at 16, where 24 are enough; stacks need addresses."""
+    command = [sys.executable, "-c", SHORT_OF_THREADS.replace("LIMIT", limit)]
     output = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": IMPORTS}, capture_output=True, text=True, check=True
     )
     assert says(output.stdout, "more-threads-can-started")
+    assert output.stdout.count(option) == 2

@@ -116,9 +116,9 @@ def check_threads(count: int = 20) -> None:
             thread.start()
     except RuntimeError:
         raise DeviceError(
-            f"only {sum(map(threading.Thread.is_alive, threads))} more threads can be started here, by `ulimit -u` or the limit of a container",
+            f"only {sum(map(threading.Thread.is_alive, threads))} more threads can be started here, by `ulimit -u`, `ulimit -v` or the limit of a container",
             f"{count} or more, for torch, the loader, the log and the checkpoints",
-            "raise the limit, such as by `ulimit -u 4096` or `--pids-limit 4096`, and run the same command again",
+            "raise the limit, such as by `ulimit -u 4096`, `ulimit -v unlimited` or `--pids-limit 4096`, and run the same command again",
         ) from None
     finally:
         ending.set()
