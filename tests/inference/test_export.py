@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
@@ -255,6 +256,17 @@ def test_a_file_that_computes_something_else_is_not_kept(
     assert main.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx"), "--data", data]) == 4
     assert "m.onnx differ by 0.01" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_not_utf_8(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The library that compares raised a TypeError; and a folder that was moved should have been copied again."""
+    name = os.fsdecode(b"r\xe9")
+    moved = tmp_path / name
+    shutil.copytree(run.folder / "model", moved)
+    for line in (["export", str(run.folder), "--output", str(tmp_path / f"{name}.onnx")], ["export", str(moved)]):
+        assert main.main(line) == 7
+        assert says(capsys.readouterr().err, "has-bytes-that-are-not-utf")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_missing_packages_are_named(

@@ -18,7 +18,7 @@ from drivetrain.inference import thread_limits
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import installation
 from drivetrain.system.console import say, say_aside
-from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.files import check_utf8, storage_error, write_json
 from drivetrain.system.run_files import JOB_FILE, MISSING
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def export(request: ExportRequest) -> int:
     from drivetrain.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
-    output = request.output or request.run / "model.onnx"
+    check_utf8(output := request.output or request.run / "model.onnx")
     example, other_examples, source = _make_examples(trained, request)
     names = onnx_file.list_input_names(trained.network, len(example)), [name or "output" for name in trained.heads]
     calibrated = {name: head for name, head in trained.heads.items() if head.classes and request.probabilities}

@@ -26,7 +26,7 @@ from drivetrain.models.networks import user_network
 from drivetrain.pretrained.earlier_run import POSSIBLE, WEIGHTS, model_folder
 from drivetrain.pretrained.model_config import CONFIG, FORMAT, digest_values, read_config
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import hash_file, storage_error, sync_folder
+from drivetrain.system.files import check_utf8, hash_file, storage_error, sync_folder
 from drivetrain.system.run_files import STATE_FILE, RunFiles, refuse_links
 from drivetrain.system.run_records import RunState
 from drivetrain.system.version import VERSION
@@ -84,11 +84,8 @@ def commit(
 
 
 def find(path: Path) -> Path:
-    """Find the model folder of a run folder; return the path itself if it is a model folder.
-
-    Raises:
-        CheckpointError: if there is no model folder, or if it contains a link.
-    """
+    """Find the model folder of a run folder, or the path itself; raises CheckpointError if there is none, or for a link."""
+    check_utf8(path)
     if folder := model_folder(path):
         refuse_links(folder)
         return folder

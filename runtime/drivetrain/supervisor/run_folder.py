@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
+from drivetrain.errors import Busy, CheckpointError, DataError, SpecError
 from drivetrain.job import Job, hub_address
 from drivetrain.job_spec.stored_spec import compare_stored_spec, read_stored_spec, store_spec
 from drivetrain.system import file_lock, run_files
 from drivetrain.system.console import say
-from drivetrain.system.files import USER_RWX, blame_storage, make_folder
+from drivetrain.system.files import USER_RWX, blame_storage, check_utf8, make_folder
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunState, read_mapping
 
@@ -102,17 +102,8 @@ def find_finished(runs: Path, job: Job) -> Path | None:
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
-    """Return the path of the next run folder of a name; `after` is the highest number that is used elsewhere.
-
-    Raises:
-        StorageError: if the libraries that write weights cannot use the path.
-    """
-    if any("\ud800" <= letter <= "\udfff" for letter in str(runs)):
-        raise StorageError(
-            f"{runs}: the name has bytes that are not UTF-8",
-            "a folder whose name is UTF-8, without which weights cannot be written",
-            "rename the folder, or choose another one with --runs DIR",
-        )
+    """Return the path of the next run folder of a name; `after` is the highest number that is used elsewhere."""
+    check_utf8(runs)
     last = next(reversed(list_numbered(runs, name)), None)
     return runs / f"{name}-{max(after, run_files.parse_suffix(last) if last else 0) + 1:03}"
 

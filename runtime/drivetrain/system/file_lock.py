@@ -21,9 +21,7 @@ RETRY_SECONDS = 0.1
 
 def lock(handle: int, *, shared: bool = False, wait: bool = True) -> bool:
     """Lock an open file or folder; returns whether it is locked, which without `wait` another process can prevent.
-
-    Raises:
-        OSError: if its file system has no locks.
+    Raises OSError if its file system has no locks.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:

@@ -46,11 +46,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old or the new content, never a part.
-
-    Raises:
-        StorageError: if the folder cannot be written.
-    """
+    """Write a file so that a crash leaves the old or the new content, never a part; raises StorageError if that fails."""
     write_atomically(lambda: (os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), path.name), path, text)
 
 
@@ -182,11 +178,7 @@ def sync_file(path: Path) -> None:
 
 
 def reserve_space(file: IO[bytes], size: int, folder: Path) -> None:
-    """Allocate disk space for a file that will be memory-mapped: once it is mapped, a full disk kills the process.
-
-    Raises:
-        StorageError: if there is not enough.
-    """
+    """Allocate disk space for a file that will be memory-mapped, where a full disk kills the process; else StorageError."""
     with blame_storage(folder):
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -249,6 +241,16 @@ def blame_storage(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(path, error) from None
+
+
+def check_utf8(path: Path) -> None:
+    """Raise StorageError for a path with bytes that are not UTF-8: libraries neither read nor write weights there."""
+    if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+        raise StorageError(
+            f"{path}: the name has bytes that are not UTF-8",
+            "a name in UTF-8, without which weights cannot be read or written",
+            "rename it, or choose another name, such as with --runs or --output",
+        )
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
