@@ -17,7 +17,7 @@ ROWS = [row for page in PAGES for row in page.splitlines() if re.match(r"\| [TSR
 # Not part of the product: trackers (T27), two machines (T29, T30), polled addresses (S11).
 NOT_OURS = {"T27", "T29", "T30", "S11"}
 FAULTS = ({f"T{n:02}" for n in range(1, 37)} | {f"S{n:02}" for n in range(1, 19)}) - NOT_OURS
-RESOURCES = {f"R{n:02}" for n in range(1, 20)}
+RESOURCES = {f"R{n:02}" for n in range(1, 21)}
 PROVEN_ELSEWHERE = {"malicious_files", "__init__", "driver", "small_job"}
 
 
