@@ -173,7 +173,7 @@ TABLE_NETWORK: dict[str, Any] = {
 }
 TABLE: dict[str, Any] = {
     "kind": "table",
-    "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
+    "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False, "edges": []} for n in "xy"],
     "categorical": [{"name": n, "values": v, "missing": False} for n, v in (("p", ["a", "b"]), ("q", [*"abc"]))],
 }
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,11 +19,12 @@ SERIES = "task: series-classification\ndata: {train: rows.csv, window: 2, "
 PREPROCESSING = {
     "image-classification": {
         **{"kind": "images", "image_size": 32, "channels": 3, "fit": "pad", "classes": ["a", "b"]},
+        **{"interpolation": "bilinear", "crop_share": 1.0, "takes_bytes": True},
         **{"low": 0, "high": 255, "mean": [0, 0, 0], "std": [1, 1, 1], "path_column": "path", "label_column": "label"},
     },
     "tabular-classification": {
         **{"kind": "table", "target": ["kind"], "classes": True},
-        "numeric": [{"name": "age", "mean": 0, "std": 1, "median": 0, "missing": False}],
+        "numeric": [{"name": "age", "mean": 0, "std": 1, "median": 0, "missing": False, "edges": []}],
         "categorical": [{"name": "city", "values": ["Lima"], "missing": False}],
     },
     "series-classification": {
@@ -147,11 +147,3 @@ def test_train_leaves_no_run_folder(tmp_path: Path) -> None:
     path = write_job(tmp_path, REFUSED["fit"][0])
     assert main(["train", str(path), "--runs", str(tmp_path / "runs")]) == 2
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_run_from_before_data_fit_was_cropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_job(tmp_path, f"{IMAGES}fit: squash}}")
-    model = tmp_path / "run" / "model"
-    write_config(model, json.loads((model / "config.json").read_text().replace(', "fit": "pad"', "")))
-    assert main(["validate", str(path)]) == 2
-    assert says(capsys.readouterr().err, "squash-earlier-run-trained", "data.fit")

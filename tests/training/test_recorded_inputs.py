@@ -18,7 +18,7 @@ from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan
 from drivetrain.supervisor import embedded, embedded_run
-from drivetrain.system.files import read_json, write_json
+from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.system.signals import Interrupted
 from drivetrain.training import recorded_inputs, train
 from drivetrain.training.phase_timer import PhaseTimer
@@ -150,28 +150,14 @@ def test_preprocessing_is_that_of_the_start(
     assert outcome(folder) == "the same"
 
 
-def test_a_run_of_an_older_version_resumes_and_is_recorded(
-    start_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = copy_stopped_run(start_run("table"), "old")
-    write(folder, JOBS["table"].text)
-    (folder / "run" / "data.json").unlink()
-    (folder / "run" / "preprocessing.json").unlink()
-    assert outcome(folder) == "the same"
-    assert says(capsys.readouterr().out, "did-record-data-changes")
-    assert (folder / "run" / "data.json").exists()
-
-
 @pytest.mark.parametrize("name", ["data.json", "preprocessing.json"])
 @pytest.mark.parametrize("text", [None, '{"files": {', "[]", "{}"])
-def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
-    tmp_path: Path, name: str, text: str | None
-) -> None:
+def test_a_damaged_record_is_refused(tmp_path: Path, name: str, text: str | None) -> None:
     head = {"name": "", "classes": ["a", "b"]}
-    write_json(tmp_path / "data.json", {"files": {}, "arrays": {}})
     write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
+    digest = hash_file(tmp_path / "preprocessing.json")
+    write_json(tmp_path / "data.json", {"files": {}, "arrays": {}, "preprocessing": digest})
     records = recorded_inputs.read_records(tmp_path)
-    assert records is not None
     assert records.heads[""].classes == ("a", "b")
     if text is None:
         (tmp_path / name).unlink()

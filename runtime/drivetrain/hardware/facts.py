@@ -16,8 +16,6 @@ from drivetrain.system.files import parse_json
 
 Kind = TypeVar("Kind")
 NO_MPS = "Apple's GPU (mps) is not used; training computes on the CPU"
-FORMER_KEYS = {"rates"}
-"""Facts of earlier versions, which decide nothing."""
 EMULATION = "the image is for another kind of processor, so all of it is emulated, many times slower"
 
 
@@ -105,7 +103,7 @@ class Gpu:
     driver: str
     mig: bool = False
     uuid: str = ""
-    """Unique id, independent of the order of GPUs; empty in files of older versions."""
+    """Unique id, independent of the order of GPUs; empty if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +206,7 @@ def from_json_as(kind: type[Kind], values: dict[str, Any], source: str) -> Kind:
     """
     hints = get_type_hints(kind)
     names = {f.name for f in fields(cast(Any, kind))}
-    for key in values.keys() - FORMER_KEYS:
+    for key in values:
         if key not in names:
             raise SpecError(
                 f"{source}: unknown fact {key!r}",
@@ -216,7 +214,7 @@ def from_json_as(kind: type[Kind], values: dict[str, Any], source: str) -> Kind:
                 nearest(key, names) or RECORD_AGAIN,
             )
     try:
-        return kind(**{key: _convert(hints[key], values[key], f"{source}: {key}") for key in values if key in names})
+        return kind(**{key: _convert(hints[key], values[key], f"{source}: {key}") for key in values})
     except TypeError as error:
         raise SpecError(
             f"{source}: {error}", "all keys that `drivetrain plan --json` without JOB prints", RECORD_AGAIN

@@ -173,11 +173,9 @@ def read_run_data(run: Path, job: Job) -> Dataset:
     Raises:
         DataError: if it cannot be read, or has changed.
     """
-    from drivetrain.data.load_data import load
     from drivetrain.training import recorded_inputs
 
-    recorded = recorded_inputs.read_records(run)
-    return recorded_inputs.load_unchanged(job, run, recorded, _make_changed_data_error) if recorded else load(job)
+    return recorded_inputs.load_unchanged(job, run, recorded_inputs.read_records(run), _make_changed_data_error)
 
 
 def _make_changed_data_error(changes: str) -> DataError:

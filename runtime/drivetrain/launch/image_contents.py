@@ -33,7 +33,7 @@ PACKAGES = (
     *(f"docker/extras-{name}{architecture}.txt" for name in ("mlflow", "wandb") for architecture in ("", "-arm64")),
 )
 """Files that decide the layers below the project's code, for all architectures."""
-CODE = ("docker/sbom.py", "runtime/__main__.py", "runtime/drivetrain", "docker/own-runs", "LICENSE")
+CODE = ("docker/sbom.py", "runtime/drivetrain", "docker/own-runs", "LICENSE")
 MAX_LISTED_FILES = 3
 """Number of changed files that an error message names."""
 

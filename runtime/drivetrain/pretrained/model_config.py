@@ -98,18 +98,16 @@ class _Images(_Preprocessing):
     image_size: PositiveInt
     channels: PositiveInt
     classes: Texts
-    # Older versions did not write the keys that have a default.
-    fit: Fit = "crop"
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] = "bilinear"
-    crop_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fit: Fit
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+    crop_share: Annotated[float, Field(gt=0, le=1)]
     range_16_bit: Annotated[Numbers, Field(min_length=2, max_length=2)] = [0.0, 1.0]
     ground: str = "white"
-    rules: int = 0
     low: FiniteFloat
     high: FiniteFloat
     mean: Numbers
     std: Numbers
-    takes_bytes: bool | None = None
+    takes_bytes: bool
     reverses_channels: bool = False
     path_column: str
     label_column: str | Annotated[Texts, Field(min_length=1)]
@@ -196,7 +194,7 @@ class _Number(_Stored):
     high: FiniteFloat = 0.0
     median: FiniteFloat
     missing: bool
-    edges: Numbers = []
+    edges: Numbers
 
 
 class _Category(_Stored):

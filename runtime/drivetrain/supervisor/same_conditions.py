@@ -19,7 +19,7 @@ from drivetrain.job import Job
 from drivetrain.job.formatting import dot_key
 from drivetrain.plan import plan as plans
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import CODE_FILE, DATA_FILE, MISSING, PREPROCESSING_FILE, RunFiles, damaged_error
+from drivetrain.system.run_files import CODE_FILE, DATA_FILE, RunFiles, damaged_error
 from drivetrain.system.run_records import read_mapping
 
 
@@ -123,8 +123,8 @@ def _read_record(run: Path, part: str) -> dict[str, Any]:
 
 
 def _check_record(run: Path) -> None:
-    """Raise CheckpointError if the record of the data is damaged; runs of early versions have no record."""
+    """Raise CheckpointError if the record of the data is missing or damaged."""
     record, problem = RunFiles(run).read_checked_object(DATA_FILE)
     problem = problem or ("" if isinstance(record.get("files"), dict) else "it lists no files")
-    if problem and (problem != MISSING or (run / PREPROCESSING_FILE).exists()):
+    if problem:
         raise damaged_error(run / DATA_FILE, problem)

@@ -46,7 +46,6 @@ MAX_LISTED_CHANGES = 5
 """Largest number of listed changes."""
 SLOW_SECONDS = 1.0
 """Longest recording without a message."""
-UNRECORDED = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
 MakeError = Callable[[str], DrivetrainError]
 """Function that makes the error for a change from its description."""
 
@@ -101,14 +100,12 @@ def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
         job.fix_commit(str(commit))
 
 
-def read_records(folder: Path) -> InputRecord | None:
-    """Read the recorded preprocessing and heads; None if an older version that did not record them started the run.
+def read_records(folder: Path) -> InputRecord:
+    """Read the recorded preprocessing and heads.
 
     Raises:
         CheckpointError: if one of the two files is missing or damaged.
     """
-    if not any((folder / name).exists() for name in (DATA_FILE, PREPROCESSING_FILE)):
-        return None
     name = DATA_FILE
     try:
         record = RunFiles(folder).read_object(DATA_FILE)
@@ -116,7 +113,7 @@ def read_records(folder: Path) -> InputRecord | None:
         _check_types(record)
         name = PREPROCESSING_FILE
         document = RunFiles(folder).read_object(PREPROCESSING_FILE)
-        if "preprocessing" in record and record["preprocessing"] != hash_file(folder / PREPROCESSING_FILE):
+        if record["preprocessing"] != hash_file(folder / PREPROCESSING_FILE):
             raise ValueError(PREPROCESSING_FILE)
         return InputRecord(
             {**document["preprocessing"]}, {row["name"]: head_from_json(row) for row in document["heads"]}
@@ -160,8 +157,6 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
                 _list_other_changes(RunFiles(run.folder).read_object(DATA_FILE), recorded, run.readable),
                 lambda changed: _changed_data_error(run.folder, changed, "new=True"),
             )
-    if recorded is None and resumes:
-        say(f"data: {UNRECORDED}")
 
 
 def _write_records(run: Run, say: Callable[[str], None]) -> None:

@@ -15,14 +15,12 @@ import torch
 from PIL import Image
 
 from drivetrain.data import load_data
-from drivetrain.data.dataset import Dataset, InputRecord
+from drivetrain.data.dataset import Dataset
 from drivetrain.data.images import decode
 from drivetrain.data.images.image_data import load
-from drivetrain.data.images.resize import Resize
-from drivetrain.data.images.resize import of as stored_resize
 from drivetrain.errors import DataError
 from tests.messages import saying, says, says_only
-from tests.pictures import job, make_noise, read_refusal, write_npz
+from tests.pictures import job, read_refusal, write_npz
 
 SIDE = 16
 PER_CLASS = 12
@@ -141,43 +139,6 @@ def test_one_picture_with_little_contrast_is_used(tmp_path: Path) -> None:
     assert int(new.split.gather(np.arange(1))[0].max()) == round((7829 - 7820) / 140 * 255)
 
 
-def test_a_model_without_a_stored_scale_sees_what_it_saw(tmp_path: Path) -> None:
-    """Models of older versions: 16 bits by their upper 8, integers and floats as float32, white under transparency."""
-    old = {"kind": "images", "image_size": SIDE, "channels": 1, "classes": ["a", "b"], "path_column": "path"}
-    old |= {"label_column": "label", "low": 0.0, "high": 255.0, "mean": [0.5], "std": [0.25]}
-    assert stored_resize(old).rules == 0
-    deep(tmp_path / "x", 0, 4095)
-    heads = load(job(tmp_path / "x", image_size=SIDE)).heads
-    new = load_data.load_new([tmp_path / "x"], old, heads, labelled=False)
-    expected = np.rint(stripes(0, 0, 4095) / 257)
-    assert np.array_equal(new.split.gather(np.arange(1))[0][0, 0].numpy(), expected)
-    images = make_noise(24, SIDE, SIDE)
-    labels = np.arange(24) % 2
-    stretched = old | {"low": 10.0, "high": 60.0}
-    for kind, raw in (("int64", torch.float32), ("uint8", torch.uint8), ("float32", torch.float32)):
-        new = load_data.load_new(
-            [write_npz(tmp_path / "x.npz", images.astype(kind), labels)], stretched, heads, labelled=False
-        )
-        (pixels,) = new.split.gather(np.arange(24))
-        assert pixels.dtype == raw
-        scaled = images / 255 if raw == torch.uint8 else (images - 10.0) / 50
-        ready = new.prepare((pixels,), np.arange(24), None)[0][:, 0].numpy()
-        assert np.allclose(ready, (scaled - 0.5) / 0.25, atol=1e-4)
-
-
-def test_a_run_of_an_older_version_is_read_as_it_was(tmp_path: Path) -> None:
-    """Resuming and evaluating: the stored preprocessing comes back key by key, and integers are not bytes for it."""
-    path = write_npz(tmp_path / "x.npz", make_noise(24, SIDE, SIDE).astype(np.int64) % 50 + 10, np.arange(24) % 2)
-    fresh = load(job(path))
-    added = ("rules", "takes_bytes", "range_16_bit", "ground")
-    before = {key: value for key, value in fresh.preprocessing.items() if key not in added}
-    before |= {"low": 10.0, "high": 59.0}
-    resumed_data = load(job(path), InputRecord(before, fresh.heads))
-    assert resumed_data.preprocessing == before
-    (pixels,) = resumed_data.train.gather(np.arange(3))
-    assert pixels.dtype == torch.float32
-
-
 def test_color_files_of_which_only_the_lower_bits_are_used(tmp_path: Path) -> None:
     """Pillow keeps the upper 8 bits of a color file; 12 bits would be nearly black."""
     for number in range(8):
@@ -225,8 +186,6 @@ def test_16_bits_of_which_0_is_white(tmp_path: Path) -> None:
     assert (
         decode.look(str(tmp_path / "white.tif")).range_16_bit == decode.look(str(tmp_path / "black.tif")).range_16_bit
     )
-    old = decode.pixels(str(tmp_path / "white.tif"), SIDE, 1, Resize(rules=0))
-    assert np.abs(old.astype(int) + black - 255).max() <= 1
 
 
 def glyphs(folder: Path, colors: tuple[int, ...], *, kind: str = "RGBA") -> Path:
@@ -274,8 +233,6 @@ def test_a_fourth_byte_that_is_no_transparency(tmp_path: Path) -> None:
     assert says_only(data.notes, "training-images-visible-pixel", 6)
     pixels = decode.pixels(str(tmp_path / "a" / "0.png"), SIDE, 1)[0]
     assert np.array_equal(pixels, stripes(0, 0, 255))
-    old = decode.pixels(str(tmp_path / "a" / "0.png"), SIDE, 1, Resize(rules=0))[0]
-    assert (old == 255).all()
 
 
 BLANK: dict[str, Callable[[Path], Path]] = {
@@ -301,15 +258,6 @@ def test_a_set_in_which_nothing_can_be_seen_is_refused(tmp_path: Path, case: str
         with pytest.raises(DataError, check=saying("data-images-color", 24, 24)):
             load_data.load_new([blank], data.preprocessing, data.heads, labelled=True)
         load_data.load_new([blank / "a" / "00.png"], data.preprocessing, data.heads, labelled=False)
-
-
-def test_a_blank_run_of_an_older_version_still_loads(tmp_path: Path) -> None:
-    deep(tmp_path, 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
-    fresh = load(job(tmp_path))
-    before = {key: value for key, value in fresh.preprocessing.items() if key not in ("rules", "takes_bytes")}
-    for path in tmp_path.rglob("*.png"):
-        Image.new("L", (SIDE, SIDE), 0).save(path)
-    assert load(job(tmp_path), InputRecord(before, fresh.heads)).preprocessing == before
 
 
 def test_some_images_of_one_color_are_a_note(tmp_path: Path) -> None:

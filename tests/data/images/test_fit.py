@@ -86,11 +86,3 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     rows = np.arange(16)
     assert len({cache.path for cache in caches}) == 3
     assert all(torch.equal(cache.gather(rows), cache.files.gather(rows)) for cache in caches)
-
-
-def test_a_model_from_before_data_fit_crops() -> None:
-    from drivetrain.data.images.preprocess import ImagePreprocessing, from_preprocessing
-
-    stored = ImagePreprocessing(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
-    del stored["fit"]
-    assert from_preprocessing(stored).resize == Resize("crop")

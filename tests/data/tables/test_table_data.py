@@ -17,7 +17,7 @@ import torch
 from pyarrow import parquet
 
 from drivetrain.data import load_data
-from drivetrain.data.dataset import InputRecord, Split
+from drivetrain.data.dataset import Split
 from drivetrain.data.load_data import load
 from drivetrain.data.scales import format_number
 from drivetrain.data.stateless_random import Ids
@@ -25,7 +25,6 @@ from drivetrain.data.tables import table_data as tables
 from drivetrain.data.tables.table_data import TableSplit
 from drivetrain.errors import DataError
 from drivetrain.job.tables import MlpSpec
-from drivetrain.models import build
 from tests.data.tables.table_rows import job, make_mixed_rows, write_rows
 from tests.messages import begins_with, ends_with, saying, says, says_only
 
@@ -96,17 +95,6 @@ def test_numbers_with_few_values_have_few_bins_and_those_with_two_have_none(tmp_
     plain = tables.load(job(path).model_copy(update={"model": MlpSpec(bins=0)}))
     assert {number["edges"] for number in plain.preprocessing["numeric"]} == {()}
     assert torch.equal(gather_all(plain.train)[0], gather_all(data.train)[0])
-
-
-def test_a_run_from_before_bins_keeps_its_network(tmp_path: Path) -> None:
-    """Its preprocessing has no edges, so that its checkpoints still fit."""
-    recorded = tables.load(job(write_rows(tmp_path, make_mixed_rows())))
-    for number in recorded.preprocessing["numeric"]:
-        del number["edges"]
-    resumed = tables.load(
-        job(tmp_path / "a.parquet"), InputRecord(recorded.preprocessing, recorded.heads, same_data=True)
-    )
-    assert not hasattr(build.build(job(tmp_path / "a.parquet"), resumed).module, "number_embeddings")
 
 
 def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def look(source: Source) -> ImageHeader:
         has_color_of_16_bits = bool(tiles) and ";16" in str(tiles[0][3]) and not image.mode.startswith("I;16")
         image.draft(None, (_CHECKED_SIDE, _CHECKED_SIDE))
         if image.mode.startswith("I;16"):
-            values = _read_16_bit(image, invert=True)
+            values = _read_16_bit(image)
             low, high = (
                 float(value) for value in np.percentile(values.ravel()[:: -(-values.size // _MEASURED_PIXELS)], (1, 99))
             )
@@ -208,7 +208,7 @@ def _to_comparable(image: Image.Image, flat: Image.Image) -> Image.Image:
     """Return a loaded image upright, in a form equal for copies: RGB, as `flat`, unless that drops content."""
     # Two images may differ only in the part that flattening drops.
     if image.mode.startswith("I;16"):
-        values = _read_16_bit(image, invert=True)
+        values = _read_16_bit(image)
         unit = 1 if values.max() <= 255 else 257
         has_8_bits = not (values % unit).any()
         flat = Image.fromarray((values / unit).astype(np.uint8)).convert("RGB") if has_8_bits else image
@@ -296,22 +296,22 @@ def _flatten(image: Image.Image, mode: str, resize: Resize = DEFAULT_RESIZE) -> 
     image.load()
     if image.mode.startswith("I;16"):
         low, high = resize.range_16_bit or (0, 65535)
-        levels = (_read_16_bit(image, invert=resize.rules > 0) - np.float32(low)) / np.float32((high - low) / 255)
+        levels = (_read_16_bit(image) - np.float32(low)) / np.float32((high - low) / 255)
         image = Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise UnreadableImage("32-bit pixels with an unknown range; save it with 8 or 16 bits")
     elif image.has_transparency_data:
         image = image.convert("RGBA")
-        if resize.rules == 0 or not _is_without_alpha(image):
+        if not _is_without_alpha(image):
             image = Image.alpha_composite(Image.new("RGBA", image.size, resize.ground), image)
     return image if image.mode == mode else image.convert(mode)
 
 
-def _read_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]:
-    """Read a gray image with 16 bits as float32; `invert` inverts a TIFF whose 0 is white, which Pillow does not."""
+def _read_16_bit(image: Image.Image) -> npt.NDArray[np.float32]:
+    """Read a gray image with 16 bits as float32, and invert a TIFF whose 0 is white, which Pillow does not."""
     values = np.asarray(image, np.float32)
     tags = getattr(image, "tag_v2", {})
-    if invert and tags.get(_PHOTOMETRIC) == 0:
+    if tags.get(_PHOTOMETRIC) == 0:
         return np.float32(2 ** tags.get(_BITS, (16,))[0] - 1) - values
     return values
 

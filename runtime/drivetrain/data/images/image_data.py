@@ -124,8 +124,7 @@ def _compute_preprocessing(
     mean, std = channel_statistics(raw, *(BYTES if raw.dtype == torch.uint8 else (low, high)))
     if expected is not None and expected.mean and expected.std:
         mean, std = list(expected.mean), list(expected.std)
-    # A run of an older version continues unchanged.
-    notes = pixel_scale.check_visible(raw, "data.train") if shape.rules else []
+    notes = pixel_scale.check_visible(raw, "data.train")
     if (low, high) not in (SHARES, BYTES) and not shape.range_16_bit:
         notes.append(f"pixel values from {low:g} to {high:g} are scaled to 0 to 1")
     if 0 in std:

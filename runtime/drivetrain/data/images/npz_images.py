@@ -39,8 +39,6 @@ class ImageArrays:
     path: str
     pixels: Tensor
     """Shape (N, C, H, W), uint8 or float32."""
-    stored_type: str = "uint8"
-    """Type of the pixels in the file."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -96,7 +94,7 @@ def read(
     names = ("images", "labels") if form else ("images",)
     content = npz_file.read_arrays(path, key, names, POSSIBLE, "numpy.savez(..., images=x, labels=y)")
     pixels, note = _convert_pixels(_channels_first(content["images"], path, key), path, key)
-    images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
+    images = ImageArrays(path.name, torch.from_numpy(pixels))
     broken, notes = _find_not_finite(images), [note] if note else []
     if form is None:
         return images, None, broken, notes

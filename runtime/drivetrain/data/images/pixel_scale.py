@@ -44,8 +44,6 @@ _WIDER_SPREAD_RATIO = 4
 """Ratio of spreads, of new to training images, above which the new images are on another scale."""
 _OVERSHOOT_SHARE = 0.1
 """Largest overshoot of resizing, as a share of the range."""
-_SCALE_RATIO = 10
-"""Smallest ratio of two ranges on different scales, for a model that stores no more information."""
 _MEASURED_VALUES = 1_000_000
 """Largest number of values of an array used to compute percentiles."""
 _CHECKED_IMAGES = 200
@@ -73,7 +71,7 @@ def read_as_trained(
     """
     if isinstance(images, ImageArrays):
         return _convert_arrays(images, rows, model, key, starts_from=starts_from), model.resize
-    if model.takes_bytes is None or not len(rows):
+    if not len(rows):
         return images, model.resize
     headers, scale = images.headers[rows].tolist(), (model.low, model.high)
     ranges_16_bit = [header.range_16_bit for header in headers if header and header.range_16_bit]
@@ -150,7 +148,7 @@ def check_some(split: ImageSplit, model: ImagePreprocessing, key: str) -> list[s
     Raises:
         DataError: if most of them have the same single color.
     """
-    if model.takes_bytes is None or not len(split):
+    if not len(split):
         return []
     (raw,) = split.gather(np.unique(np.linspace(0, len(split) - 1, _CHECKED_IMAGES).astype(np.int64)))
     return check_visible(raw, key)
@@ -166,10 +164,7 @@ def keep_known(
     """
     if (earlier.low, earlier.high) in COLORS and (current.low, current.high) in COLORS:
         return replace(earlier, low=current.low, high=current.high, takes_bytes=current.takes_bytes)
-    ratio = (current.high - current.low) / (earlier.high - earlier.low)
-    measured = earlier.takes_bytes is not None and (earlier.low, earlier.high) not in COLORS
-    differs = not 1 / _SCALE_RATIO < ratio < _SCALE_RATIO if earlier.takes_bytes is None else not measured
-    if kind != torch.uint8 and differs:
+    if kind != torch.uint8 and (earlier.low, earlier.high) in COLORS:
         description = f"was trained on pixels from {earlier.low:g} to {earlier.high:g}; data.train has {current.low:g} to {current.high:g}"
         problem = job.problem(job.model_key("name"), description, "pixels on the same scale", "scale them in the file")
         raise SpecError([problem])
@@ -181,11 +176,6 @@ def _convert_arrays(
 ) -> ImageArrays:
     """Convert arrays in memory as `read_as_trained` does."""
     scale = model.low, model.high
-    if model.takes_bytes is None:  # a model of an older version, where only uint8 counted as bytes
-        kind = torch.uint8 if images.stored_type in ("uint8", "bool") else torch.float32
-        if kind == torch.float32 and model.high == 255 and float(images.pixels.max()) <= 1 and not starts_from:
-            _refuse(key, f"pixels of {images.path} are between 0 and 1", model)
-        return images.map_array(lambda pixels: pixels.to(kind))
     if (starts_from and scale in COLORS) or not len(rows):
         return images
     pixels = (images.pixels if len(rows) == len(images) else images.gather(rows)).numpy()

@@ -74,8 +74,8 @@ class ImagePreprocessing:
     augment: Augment | None = None
     resize: Resize = DEFAULT_RESIZE
     """Rule for making an image square."""
-    takes_bytes: bool | None = None
-    """Whether 8-bit images are on the scale of the training images; None for models of versions without this value."""
+    takes_bytes: bool = True
+    """Whether 8-bit images are on the scale of the training images."""
     reverses_channels: bool = False
     """Whether the network gets blue, green, red."""
 
@@ -107,9 +107,8 @@ class ImagePreprocessing:
             "high": self.high,
             "mean": list(self.mean),
             "std": list(self.std),
+            "takes_bytes": self.takes_bytes,
         }
-        if self.takes_bytes is not None:
-            values["takes_bytes"] = self.takes_bytes
         return values | ({"reverses_channels": True} if self.reverses_channels else {})
 
 
@@ -124,7 +123,7 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         resize=resize.of(data),
-        takes_bytes=data.get("takes_bytes"),
+        takes_bytes=data["takes_bytes"],
         reverses_channels=data.get("reverses_channels", False),
     )
 

@@ -13,12 +13,6 @@ from drivetrain.job.data import Fit
 
 GROUNDS = {"white": 255, "black": 0, "gray": 128}
 """Possible background colors of transparent pixels, the usual one first."""
-RULES = 1
-"""Version of the rules for reading files.
-
-0: a MinIsWhite file of 16 bits is not inverted, and a file without a visible pixel is white. 1: the first is
-inverted, and the second keeps its colors.
-"""
 MIN_SIZE, MAX_SIZE, SIZE_STEP = 16, 224, 16
 """Limits and multiple of an automatic size for image files, in pixels."""
 
@@ -36,8 +30,6 @@ class Resize:
     """Values of gray 16-bit files that become black and white; None without such files among the training images."""
     ground: str = "white"
     """Background of transparent pixels: a key of `GROUNDS`."""
-    rules: int = RULES
-    """Version of the rules for reading files (RULES); models of older versions keep their rules."""
 
     def kept(self, width: float, height: float) -> tuple[float, float]:
         """Compute width and height of the part of an image that is kept."""
@@ -68,8 +60,7 @@ class Resize:
             values["range_16_bit"] = list(self.range_16_bit)
         if self.ground != next(iter(GROUNDS)):
             values["ground"] = self.ground
-        # A model of an older version must keep its stored form, so that both can be compared.
-        return values | ({"rules": self.rules} if self.rules else {})
+        return values
 
 
 DEFAULT_RESIZE = Resize()
@@ -77,14 +68,13 @@ DEFAULT_RESIZE = Resize()
 
 
 def of(preprocessing: Mapping[str, Any]) -> Resize:
-    """Rebuild the rule stored with a model; models of older versions lack some of the keys."""
+    """Rebuild the rule stored with a model."""
     return Resize(
-        preprocessing.get("fit", "crop"),
-        preprocessing.get("interpolation", "bilinear"),
-        preprocessing.get("crop_share", 1.0),
+        preprocessing["fit"],
+        preprocessing["interpolation"],
+        preprocessing["crop_share"],
         tuple(preprocessing["range_16_bit"]) if "range_16_bit" in preprocessing else None,
         preprocessing.get("ground", "white"),
-        preprocessing.get("rules", 0),
     )
 
 

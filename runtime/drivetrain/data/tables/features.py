@@ -191,7 +191,7 @@ def from_json(data: Mapping[str, Any]) -> Features:
 
 def _number_from_json(stored: Mapping[str, Any]) -> Number:
     scale = Scale(**{field.name: stored[field.name] for field in fields(Scale) if field.name in stored})
-    return Number(stored["name"], scale, stored["median"], stored["missing"], tuple(stored.get("edges", ())))
+    return Number(stored["name"], scale, stored["median"], stored["missing"], tuple(stored["edges"]))
 
 
 def fit_features(
