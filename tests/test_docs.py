@@ -159,7 +159,7 @@ def copy_project(folder: Path) -> None:
 
 
 def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
-    """The file of docs/adding-an-optimization.md: a row of the plan, refused and applied as it says, with the same bits."""
+    """The file that CONTRIBUTING.md names: a row of the plan, refused and applied as it says, with the same bits."""
     copy_project(tmp_path)
     path = tmp_path / "runtime" / "drivetrain" / "optimizations" / "relu_inplace.py"
     shutil.copy(ROOT / "tests" / "docs" / "relu_inplace.py", path)

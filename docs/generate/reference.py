@@ -35,7 +35,7 @@ _OPTIMIZATIONS = """# Every optimization
 
 Generated from the docstrings in `runtime/drivetrain/optimizations` by `make reference`; do not edit. The name is the key under
 `optimize:` in the spec, the row in the plan and the line in the report. To add an optimization, add a file to that folder:
-[adding-an-optimization.md](../../docs/adding-an-optimization.md).
+[CONTRIBUTING.md](../../CONTRIBUTING.md#an-optimization).
 """
 
 OPENINGS = ("Why the value is impossible, or None: ", "The values to measure: ", "The values to measure, ")

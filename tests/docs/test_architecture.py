@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and docs/architecture.md name only what exists, and the table of packages is complete."""
+"""CONTRIBUTING.md names only what exists, and the table of packages is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests import module_graph
 from tests.paths import ROOT
 
-PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"]
+PAGES = [ROOT / "CONTRIBUTING.md"]
 SPANS = [(page.name, span) for page in PAGES for span in re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))]
 PATHS = sorted({(page, span) for page, span in SPANS if re.fullmatch(r"(?!runs/)[\w./-]*(/|\.\w+)[\w./-]*", span)})
 NAMES = sorted({(page, span) for page, span in SPANS if re.fullmatch(r"[A-Za-z_]\w*\*?", span)})
@@ -50,20 +50,8 @@ def test_every_name_exists() -> None:
 
 def test_the_table_has_the_packages_in_their_order() -> None:
     """From the top down, as tests/module_graph.py orders their imports."""
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == [name for name in reversed(module_graph.ORDER) if name in packages()]
-
-
-def test_the_picture_names_every_package() -> None:
-    picture = (
-        (ROOT / "CONTRIBUTING.md")
-        .read_text(encoding="utf-8")
-        .split("    runtime/drivetrain/ ")[1]
-        .split("    tests/")[0]
-    )
-    lines = [line for line in picture.splitlines() if line.startswith("      ")]
-    named = [word for line in lines for word in re.split(r", | {2,}", line.strip()) if word in packages()]
-    assert set(named) == packages()
 
 
 def test_names_with_a_file_stand_in_it() -> None:

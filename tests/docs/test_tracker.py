@@ -1,4 +1,4 @@
-"""The tracker of docs/adding-a-tracker.md, webhook.py, is all that another tracker needs: every number arrives, though the first answer fails."""
+"""The tracker of CONTRIBUTING.md, webhook.py, is all that another tracker needs: every number arrives, though the first answer fails."""
 
 from __future__ import annotations
 

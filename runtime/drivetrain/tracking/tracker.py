@@ -1,4 +1,4 @@
-"""Interface of a tracker: three methods. Another kind is one file in `servers`; see docs/adding-a-tracker.md."""
+"""Interface of a tracker: three methods. Another kind is one file in `servers`; see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
