@@ -72,6 +72,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
         (folder / "result.json").write_text(json.dumps({"best": best}))
         (folder / "state.json").write_text('{"status": "done"}')
+        (folder / "data.json").write_text('{"files": {}}')
         replay = plans.load(Path(options["--plan"])).values() if "--plan" in command else None
         values = plans.resolve(job, tiny.machine(), plain="--plain" in command, replay=replay)
         (folder / "plan.json").write_text(json.dumps(values.to_json()))
@@ -277,6 +278,7 @@ def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     for run in runs:
         run.mkdir()
         (run / "job.yaml").write_text(spec_text(job))
+        (run / "data.json").write_text('{"files": {}}')
         names = ("my_data.py", "my_model.py")
         (run / "code.json").write_text(json.dumps({n: hash_file(tmp_path / n) for n in names}))
         assert not same_conditions.find_changed_file(run, job)
