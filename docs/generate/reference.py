@@ -27,9 +27,9 @@ Schema = Mapping[str, Any]
 _SPEC = """# Every field of the spec
 
 Generated from the schema by `make reference`; do not edit. The `task` of a job determines its other fields;
-[your-data.md](your-data.md) shows complete jobs. In parentheses: the type, and the default, or that the field is required. An
-optional field is absent or `null`. A count is a whole number from 1 to 2147483647. A name that is a link has settings of its own:
-`schedule: cosine` or `schedule: {name: cosine, warmup: 0.1}`.
+[your-data.md](your-data.md) shows complete jobs. In parentheses: the type, and the default, or that the field is required; `[0,1)` has 0 and
+not 1. An optional field is absent or `null`. A count is an integer in [1,2147483647]. A name that is a link has settings of its own:
+`schedule: cosine` or `schedule: {name: cosine, warmup: 0.1}`. Every field with the default `auto` takes `auto`, too: the runtime decides.
 """
 _OPTIMIZATIONS = """# Every optimization
 
@@ -105,6 +105,8 @@ def _format_field(field: str, schema: Schema, required: bool, defs: Mapping[str,
     default = schema.get("default")
     parts = [part for part in schema.get("anyOf", ()) if default is not None or part.get("type") != "null"]
     kind = _type({**schema, "anyOf": parts} if parts else schema, defs)
+    if default == "auto":
+        kind = kind.removesuffix(" or `auto`")
     if required:
         facts = f"{kind}; required"
     elif default is None:
@@ -200,17 +202,24 @@ def _list_names(ref: str, defs: Mapping[str, Schema]) -> Sequence[str]:
 
 def _format_number_or_text(kind: str, schema: Schema) -> str:
     if kind == "integer" and schema.get("maximum") == LARGEST_COUNT:
-        return {0: "count or 0", 1: "count"}.get(schema["minimum"], f"count, at least {schema['minimum']}")
-    kind_names = {"string": "text", "integer": "whole number", "boolean": "true or false"}
+        return {0: "count or 0", 1: "count"}.get(schema["minimum"], f"count >={schema['minimum']}")
+    kind_names = {"string": "text", "integer": "integer", "boolean": "true/false"}
     return f"{kind_names.get(kind, kind)}{_format_bounds(schema)}"
 
 
 def _format_bounds(schema: Schema) -> str:
-    if "minimum" in schema and "maximum" in schema:
-        return f", {schema['minimum']:g} to {schema['maximum']:.12g}"
-    prefixes = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    bounds = [f"{prefix} {schema[key]:.12g}" for key, prefix in prefixes.items() if key in schema]
-    return f", {', '.join(bounds)}" if bounds else ""
+    """Bounds as an interval, or as one comparison."""
+    signs = {
+        "minimum": (">=", "["),
+        "exclusiveMinimum": (">", "("),
+        "maximum": ("<=", "]"),
+        "exclusiveMaximum": ("<", ")"),
+    }
+    bounds = [(*marks, f"{schema[key]:.12g}") for key, marks in signs.items() if key in schema]
+    if len(bounds) == 2:
+        (_, opening, low), (_, closing, high) = bounds
+        return f" in {opening}{low},{high}{closing}"
+    return "".join(f" {sign}{number}" for sign, _, number in bounds)
 
 
 def _format_link(ref: str, text: str = "") -> str:

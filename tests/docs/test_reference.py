@@ -62,9 +62,9 @@ def test_every_optimization_says_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ({"type": "integer", "minimum": 1}, "whole number, at least 1"),
-        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number, above 0, at most 1"),
-        ({"anyOf": [{"type": "boolean"}, {"const": "auto"}]}, "true or false or `auto`"),
+        ({"type": "integer", "minimum": 1}, "integer >=1"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number in (0,1]"),
+        ({"anyOf": [{"type": "boolean"}, {"const": "auto"}]}, "true/false or `auto`"),
         ({"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, "count"),
         ({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "count or 0"),
         ({"enum": ["a", 2]}, "`a` or `2`"),

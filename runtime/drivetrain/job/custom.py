@@ -24,11 +24,9 @@ OFFERED_ARGUMENTS = ("outputs", "classes", "inputs", "vocabulary", "categories")
 
 
 class CustomData(Spec):
-    """Your own data: a function that returns training and validation data as a pair.
+    """Your own data: a function that returns training and validation data, and data for a final test if wanted.
 
-    A third value is data for a final test: it is evaluated once, after the training. Each of them is a torch Dataset of (inputs, target),
-    a TensorDataset, an iterable of (inputs, target), or a tuple of arrays, the last of which holds the targets. Inputs are a tensor, an
-    array, a number, or a tuple of these.
+    Each is a torch Dataset of (inputs, target), a TensorDataset, an iterable, or a tuple of arrays with the targets last.
     """
 
     file: FilePath = Field(description="Python file next to the job file")
@@ -36,24 +34,21 @@ class CustomData(Spec):
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     targets: Kind = Field(
         "auto",
-        description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything, "
-        "with the loss as the only metric; auto: whole numbers are classes or labels, others are numbers",
+        description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything; auto: "
+        "whole numbers are classes or labels",
     )
     names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_distinct)] | None = (
         Field(None, description="names of the classes, labels or numbers, in the order of the network's outputs")
     )
     reader: str | None = Field(
         None,
-        description="function in the file that turns a list of paths into data, for `predict` and `evaluate --data`; absent: .npz "
-        "files of `inputs`, `targets`",
+        description="function in the file that turns a list of paths into data, for `predict` and `evaluate`; absent: .npz "
+        "files",
     )
 
 
 class CustomLossSpec(Spec):
-    """Your own loss: a function that returns a callable of (outputs, targets).
-
-    The callable returns one term per sample, shape (N,), or a scalar: their mean or their sum, or what `weight_of` says.
-    """
+    """Your own loss: a function that returns a callable of (outputs, targets): one term per sample, or their mean or sum."""
 
     name: Literal["own"] = Field("own", description="not needed with `file:`")
     file: FilePath = Field(description="Python file next to the job file")
@@ -61,8 +56,7 @@ class CustomLossSpec(Spec):
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     weight_of: str | None = Field(
         None,
-        description="function in the file that returns for targets what the loss divides by: a number, or one per sample; without "
-        "it, batches of a loss that is neither a mean nor a sum over samples are not split",
+        description="function in the file that returns for targets what the loss divides by, which lets batches be split",
     )
 
 
@@ -86,7 +80,7 @@ class CustomTrain(Train):
 
     epoch_steps: Count | None = Field(
         None,
-        description="steps of an epoch, if the training data is an iterable: needed if it has no length, or if several processes train",
+        description="steps of an epoch, for an iterable without length or with several processes",
     )
     loss: AnyCustomLoss | None = Field(  # type: ignore[assignment]
         None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"

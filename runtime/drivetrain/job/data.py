@@ -30,9 +30,8 @@ class Data(Spec):
     """Keys that all tasks share."""
 
     train: FilePath = Field(
-        description="training data: a folder or file, relative to the job's folder, then the project; `hf://datasets/OWNER/NAME`, "
-        "with @REVISION and a path if wanted; a file or folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH; "
-        "or a file at https://"
+        description="training data: a file or folder, relative to the job's folder, then the project; or an address: "
+        "hf://datasets/OWNER/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, https://HOST/PATH"
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
     test: FilePath | None = Field(
@@ -41,8 +40,8 @@ class Data(Spec):
     )
     fold: Fold | None = Field(
         None,
-        description="such as 2/5: split the training data into five parts, stratified by class, and validate on the second instead"
-        " of the fraction; whole groups if `groups` names a column; `drivetrain repeat JOB --folds 5` trains with each",
+        description="such as 2/5: the second of five parts of the training data is for validation; `drivetrain repeat JOB "
+        "--folds 5` trains with each",
     )
     bad_samples: BadShare = Field(
         0.05,
@@ -99,8 +98,7 @@ class TableFileData(Data):
     csv: CsvOptions = Field(CsvOptions(), description="how CSV and TSV files are written, if it is not to be found out")
     missing: Cells | None = Field(
         None,
-        description='cells that mean no value in every column, such as "?" or -999; empty cells, NA, NaN, NULL and the like, and '
-        "among numbers ?, - and the errors of spreadsheets, always do",
+        description='cells that mean no value, besides empty ones, NA, NaN, NULL and the like: "?" or -999',
     )
 
 
@@ -162,8 +160,8 @@ class ImageAugment(Spec):
     )
     views: Count | None = Field(
         None,
-        description="augment each image in this many ways in turn: an epoch is augmented like the one this many epochs before, so "
-        "that outputs of frozen layers can be cached (optimize.feature_cache); absent: in a new way in every epoch",
+        description="augment each image in this many ways in turn, so that outputs of frozen layers can be cached; absent: in "
+        "a new way in every epoch",
     )
 
     @property
@@ -184,15 +182,14 @@ class ImageData(TableFileData):
 
     path_column: Column = Field(
         "path",
-        description="column of a manifest that holds paths, relative to the manifest; or encoded images, in Parquet and Arrow, "
-        "where the only column of images is taken if none has this name",
+        description="column of a manifest that holds paths, relative to the manifest; or encoded images, in Parquet and Arrow",
     )
     label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
     groups: Column | None = Field(
         None,
-        description="column of a manifest that groups images, such as a patient: a fraction for validation, or a fold, takes whole"
-        " groups; an image without a group is one of its own. In folders: `folders` (those in the folders of the classes) or "
-        "`names` (of files, without a number at their end). Absent: copies, frames and folders of one source are recognized; off: not",
+        description="column that groups images, such as a patient: a fraction or a fold takes whole groups. In folders: "
+        "`folders` or `names` (of files, without a number at their end). Absent: images of one source are "
+        "recognized; off: not",
     )
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
@@ -219,9 +216,8 @@ class ImageClassificationData(ImageData):
     )
     multi_label: bool | None = Field(
         None,
-        description="true: an image has any number of labels, all in label_column (an empty cell: none), or (N, labels) of 0 and 1"
-        " in an .npz; false: each cell is one class, whatever it contains; absent: one class, and a column that looks "
-        "like several labels is an error",
+        description="true: an image has any number of labels; false: each cell is one class; absent: one class, and a column "
+        "that looks like several labels is an error",
     )
     label_separator: Annotated[str, Field(min_length=1, max_length=4)] = Field(
         "auto",

@@ -56,13 +56,12 @@ class Checkpoint(Spec):
     keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
     best: str | None = Field(
         None,
-        description="metric of the best checkpoint, which is kept; by task if absent; of equal values that with the lower "
-        "validation loss",
+        description="metric of the best checkpoint, which is kept; by task if absent",
     )
     copy_to: StoreAddress | None = Field(
         None,
-        description="a folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH, for a copy of each checkpoint and of the run, "
-        "from which the same command resumes on another machine; credentials come from the environment",
+        description="a folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH, to which the run is copied, and from "
+        "which the same command resumes elsewhere",
     )
 
 
@@ -90,8 +89,8 @@ class Job(Spec):
 
     baselines: Literal["auto", "full", "off"] = Field(
         "auto",
-        description="simple models fitted to the same data after the training: a constant answer, a linear model, boosted trees. "
-        "auto: within a tenth of the training time, but 15 to 60 s; full: all samples, however long; off: none",
+        description="simple models fitted to the same data afterwards. auto: in a tenth of the training time, 15 to 60 s; "
+        "full: all samples; off: none",
     )
     track: Track | None = Field(None, description="a tracking server that gets a copy of the run's metrics and report")
     environment: tuple[VariableName, ...] = Field(

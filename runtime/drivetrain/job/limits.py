@@ -60,8 +60,7 @@ class Limits(Spec):
     )
     nodes: Nodes | None = Field(
         None,
-        description="machines that train together, a number or `{least: 2, most: 4}`; a run that is started on fewer or more is "
-        "refused",
+        description="machines that train together, a number or `{least: 2, most: 4}`; others are refused",
     )
 
     def allows(self, nodes: int) -> bool:

@@ -52,10 +52,7 @@ class WithWeights(BuiltIn):
 
 
 class EarlierRun(BuiltIn):
-    """The network of an earlier run, with its weights and preprocessing; `from: runs/NAME-001` is the short form.
-
-    An output with the same classes or numbers keeps its weights; any other is initialized anew, and listed.
-    """
+    """The network of an earlier run, with its weights and preprocessing; `from: runs/NAME-001` is the short form."""
 
     source: Literal["run"]
     name: FilePath = Field(description="a run folder, or a model folder")
@@ -78,8 +75,7 @@ class ImageNetwork(WithWeights):
     )
     pretrained: bool | FilePath = Field(
         False,
-        description="start a ResNet from ImageNet weights on the Hugging Face hub (timm), with a new classifier; or from such a "
-        "folder or name",
+        description="start a ResNet from ImageNet weights on the Hugging Face hub, or from such a folder or name",
     )
     revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
 
@@ -99,13 +95,11 @@ class ImageTimm(BuiltIn):
     source: Literal["timm"]
     name: str = Field(
         min_length=1,
-        description="architecture, as in timm.list_models(); for `pretrained: true` with its tag (`efficientnet_b0.ra_in1k`, as in"
-        " timm.list_pretrained())",
+        description="architecture, as in timm.list_models(); with its tag for `pretrained: true`: `efficientnet_b0.ra_in1k`",
     )
     pretrained: bool | FilePath = Field(
         False,
-        description="start from the weights of this name on the Hugging Face hub, with a new classifier; or from such "
-        "a folder or name",
+        description="start from the weights of this name on the Hugging Face hub, or from such a folder or name",
     )
     revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
     weights: FilePath | None = Field(None, description=".safetensors file with its weights; random ones if absent")

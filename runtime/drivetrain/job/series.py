@@ -54,20 +54,15 @@ class TimeMask(Spec):
 
 
 class SeriesAugment(Spec):
-    """Random augmentation of training windows; random numbers depend only on (seed, epoch, window).
-
-    First and last row stay where they are when time is warped, and targets never change. In a regression the numbers
-    may depend on amplitude and speed, so scaling and warping are refused there.
-    """
+    """Random augmentation of training windows, by (seed, epoch, window) alone; targets never change."""
 
     jitter: Positive | None = Field(
         None,
-        description="standard deviation of normal noise, as a share of the channel's deviation in the training data, such as 0.05",
+        description="standard deviation of normal noise, as a share of the channel's deviation",
     )
     scaling: Positive | None = Field(
         None,
-        description="standard deviation around 1 of a factor for each channel of a window, around the channel's training mean, "
-        "such as 0.1; never below 0",
+        description="standard deviation around 1 of a factor for each channel of a window",
     )
     time_warp: TimeWarp | None = Field(None, description="the speed changes smoothly along the window")
     window_warp: WindowWarp | None = Field(None, description="a part of the window is played faster or slower")
@@ -79,13 +74,10 @@ class SeriesAugment(Spec):
 
 
 class SeriesData(TableFileData):
-    """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row per time, or arrays (.npz).
+    """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row per time, cut into windows, or arrays (.npz).
 
-    Windows of a long table are cut in the order of time; the label of a window is that of its last row. A fraction for
-    validation is the last part of the time: no window spans that point in time, or two series. An empty or infinite
-    feature cell gets the last value before it in the same series.
-
-    Arrays are `x` of shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
+    The label of a window is that of its last row. A fraction for validation is the last part of the time. Arrays are `x` of
+    shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
     """
 
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
@@ -106,12 +98,12 @@ class SeriesData(TableFileData):
     )
     groups: Column | None = Field(
         None,
-        description="column, or array (N,) of an .npz, that groups rows or windows, such as a patient: a fraction for validation, "
-        "or a fold, takes whole groups instead of the last part of the time",
+        description="column, or array (N,) of an .npz, that groups rows or windows, such as a patient: a fraction or a fold "
+        "takes whole groups",
     )
     axes: Literal["auto", "time-channels", "channels-time"] = Field(
         "auto",
-        description="order of the axes of `x` behind the first; auto: time-channels if windows have more rows than channels; "
+        description="order of the axes of `x` behind the first; auto: time-channels if windows have more rows than channels, "
         "else it must be named",
     )
     augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")

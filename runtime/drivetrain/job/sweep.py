@@ -40,19 +40,18 @@ class Sweep(Spec):
 
     space: dict[str, Values] = Field(
         min_length=1,
-        description="the keys to vary, such as `train.optimizer.lr`: a range `{low: 1e-4, high: 1e-1, log: true}`, or a list "
-        "of values",
+        description="the keys to vary: a range `{low: 1e-4, high: 1e-1, log: true}`, or a list of values",
     )
     trials: Count = Field(20, description="how many trials; each trains the job with other values")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the search; the same one tries the same values")
     metric: str | None = Field(
         None,
-        description="validation metric to improve; that of the best checkpoint if absent, as the trial's best weights have it",
+        description="validation metric to improve; that of the best checkpoint if absent",
     )
     pruning: bool = Field(
         True,
-        description="end a trial whose best value so far is worse than the median of the finished trials at that epoch; from the "
-        "sixth trial on, and not in the first quarter of the epochs",
+        description="end a trial whose best value so far is worse than the median; from the sixth trial on, not in the first "
+        "quarter of the epochs",
     )
     max_time: Duration | None = Field(
         None, description="begin no further trial after this much wall-clock time: 8h; the same command goes on"

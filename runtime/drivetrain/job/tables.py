@@ -23,10 +23,8 @@ _COLUMNS = ("target", "features", "ignore", "numeric", "categorical", "dates")
 class TableData(TableFileData):
     """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
 
-    Number and boolean columns are numeric, text is categorical. An empty number becomes the median of the training
-    rows; if training rows lack it, too, a column of 0 and 1 marks it. An empty text is a category of its own. A
-    category that the training rows do not have counts as unknown. Columns with a constant value are dropped. Dates are
-    refused, unless `dates` names the numbers to make of them.
+    Numbers and booleans are numeric, text is categorical. Empty numbers become the median, and are marked; an empty text, and
+    a category that the training rows lack, are categories of their own. Constant columns are dropped.
     """
 
     target: OneOrMore = Field(
@@ -37,8 +35,7 @@ class TableData(TableFileData):
     ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
     groups: Column | None = Field(
         None,
-        description="column that groups rows, such as a patient: a fraction for validation, or a fold, takes whole groups; it is "
-        "no feature, and a row without a group is one of its own",
+        description="column that groups rows, such as a patient: a fraction or a fold takes whole groups; it is no feature",
     )
     numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
     categorical: OneOrMore | None = Field(
@@ -46,8 +43,7 @@ class TableData(TableFileData):
     )
     dates: Annotated[dict[Column, Annotated[tuple[DatePart, ...], Field(strict=False, min_length=1)]], Field()] = Field(
         {},
-        description="columns of dates, each with the numbers to make of it; weekday: Monday is 0; days: since 1970-01-01, with the"
-        " time of day as a fraction",
+        description="columns of dates, each with the numbers to make of it; weekday: Monday is 0; days: since 1970-01-01",
     )
     date_format: DateFormat | None = Field(
         None,
@@ -81,8 +77,7 @@ class MlpSpec(WithWeights):
     embedding: Count = Field(8, description="embedding size of a category")
     bins: Annotated[int, Field(ge=0, le=1000)] = Field(
         32,
-        description="bins of equally many training rows for each number, between whose edges its embedding is linear; 0: numbers "
-        "are only scaled",
+        description="bins of equally many training rows for each number, between whose edges its embedding is linear; 0: none",
     )
     number_embedding: Count = Field(16, description="embedding size of a number with bins")
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")

@@ -92,21 +92,18 @@ class TextData(TableFileData):
     )
     groups: Column | None = Field(
         None,
-        description="column that groups texts, such as a user: a fraction for validation, or a fold, takes whole groups; a text "
-        "without a group is one of its own",
+        description="column that groups texts, such as a user: a fraction or a fold takes whole groups",
     )
     lower_case: bool = Field(
         True,
-        description="whether a vocabulary that is learned from the texts reads capital letters as small ones; false keeps them "
-        "apart, as in chemical formulas. A pretrained network decides that itself",
+        description="false: a learned vocabulary keeps capital letters apart from small ones",
     )
     max_length: Annotated[int, Field(ge=8, le=MAX_TEXT_LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
     )
     truncation: Truncation = Field(
         "right",
-        description="what is cut from a longer text: its end (right), start (left), or middle (a quarter of the tokens is from the"
-        " start); special tokens stay, and of several columns the longest is cut first",
+        description="what is cut from a longer text: its end (right), start (left), or middle",
     )
 
 

@@ -25,13 +25,11 @@ class Track(Spec):
 
     mlflow: Address | None = Field(
         None,
-        description="address of an MLflow server; a user and password, or a token, come from MLflow's own environment "
-        "variables",
+        description="address of an MLflow server",
     )
     wandb: Project | None = Field(
         None,
-        description="project, or TEAM/PROJECT, at Weights & Biases; WANDB_API_KEY has the key, WANDB_BASE_URL names another "
-        "server than https://api.wandb.ai, and WANDB_MODE=offline writes files for `wandb sync`",
+        description="project, or TEAM/PROJECT, at Weights & Biases",
     )
     server: str | None = Field(
         None, description="another kind of server: the name of its file in runtime/drivetrain/tracking/servers"

@@ -74,9 +74,7 @@ class StepDown(Spec):
 
 
 class Plateau(Spec):
-    """Multiplies by `factor` after more than `patience` epochs without any improvement of the watched metric, as torch's
-    ReduceLROnPlateau with `threshold=0`.
-    """
+    """Multiplies by `factor` after more than `patience` epochs without any improvement of the watched metric."""
 
     name: Literal["plateau"]
     patience: Natural = Field(
@@ -187,9 +185,8 @@ def check_class_weights(value: Any) -> object:
 
 ClassWeights = Annotated[Literal["none", "balanced"] | dict[Column, Positive], BeforeValidator(check_class_weights)]
 CLASS_WEIGHTS_DESCRIPTION = (
-    "balanced: a class weighs samples / (classes * its samples), a label that can be true beside others weighs samples "
-    "without it / samples with it; or numbers by class or label, such as {malignant: 5}: one that is not named has 1, and that "
-    "of a label is the weight of a sample that has it"
+    "balanced: rarer classes or labels count more; or numbers by class or label, such as {malignant: 5}: 1 if not named, and of a "
+    "label the weight of a sample that has it"
 )
 
 
@@ -199,30 +196,29 @@ class Train(Spec):
     epochs: Count = Field(10, description="passes over the training data")
     steps: Count | None = Field(
         None,
-        description="stop after this many optimizer steps; `epochs` ends the run before if it has fewer, which is said",
+        description="stop after this many optimizer steps, if `epochs` does not end the run before",
     )
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
     within: Duration | None = Field(
         None,
-        description="train for as long as the command ends within this time, in place of `epochs` and `steps`: 30m; the schedule "
-        "follows the time; at most 100 epochs",
+        description="train for as long as the command ends within this time, in place of `epochs` and `steps`: 30m; at most "
+        "100 epochs",
     )
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,
-        description="samples per optimizer step; auto: the smallest that is within 5 % of the fastest that fits, measured before "
-        "the first step. It changes what is learned, and the learning rate stays as given",
+        description="samples per optimizer step; auto: the smallest within 5 % of the fastest that fits, which changes what is"
+        " learned",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool | Literal["auto"] = Field(
         "auto",
-        description="true: bit-identical results on the same image, CPU or GPU model and threads; false allows "
-        "nondeterministic kernels; auto: true on a CPU, where it costs nothing, and false on a GPU, where it can be slower",
+        description="true: bit-identical results on the same machine; false allows nondeterministic kernels; auto: true on a "
+        "CPU, false on a GPU, where it can be slower",
     )
     optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
     lr_groups: dict[str, Positive] = Field(
         {},
-        description="factors of the learning rate for layers by name pattern, the first that matches: {features*: 0.1} "
-        "trains them at a tenth of it",
+        description="factors of the learning rate by name pattern, the first that matches: {features*: 0.1}",
     )
     schedule: AnySchedule = Field(
         OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
@@ -234,19 +230,18 @@ class Train(Spec):
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
     loss_spike: Literal["ignore", "warn", "rollback"] = Field(
         "warn",
-        description="what to do when the loss jumps to ten times its median of the last 50 steps and above half of the "
-        "initial loss; rollback: go back to the last checkpoint and skip that batch, once per run",
+        description="what to do when the loss jumps to ten times its recent median; rollback: go back to the last checkpoint "
+        "and skip that batch, once per run",
     )
     solve_heads: bool | Literal["auto"] = Field(
         "auto",
-        description="true: linear outputs of an otherwise frozen network, or linear models, are solved with L-BFGS, with a penalty "
-        "that the validation loss chooses, in place of the epochs before `model.unfreeze`, or of all; auto: true unless "
-        "augmentation changes the inputs, the network is yours or several processes train",
+        description="true: linear outputs of a frozen network, or linear models, are solved with L-BFGS in place of the epochs"
+        " before `model.unfreeze`, or of all; auto: true unless augmentation changes the inputs, the network is "
+        "yours or several processes train",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="decay of an exponential moving average of the weights, which is validated and saved too; update n has the "
-        "decay min(ema, (1 + n) / (10 + n)), so that a short run does not keep its first weights",
+        description="decay of an exponential moving average of the weights, which is validated and saved too",
     )
 
     @property
