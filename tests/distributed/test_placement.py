@@ -115,7 +115,7 @@ def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
     assert position is not None
     machine = read_hardware(ROOT / "tests" / "machines" / "a100.json")
     two_gpus = world.share_hardware(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), position)
-    assert two_gpus.shared_by == 2
+    assert (two_gpus.shared_by, two_gpus.machines) == (2, 2)
     assert world.choose_gpus([4, 5], two_gpus, position) == [5]
     assert world.choose_gpus("none", two_gpus, position) == "none"
     one_gpu = machine.__class__(**{**two_gpus.__dict__, "gpus": machine.gpus[:1]})

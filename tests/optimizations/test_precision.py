@@ -34,6 +34,7 @@ def read_machine(*flags: str, machine: str = "codespace-2core-cgroup2", capped: 
         (read_machine("avx512_bf16"), "", NUMBERS, "fp32"),
         (read_machine("avx512_bf16"), 'optimize: {measure: "off"}', CLASSES, "fp32"),
         (read_machine("avx512_bf16"), "limits: {processes: 2}", CLASSES, "fp32"),
+        (replace(read_machine("avx512_bf16"), machines=2), "", CLASSES, "fp32"),
         (read_machine(machine="graviton4"), "", CLASSES, "fp32"),
         (read_machine("avx512_bf16"), "optimize: {precision: fp32}", CLASSES, "fp32"),
         (read_machine("avx512_bf16"), "optimize: {precision: bf16}", NUMBERS, "bf16"),

@@ -41,7 +41,7 @@ def count_local_ranks(job: Job, hardware: Hardware) -> int:
 
 def seems_alone(job: Job, hardware: Hardware) -> bool:
     """Return whether the run probably has one process; this is not certain before the machines meet."""
-    return count_local_ranks(job, hardware) == 1 and not job.limits.several_nodes
+    return count_local_ranks(job, hardware) == 1 and hardware.machines == 1 and not job.limits.several_nodes
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
@@ -83,5 +83,8 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
 
 
 def share_hardware(hardware: Hardware, placement: Placement | None) -> Hardware:
-    """Return the hardware, marked as shared if there are several supervisors."""
-    return replace(hardware, shared_by=placement.local_supervisors) if placement else hardware
+    """Return the hardware with the number of supervisors on this machine and of machines in this run."""
+    if placement is None:
+        return hardware
+    machines = placement.supervisors // placement.local_supervisors
+    return replace(hardware, shared_by=placement.local_supervisors, machines=machines)

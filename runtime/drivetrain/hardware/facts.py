@@ -158,6 +158,8 @@ class Hardware:
     """Whether Windows lends the GPU to this Linux (WSL2), whose driver moves memory to the host before any runs out."""
     shared_by: int = 1
     """How many supervisors of one run share this machine: several if a starter such as torchrun starts each process."""
+    machines: int = 1
+    """Number of machines that train this run together."""
 
     @property
     def gpu(self) -> Gpu | None:
@@ -167,7 +169,7 @@ class Hardware:
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values, from which `from_json` restores the object; rare facts only where they hold."""
         values = asdict(self)
-        for name, usual in (("wsl2", False), ("shared_by", 1)):
+        for name, usual in (("wsl2", False), ("shared_by", 1), ("machines", 1)):
             if values[name] == usual:
                 del values[name]
         return values
