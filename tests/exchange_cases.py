@@ -194,10 +194,10 @@ def train_together(kind: str, ranks: Ranks) -> dict[str, Tensor]:
         unfreeze(network, kind, number)
         full_batch = make_batch(kind, number, ranks.count)
         ids = parts.select_own_samples(full_batch.ids)
-        rank = network.rank = 0 if parts.is_whole(len(full_batch)) else ranks.number
+        rank = network.rank = 0 if parts.is_repeated(len(full_batch)) else ranks.number
         batch = full_batch.between(int(ids[0]), int(ids[-1]) + 1)
         result = step(batch, parts.share(len(full_batch), seed_of(number, rank)))
-        ema.update(network, result.device_finite)
+        ema.update(network, result.finite_on_device)
         assert result.finite == (kind != "scaled" or number != SKIPPED_STEP)
     return {**network.state_dict(), **{f"average of {name}": value for name, value in ema.average.items()}}
 

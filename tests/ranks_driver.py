@@ -73,9 +73,8 @@ class RecordingStep:
     def __init__(self, step: Step, trained_ids: list[list[int]]) -> None:
         self.step, self.trained_ids = step, trained_ids
 
-    def compute_gradients(self, batch: Batch | None, share: BatchShare) -> BatchLoss:
-        if batch is not None:
-            self.trained_ids.append(batch.ids.tolist())
+    def compute_gradients(self, batch: Batch, share: BatchShare) -> BatchLoss:
+        self.trained_ids.append(batch.ids.tolist())
         return self.step.compute_gradients(batch, share)
 
     def __getattr__(self, name: str) -> Any:

@@ -93,7 +93,7 @@ def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
 def test_shares_make_up_the_batch_or_are_all_of_it(samples: int, count: int, batch: int) -> None:
     shares = [BatchParts(Ranks(rank, count), batch) for rank in range(count)]
     is_cut = count > 1 and samples >= count * (2 if batch >= 2 * count else 1)
-    assert [share.is_whole(samples) for share in shares] == [
+    assert [share.is_repeated(samples) for share in shares] == [
         not is_cut and samples < 2 if count == 1 else not is_cut
     ] * count
     ids = np.concatenate([share.select_own_samples(np.arange(samples)) for share in shares])

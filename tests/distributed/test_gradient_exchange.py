@@ -59,7 +59,7 @@ def test_no_folder_for_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "makedirs", fail)
     monkeypatch.setattr(gradient_exchange, "DistributedDataParallel", Mock())
     ranks = Mock(count=2, raising_peer_errors=contextlib.nullcontext)
-    assert gradient_exchange.GradientExchange(ranks).wrap(nn.Linear(2, 1))
+    assert gradient_exchange.GradientExchange(ranks).wrap_if_changed(nn.Linear(2, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

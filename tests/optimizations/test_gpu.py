@@ -301,7 +301,8 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: fail() if k.get("non_blocking") else to(self, *a, **k)
     )
-    result = step_result.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
+    values, finite = step_result.stack_and_check(torch.tensor(1.5), torch.tensor(2.0))
+    result = step_result.StepResult(values, finite, on_device=True, on_read=lambda _: None)
     assert result.read() == (1.5, 2.0)
 
 

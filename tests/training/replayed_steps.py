@@ -63,7 +63,7 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
             replays_before = getattr(recorder, "replays", 0)
             result = run.step(prepared_batch, batch_inputs.share_batch(run, run.batches.size(number)))
             if getattr(recorder, "replays", 0) == replays_before:  # a recorded step has averaged them itself
-                update_average(result.device_finite)
+                update_average(result.finite_on_device)
             numbers.append(result.read())
             run.counters.step += 1
     state = {name: value.clone() for name, value in run.model.state_dict().items()}

@@ -109,7 +109,7 @@ def test_steps_do_not_wait_for_the_gpu(
     prepared_batch = Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets)
     gpu.waits.clear()  # those of building the network
     for number in range(3):
-        average.update(model, step(prepared_batch, BatchShare(seed=number)).device_finite)
+        average.update(model, step(prepared_batch, BatchShare(seed=number)).finite_on_device)
     assert updates == [True] * 3
     # A step's result is copied to the host once, and that copy is queued, too.
     assert (gpu.waits, gpu.results) == ([], 3)

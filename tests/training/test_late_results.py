@@ -22,10 +22,11 @@ from drivetrain.job.train import Fp16
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.system.signals import Interrupted
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import loop, run, train, updater
+from drivetrain.training import loop, run, train
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_result import StepResult, build_result
+from drivetrain.training.step_result import StepResult
+from drivetrain.training.updater import Updater
 from tests import tiny
 from tests.training.hooked_run import (
     ROLLBACK,
@@ -230,10 +231,10 @@ def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
     training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
     training_run.step.updater.prefers_device = True
     queued_results, steps_queued_behind = list[StepResult](), list[int]()
-    original_build, original_read = build_result, StepResult.read
+    original_update, original_read = Updater.update, StepResult.read
 
-    def note_queued(*args: Any) -> StepResult:
-        queued_results.append(original_build(*args))
+    def note_queued(self: Updater, loss: torch.Tensor) -> StepResult:
+        queued_results.append(original_update(self, loss))
         return queued_results[-1]
 
     def note_read(self: StepResult) -> tuple[float, float]:
@@ -241,7 +242,7 @@ def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
             steps_queued_behind.append(len(queued_results) - 1 - queued_results.index(self))
         return original_read(self)
 
-    monkeypatch.setattr(updater, "build_result", note_queued)
+    monkeypatch.setattr(Updater, "update", note_queued)
     monkeypatch.setattr(StepResult, "read", note_read)
     train.train(training_run)
     # The second epoch of four steps; it ends with all results, since its weights are evaluated.

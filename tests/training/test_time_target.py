@@ -12,7 +12,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.train import Train
 from drivetrain.training.optimizer import build, build_rates
-from drivetrain.training.peers import Peers
+from drivetrain.training.peers import Peers, StepNote
 from drivetrain.training.time_target import COMMAND_BEGAN, ENDING_SECONDS, Counters, TimeTarget
 from drivetrain.training.user_parts import UserParts
 from tests import tiny
@@ -139,6 +139,6 @@ def test_the_schedule_follows_the_share_and_ends_near_zero(schedule: str) -> Non
 def test_all_processes_take_the_share_of_the_first_one() -> None:
     peers = Peers()
     peers.measure_time_share = lambda: 0.4
-    assert peers.notes() == [0, 0.4]
-    assert peers.choose_gravest([[0, 0.3], [0, 0.4]]) is None
+    assert peers.write_note() == (0, 0.4, 0)
+    assert peers.choose_most_serious([StepNote(0, 0.3), StepNote(0, 0.4)]) is None
     assert peers.time_share == 0.3

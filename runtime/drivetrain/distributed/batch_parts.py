@@ -20,7 +20,7 @@ class BatchShare:
     """Share of this process in a batch of all processes."""
 
     samples: int | None = None
-    """Number of samples of the batch over all processes; None if the processes have to sum their weights."""
+    """Number of samples of the batch over all processes; None if unknown, then the weights of its samples are summed."""
     weight: float = 1.0
     """Weight of this process: 1 / number of processes if each computes a part of the batch, else 1."""
     seed: int = 0
@@ -44,28 +44,28 @@ class BatchParts:
         """Number of samples of a full batch that this process computes."""
         return len(self.select_own_samples(np.arange(self.batch_size)))
 
-    def is_whole(self, samples: int) -> bool:
-        """Return whether a batch of `samples` samples is too small to be divided, so each process computes all of it.
+    def is_repeated(self, samples: int) -> bool:
+        """Return whether a batch of `samples` samples is too small to divide, so that each process computes all of it.
 
         Losses and weights are summed over the processes, so the repetition cancels out.
         """
-        # BatchNorm cannot normalize a single sample, so parts of one sample exist only if full batches have them too.
+        # BatchNorm cannot normalize one sample, so a process gets a single one only if full batches allow no more.
         least = 2 if self.batch_size >= 2 * self.ranks.count else 1
         return samples < least * self.ranks.count
 
     def share(self, samples: int, seed: int) -> BatchShare:
         """Return this process's share of a batch of `samples` samples."""
         count = self.ranks.count
-        return (
-            BatchShare(samples * count, 1.0, seed) if self.is_whole(samples) else BatchShare(samples, 1 / count, seed)
-        )
+        if self.is_repeated(samples):
+            return BatchShare(samples * count, 1.0, seed)  # each sample counts once in every process
+        return BatchShare(samples, 1 / count, seed)
 
     def select_own_samples(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Select the sample ids of a batch that this process computes, which are adjacent in the batch."""
-        if self.is_whole(len(ids)):
+        if self.is_repeated(len(ids)):
             return ids
-        start, end = (len(ids) * rank // self.ranks.count for rank in (self.ranks.number, self.ranks.number + 1))
-        return ids[start:end]
+        rank, count = self.ranks.number, self.ranks.count
+        return ids[len(ids) * rank // count : len(ids) * (rank + 1) // count]
 
 
 DIGEST_BITS = 48
@@ -75,7 +75,7 @@ _INCREMENT, _FACTOR_1, _FACTOR_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0
 
 
 def hash_samples(ids: npt.NDArray[np.int64]) -> float:
-    """Sum the hashes of sample ids in any order; returns a whole number of DIGEST_BITS bits."""
+    """Sum the hashes of sample ids, whose order does not matter; returns a whole number of DIGEST_BITS bits."""
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _INCREMENT
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTOR_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _FACTOR_2

@@ -1,7 +1,7 @@
 """Sums gradients over all processes during the backward pass, with torch's DistributedDataParallel.
 
-It wraps a module that computes outputs and loss, because it searches for unused parameters from the result of a forward
-pass. Its hook sums instead of averaging: each loss is already divided by the weight of the whole batch. With
+DistributedDataParallel searches for unused parameters from the result of the wrapped module, so the module must return
+the loss. Its hook sums instead of averaging: each loss is already divided by the weight of the whole batch. With
 `find_unused_parameters` torch keeps its first layout of buckets. The layout determines the order of additions in a ring
 of processes, so a resumed run rounds in the same way as an uninterrupted run.
 """
@@ -13,7 +13,7 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class _LossModule(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.network = network  # registered only for its parameters: `compute_loss` calls it
 
     def forward(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
         return compute_loss(*arguments)
@@ -51,11 +51,11 @@ class GradientExchange:
         self._sent_at = 0.0
         """Time when the last bucket of the current pass was sent."""
 
-    def wrap(self, model: nn.Module) -> bool:
-        """Wrap the network if the trained parameters have changed, as in every stage of `model.unfreeze`.
+    def wrap_if_changed(self, model: nn.Module) -> bool:
+        """Wrap the network if its trained parameters have changed, as in every stage of `model.unfreeze`.
 
         Returns:
-            Whether it was wrapped again.
+            Whether it was wrapped, as in the first step; never in a single process.
 
         Raises:
             PeerError: if another process has ended.
@@ -66,11 +66,7 @@ class GradientExchange:
         self._trained, self._is_new = trained, True
         # Remove the hooks of the wrapped network before wrapping it again.
         self._wrapped = None
-        # The import of Dynamo creates this folder, even though nothing is compiled if it cannot be created.
-        try:
-            os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.curdir), exist_ok=True)
-        except OSError:
-            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        _make_compiler_folder()
         # This optimization would cut a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
         # A warning recommends another name of `broadcast_buffers`, which older torch does not have.
@@ -87,7 +83,7 @@ class GradientExchange:
 
     def _make_hook(self) -> Callable[[Any, Any], Any]:
         def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]
-            # torch compares annotations, which are texts here, so there are none.
+            # register_comm_hook compares annotations by identity, and here they would be strings.
             self._sent_at = time.monotonic()
             work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
             return work.get_future().then(lambda done: done.value()[0])
@@ -104,8 +100,11 @@ class GradientExchange:
             # The backward pass ends when all sums have arrived.
             self.ranks.waits.add(time.monotonic() - self._sent_at)
 
-    def join(self, compute_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return the function with exchanged gradients; it may raise SpecError if a network reports them twice."""
+    def route_through_ddp(self, compute_loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return `compute_loss` such that its backward pass sums the gradients of all processes.
+
+        The returned function raises SpecError if the network reports gradients twice.
+        """
         return compute_loss if self._wrapped is None else functools.partial(self._compute_loss, compute_loss)
 
     def _compute_loss(self, compute_loss: Callable[..., Tensor], *arguments: object) -> Tensor:
@@ -116,12 +115,12 @@ class GradientExchange:
             _refuse_reentrant(loss)
         return loss
 
-    def finish(self, loss: Tensor, notes: list[float]) -> tuple[Tensor, list[list[float]]]:
-        """Sum the losses and gather the notes of all processes, in the only waiting collective of a step.
+    def finish(self, loss: Tensor, note: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
+        """Sum the losses and gather the notes of all processes; here the host waits for all of them.
 
         Args:
             loss: loss of this process's share, a scalar tensor.
-            notes: numbers to send to all processes.
+            note: numbers to send to all processes.
 
         Returns:
             The sum of the losses, and the notes by rank.
@@ -130,12 +129,21 @@ class GradientExchange:
             PeerError: if another process has ended.
         """
         if self.ranks.count == 1:
-            return loss, [notes]
+            return loss, [list(note)]
         if loss.is_cuda:  # reading the loss would wait for the whole pass
             (total,) = self.ranks.all_reduce_sum([loss])
-            return total, self.ranks.all_gather(notes)
-        rows = self.ranks.all_gather([*notes, float(loss)])
-        return loss.new_tensor(sum(row[-1] for row in rows)), [row[:-1] for row in rows]
+            return total, self.ranks.all_gather(note)
+        rows = self.ranks.all_gather([*note, float(loss)])
+        losses, notes = [row[-1] for row in rows], [row[:-1] for row in rows]
+        return loss.new_tensor(sum(losses)), notes
+
+
+def _make_compiler_folder() -> None:
+    """Make torch's cache folder: importing Dynamo fails without it, even though nothing may be compiled."""
+    try:
+        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.curdir), exist_ok=True)
+    except OSError:
+        os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
 def _refuse_reentrant(loss: Tensor) -> None:

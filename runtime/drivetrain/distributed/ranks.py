@@ -34,14 +34,14 @@ RESUME_ADVICE = "run the same command again; it resumes from the last checkpoint
 REASON_KEY = "reason"
 """Key in the store for the reason why a process ends, which the others cannot know."""
 REASON_SECONDS = 2.0
-"""Seconds to wait for such a reason after a connection has broken."""
+"""Seconds to wait for this reason after a connection has broken."""
 BROADCAST_BYTES = 64 * 2**20
 """Approximate size of groups of tensors that are broadcast together."""
 
 
 @dataclass
 class Waits:
-    """Seconds that this process waits for other processes."""
+    """Seconds that this process waits for the other processes."""
 
     phase: Callable[[], str] = lambda: ""
     """Function that returns the current phase of the training."""
@@ -63,7 +63,7 @@ class Ranks:
     count: int = 1
     """Number of processes."""
     device: str = "cpu"
-    waits: Waits = field(default_factory=lambda: Waits())
+    waits: Waits = field(default_factory=Waits)
     store: Store | None = None
     """The store of this group of processes; None if there is only one."""
 
@@ -124,11 +124,12 @@ class Ranks:
         """
         if self.count == 1:
             return text
-        sent = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-        size = int(self.all_gather([float(len(sent))])[source][0])
-        sent = sent if self.number == source else torch.empty(size, dtype=torch.uint8)
-        self._call(lambda: torch.distributed.broadcast(sent, source))
-        return bytes(sent.numpy()).decode()
+        payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        size = int(self.all_gather([float(len(payload))])[source][0])
+        if self.number != source:
+            payload = torch.empty(size, dtype=torch.uint8)  # receives the text
+        self._call(lambda: torch.distributed.broadcast(payload, source))
+        return bytes(payload.numpy()).decode()
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
@@ -180,7 +181,7 @@ class Ranks:
             torch.distributed.destroy_process_group()
 
     def _call(self, collective: Callable[[], object]) -> None:
-        """Begin a collective, or wait for it."""
+        """Run a collective, or wait for one, with its time counted and its error turned into PeerError."""
         begin = time.monotonic()
         try:
             collective()
@@ -229,10 +230,10 @@ def _is_exchange_error(error: RuntimeError) -> bool:
 
 
 ALONE = Ranks()
-"""Place of a process that trains without others."""
+"""A process that trains without others."""
 _joined: list[Ranks] = []
-"""Place of this process in each group that it has joined, the current group last. Each group has its own prefix in the
-store; otherwise a process would find the addresses of an earlier group.
+"""The groups that this process has joined, of which only the last one is used. Their number gives each group its own
+prefix in the store; otherwise a process would find the addresses of an earlier group.
 """
 
 

@@ -43,7 +43,7 @@ def share_batch(run: Run, samples: int | None = None) -> BatchShare:
     Args:
         samples: size of the batch over all processes; None if this process computes all of it.
     """
-    rank = 0 if samples is None or run.batch_parts.is_whole(samples) else run.ranks.number
+    rank = 0 if samples is None or run.batch_parts.is_repeated(samples) else run.ranks.number
     position = (run.counters.step, rank) if rank else (run.counters.step,)
     seed = stateless_random.derive_key(run.job.train.seed, "step", *position)
     return BatchShare(seed=seed) if samples is None else run.batch_parts.share(samples, seed)

@@ -130,7 +130,7 @@ class CapturedStep:
         recording.replay()
         # The next replay overwrites the originals.
         values, finite = recording.values.clone(), recording.finite.clone()
-        return StepResult(values, finite, on_device=True, on_read=updater.follow_results())
+        return StepResult(values, finite, on_device=True, on_read=updater.make_read_callback())
 
     def _can_replay(self, forward: ForwardPass, updater: Updater, batch: Batch) -> bool:
         """Return whether a step has the usual size and needs no decision of the host."""
@@ -147,7 +147,7 @@ class CapturedStep:
                 denominators = forward.loss.start_denominators(recording.batch, WHOLE, ALONE, forward.device)
                 loss = forward.compute_loss(recording.batch, denominators)
                 updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
-            values, finite = updater.update_on_device(loss.detach(), recording.rates)
+            values, finite = updater.update_in_graph(loss.detach(), recording.rates)
             self.update_average(finite)
             recording.values.copy_(values)
             recording.finite.copy_(finite)

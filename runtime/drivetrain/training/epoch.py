@@ -47,22 +47,25 @@ def open_batches(run: Run) -> Iterator[Generator[Batch]]:
         raise
 
 
-def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
-    """Return the next batch; None if this process trains alone and has a problem, such as a signal or `max_time`."""
+def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch:
+    """Return the next batch. A process that trains alone raises its problem instead, such as a signal or `max_time`."""
     if run.ranks.count > 1:
         # The other processes need this process's gradients even if it has a problem.
         batch = next(batches)
-        if run.peers.problem is None and run.ranks.is_rank0 and run.time_left() <= 0:
-            run.peers.problem = Stopped(f"max_time of {run.job.train.max_time} has passed")
+        if run.ranks.is_rank0 and run.time_left() <= 0:
+            run.peers.keep(_time_is_up(run))
         return batch
-    if run.peers.problem is None:
-        with run.peers.catching():
-            with run.signals.allow_interruption():
-                batch = next(batches)
-            if run.time_left() <= 0:
-                raise Stopped(f"max_time of {run.job.train.max_time} has passed")
-            return batch
-    return None
+    if run.peers.problem is not None:
+        run.peers.exchange_problems()
+    with run.signals.allow_interruption():
+        batch = next(batches)
+    if run.time_left() <= 0:
+        raise _time_is_up(run)
+    return batch
+
+
+def _time_is_up(run: Run) -> Stopped:
+    return Stopped(f"max_time of {run.job.train.max_time} has passed")
 
 
 def evaluate_epoch(run: Run, records: StepRecords) -> None:
@@ -73,7 +76,7 @@ def evaluate_epoch(run: Run, records: StepRecords) -> None:
         check_precision(run)
     if run.time_target:
         run.time_target.add_evaluation(time.monotonic() - begin)
-    with run.peers.same_outcome():
+    with run.peers.raising_together():
         record_evaluation(run, records, confusion)
 
 
@@ -137,7 +140,7 @@ def _restore_checkpoint(run: Run, records: StepRecords) -> str:
     fault_point("roll back", run)
     records.drop()
     # The traceback of the problem keeps tensors alive.
-    run.peers.reported = None
+    run.peers.last_exchanged = None
     # A save in the background may still be writing the checkpoint to restore.
     records.saver.wait()
     # One process may have halved its micro-batches before the problem; all processes continue with the smallest size.

@@ -42,6 +42,7 @@ def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
     """
     if not isinstance(optimizer, FUSED_KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
+    # Usually every parameter has state, which is faster to see than to check each group.
     if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return True
     return all(_has_state(optimizer, group) for group in optimizer.param_groups)
@@ -56,9 +57,9 @@ def _has_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bo
 @torch.no_grad()
 def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Initialize momentum for parameters that get their first gradient late, in layers that were frozen or not used.
-    torch's fused kernel treats either all parameters of a group as new or none.
 
-    The kernel then computes torch's first step for them, where the momentum is the gradient itself.
+    torch's fused kernel treats either all parameters of a group as new or none. With the momentum set here it computes
+    torch's first step for the new ones, after which the momentum is the gradient itself.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return
@@ -67,14 +68,20 @@ def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
             continue
         used = [p for p in group["params"] if p.grad is not None]
         without_momentum = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
-        for p in without_momentum if len(without_momentum) < len(used) else ():
+        if len(without_momentum) == len(used):
+            continue  # all are new: the kernel itself initializes them
+        for p in without_momentum:
             gradient = p.grad + group["weight_decay"] * p
+            # The solution of momentum * buffer + (1 - dampening) * gradient = gradient.
             optimizer.state[p]["momentum_buffer"] = gradient * (group["dampening"] / group["momentum"])
 
 
 @contextlib.contextmanager
 def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterator[None]:
-    """Let updates in the block read their learning rates from the device: `rates` by group, float32."""
+    """Let updates in the block read their learning rates from the device: `rates` by group, float32.
+
+    Some optimizers accept such rates only with `capturable`.
+    """
     before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
         group["lr"] = rate
@@ -92,6 +99,7 @@ def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterat
 @contextlib.contextmanager
 def skip_unless(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[None]:
     """Skip updates in the block unless `finite`, a boolean tensor of shape () on the device."""
+    # The attributes that torch's GradScaler sets.
     optimizer.grad_scale, optimizer.found_inf = None, finite.logical_not().float()  # type: ignore[attr-defined]
     try:
         yield

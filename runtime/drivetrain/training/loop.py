@@ -18,7 +18,6 @@ import contextlib
 from drivetrain.data.dataset import Batch
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training import batch_inputs, epoch, solved_heads, trained_layers
-from drivetrain.training.epoch import roll_back
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
@@ -43,14 +42,14 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
     # With several processes a signal may interrupt only where all processes exchange their problems.
     protection = run.signals.protect_section() if run.ranks.count > 1 else contextlib.nullcontext()
     with contextlib.closing(records), protection:
-        # Also for a run that was killed after its last epoch, which only has to evaluate its weights.
+        # A run that was killed after its last epoch trains no epoch here, but still evaluates its weights.
         trained_layers.enter_stage(run)
         while (reason := epoch.find_reason_to_end(run)) is None:
             try:
                 train_epoch(run, records)
                 epoch.evaluate_epoch(run, records)
             except RollBack as problem:
-                roll_back(run, records, problem)
+                epoch.roll_back(run, records, problem)
         fault_point("trained", run)
         return reason
 
@@ -72,45 +71,45 @@ def train_epoch(run: Run, records: StepRecords) -> None:
                 batch = epoch.fetch_batch(run, batches)
                 result = train_step(run, records, batch)
                 records.end_step(result)
-        with run.peers.same_outcome():
+        with run.peers.raising_together():
             records.check_last_step()
 
 
-def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResult | None:
+def train_step(run: Run, records: StepRecords, batch: Batch) -> StepResult | None:
     """Train one step on this process's shard of a batch; weights, counters and records change together or not at all.
 
     Returns:
-        The result; None if the batch is skipped. Without a batch, because of a problem, the process contributes zeros.
+        The result; None if the batch is skipped, or if this process has a problem that it raises in the next exchange.
 
     Raises:
-        BaseException: the most serious problem of all processes, before the step or in its gradients.
+        BaseException: the most serious problem that any process had before this step or in its gradients.
     """
     fault_point("batch", run, batch)
-    counters, samples, result = run.counters, run.batches.size(run.counters.batch), None
+    counters = run.counters
+    batch_samples = run.batches.size(counters.batch)
     with run.signals.protect_section():
         if (counters.epoch, counters.batch) in run.numerics.skipped_batches:
-            run.peers.raise_gravest()
+            run.peers.exchange_problems()
+            counters.end_step(batch_samples)
+            return None
+        fault_point("step", run)
+        batch = batch_inputs.prepare(run, batch, counters.epoch)
+        share = batch_inputs.share_batch(run, batch_samples)
+        learning_rate = run.set_learning_rates()
+        # A replayed step includes the update of the weights and of their average.
+        result = run.step.replay(batch, share)
+        if result is None:
+            loss = run.step.compute_gradients(batch, share)
         else:
-            fault_point("step", run)
-            inputs = None if batch is None else batch_inputs.prepare(run, batch, counters.epoch)
-            share = batch_inputs.share_batch(run, samples)
-            learning_rate = run.set_learning_rates()
-            # A replayed step includes the update of the weights and of their average.
-            if (result := run.step.replay(inputs, share)) is None:
-                loss = run.step.compute_gradients(inputs, share)
-            else:
-                run.peers.time_share = run.peers.measure_time_share()
-            # The other processes have summed these gradients too: they learn of a later problem in the next step.
-            with run.peers.catching():
-                if result is None:
-                    result = run.step.update(loss, len(inputs or ()))
-                    if run.ema:
-                        run.ema.update(run.model, result.device_finite)
-                run.local_samples += len(inputs or ())
-                records.add(result, learning_rate)
-        counters.step, counters.batch, counters.samples = (
-            counters.step + 1,
-            counters.batch + 1,
-            counters.samples + samples,
-        )
+            # A replay exchanges nothing, so the used share of `train.within` is measured here.
+            run.peers.time_share = run.peers.measure_time_share()
+        # The other processes have summed these gradients too: they learn of a later problem in the next step.
+        with run.peers.catching():
+            if result is None:
+                result = run.step.update(loss, len(batch))
+                if run.ema:
+                    run.ema.update(run.model, result.finite_on_device)
+            run.local_samples += len(batch)
+            records.add(result, learning_rate)
+        counters.end_step(batch_samples)
     return result

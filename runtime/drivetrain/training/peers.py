@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from drivetrain.distributed.ranks import ALONE, Ranks
 from drivetrain.errors import RestartSmaller, Stopped
@@ -39,6 +40,17 @@ a checkpoint.
 """
 
 
+class StepNote(NamedTuple):
+    """What each process sends to all others with the loss of a step; only numbers can be gathered in one collective."""
+
+    severity: float
+    """Position of its problem in PROBLEM_KINDS, counted from 1; 0 without a problem."""
+    time_share: float
+    """Used share of `train.within`, as measured by this process; it is here to save a collective of its own."""
+    sample_hash: float = 0.0
+    """Hash of the sample ids that it has computed."""
+
+
 class Peers:
     """The processes that train together, and this process's problem; a single process raises it at the same points."""
 
@@ -46,8 +58,8 @@ class Peers:
         self.ranks = ranks
         self.problem: BaseException | None = None
         """The problem of this process that the others do not know yet."""
-        self.reported: BaseException | None = None
-        """Value of `problem` in the last exchange."""
+        self.last_exchanged: BaseException | None = None
+        """Value of `problem` in the last exchange: the steps before it are recorded unless it undoes them."""
         self.measure_time_share: Callable[[], float] = lambda: 0.0
         """Function that returns the used share of `train.within`; all processes use rank 0's value."""
         self.time_share = 0.0
@@ -59,10 +71,14 @@ class Peers:
         try:
             yield
         except (RollBack, Stopped, KeyboardInterrupt) as problem:
-            self.problem = self.problem or problem
+            self.keep(problem)
+
+    def keep(self, problem: BaseException) -> None:
+        """Keep a problem until the next exchange, unless there is an earlier one."""
+        self.problem = self.problem or problem
 
     @contextlib.contextmanager
-    def same_outcome(self) -> Iterator[None]:
+    def raising_together(self) -> Iterator[None]:
         """Raise in all processes the most serious problem that any of them had in the block.
 
         Raises:
@@ -70,43 +86,48 @@ class Peers:
         """
         with self.catching():
             yield
-        self.raise_gravest()
+        self.exchange_problems()
 
-    def raise_gravest(self) -> None:
+    def exchange_problems(self) -> None:
         """Exchange problems, and raise the most serious one in all processes; return if there is no problem."""
-        gravest = self.choose_gravest(self.ranks.all_gather(self.notes()))
-        if gravest is not None:
-            raise gravest
+        notes = [StepNote(*row) for row in self.ranks.all_gather(self.write_note())]
+        problem = self.choose_most_serious(notes)
+        if problem is not None:
+            raise problem
 
-    def notes(self) -> list[float]:
-        """Return the numbers that this process sends to the others in an exchange."""
-        return [self.gravity, self.measure_time_share()]
+    def write_note(self, sample_hash: float = 0.0) -> StepNote:
+        """Write the note that this process sends to the others in an exchange."""
+        return StepNote(self.severity, self.measure_time_share(), sample_hash)
 
-    def choose_gravest(self, rows: Sequence[Sequence[float]]) -> BaseException | None:
+    def choose_most_serious(self, notes: Sequence[StepNote]) -> BaseException | None:
         """Choose the most serious problem after an exchange, this process's own in a tie; None if there is no problem.
 
         Args:
-            rows: notes of each process, by rank.
+            notes: the note of each process, by rank.
         """
-        gravities, self.time_share = [int(row[0]) for row in rows], rows[0][1]
-        gravest, is_own = max(gravities), max(gravities) == self.gravity
-        self.reported, self.problem = self.problem, None
-        if is_own:
-            return self.reported
-        kind, text = PROBLEM_KINDS[gravest - 1]
-        return kind(text.format(f"process {gravities.index(gravest) + 1} of {len(gravities)}"))
+        severities = [int(note.severity) for note in notes]
+        highest, own = max(severities), self.severity
+        self.time_share = notes[0].time_share
+        self.last_exchanged, self.problem = self.problem, None
+        if highest == 0:
+            return None
+        if highest == own:
+            return self.last_exchanged
+        kind, text = PROBLEM_KINDS[highest - 1]
+        return kind(text.format(f"process {severities.index(highest) + 1} of {len(notes)}"))
 
     @property
-    def gravity(self) -> int:
-        """Position of this process's problem in PROBLEM_KINDS, from 1; 0 without a problem."""
+    def severity(self) -> int:
+        """Position of this process's problem in PROBLEM_KINDS, counted from 1; 0 without a problem."""
         if self.problem is None:
             return 0
         kind = MemoryError if torch_errors.is_out_of_memory(self.problem) else type(self.problem)
         if issubclass(kind, KeyboardInterrupt):
             kind = Interrupted  # Ctrl-C in a Python program, which has its own signal handlers
-        return next(
-            position for position, (problem_kind, _) in enumerate(PROBLEM_KINDS, 1) if issubclass(kind, problem_kind)
-        )
+        for position, (problem_kind, _) in enumerate(PROBLEM_KINDS, 1):
+            if issubclass(kind, problem_kind):
+                return position
+        raise AssertionError(f"{kind.__name__} is not in PROBLEM_KINDS")
 
 
 def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,15 +44,18 @@ from drivetrain.training.user_parts import TrainingInfo, UserParts
 class Run:
     """Everything that a training needs; `loop.fit` drives it. Optimizations see it as an `AssembledRun`."""
 
+    # The task and where it runs.
     job: Job
     hardware: Hardware
     plan: Plan
     folder: Path
     device: torch.device
-    network: Model
-    model: nn.Module
-    """The module of the network, on its device."""
-    optimizer: torch.optim.Optimizer
+    user_parts: UserParts = field(default_factory=UserParts)
+    """Optimizer, schedule, metrics and callbacks of a Python program."""
+    identity: dict[str, str] = field(default_factory=dict)
+    """Name and value of everything besides spec and plan that determines the exact bits of the run."""
+
+    # The samples.
     dataset: Dataset
     replaced: Dataset | None = None
     """The original dataset, if cached activations of a frozen prefix have replaced it."""
@@ -59,41 +63,49 @@ class Run:
     """Name of the cached prefix."""
     prefix_dtype: torch.dtype | None = None
     """dtype for computing a frozen prefix once; None for fp32."""
-    stage: int = 0
-    """Number of unfreezings of `model.unfreeze` so far."""
     batches: Batches
-    objective: Objective
-    """The loss of all heads."""
-    kept_in_eval_mode: list[nn.Module]
-    """Modules that stay in evaluation mode, because they are frozen or the program has set this mode."""
-    step: Step
-    signals: Signals
-    events: EventLog
-    clock: PhaseTimer
-    counters: Counters = field(default_factory=Counters)
-    earlier_samples: int = 0
-    """Samples processed by earlier attempts."""
-    local_samples: int = 0
-    """Samples that this process itself has trained on in this attempt."""
-    metrics: MetricsLog | None = None
-    last_metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last evaluation."""
-    identity: dict[str, str] = field(default_factory=dict)
-    """Name and value of everything besides spec and plan that determines the exact bits of the run."""
     batch_parts: BatchParts
     """Divides each batch among the processes."""
+
+    # The weights and how they change.
+    network: Model
+    model: nn.Module
+    """The module of `network`, on its device."""
+    kept_in_eval_mode: list[nn.Module]
+    """Modules that stay in evaluation mode, because they are frozen or the program has set this mode."""
+    objective: Objective
+    """The loss of all heads."""
+    optimizer: torch.optim.Optimizer
     lr_groups: list[LrGroup] = field(default_factory=list)
     """The trained parameters, grouped by their factor of the learning rate."""
-    user_parts: UserParts = field(default_factory=UserParts)
-    """Optimizer, schedule, metrics and callbacks of a Python program."""
+    step: Step
     solvable_heads: Mapping[str, SolvableHead] = field(default_factory=dict)
     """Heads that are solved in place of the first epochs; empty if they are trained."""
     unsolved_reason: str = ""
     """Reason why the heads are not solved, though only they are trained at first."""
+
+    # The position.
+    counters: Counters = field(default_factory=Counters)
+    stage: int = 0
+    """Number of unfreezings of `model.unfreeze` so far."""
     stop_reason: str | None = None
     """Reason why a callback ends the training; None if it continues."""
+    last_metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation."""
+    earlier_samples: int = 0
+    """Samples processed by earlier attempts."""
+    local_samples: int = 0
+    """Samples that this process itself has trained on in this attempt."""
+
+    # Signals, clock and records.
+    signals: Signals
+    clock: PhaseTimer
+    events: EventLog
+    metrics: MetricsLog | None = None
     effective_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rows of `effective_settings.compare_with_plan` as last reported."""
+
+    # Built from the fields above.
     rates: LearningRates = field(init=False)
     ema: Ema | None = field(init=False)
     best_metric: BestMetric = field(init=False)
@@ -103,16 +115,16 @@ class Run:
 
     def __post_init__(self) -> None:
         train = self.job.train
-        report, per_epoch = partial(report_event, self.events, self.counters), self.batches.per_epoch
-        self.rates = build_rates(train, self.optimizer, self.user_parts, per_epoch, report)
+        report = partial(report_event, self.events, self.counters)
+        self.rates = build_rates(train, self.optimizer, self.user_parts, self.batches.per_epoch, report)
         self.ema = Ema(self.model, train.ema) if train.ema else None
         self.best_metric = BestMetric(choose_metric(self.job, self.dataset), train.early_stopping, train.schedule)
         self.numerics = NonfiniteGuard(train.loss_spike, train.fp16)
-        batches = [
-            len(split or ()) / train.batch
-            for split in (self.dataset.validation, self.dataset.test and self.dataset.test.split)
-        ]
-        self.time_target = TimeTarget(self.job, self.clock.started, *batches) if train.within else None
+        self.time_target = None
+        if train.within:
+            validation_batches = len(self.dataset.validation or ()) / train.batch
+            test_batches = len(self.dataset.test.split) / train.batch if self.dataset.test else 0.0
+            self.time_target = TimeTarget(self.job, self.clock.started, validation_batches, test_batches)
 
     @property
     def peers(self) -> Peers:
@@ -125,20 +137,32 @@ class Run:
         return self.peers.ranks
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / CHECKPOINTS
+
+    @property
+    def readable(self) -> Dataset:
+        """The dataset with the user's samples, not the activations that may have replaced them."""
+        return self.replaced or self.dataset
+
+    @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run if nothing ends it early; with `train.within` estimated from the speed."""
         if self.ends_solved:
             return 1
         if self.time_target:
-            max_steps, share = self.batches.per_epoch * MAX_EPOCHS, self.peers.time_share
-            return min(max_steps, round(self.counters.step / share)) if share and self.counters.step else max_steps
+            max_steps = self.batches.per_epoch * MAX_EPOCHS
+            if not self.counters.step or not self.peers.time_share:
+                return max_steps
+            return min(max_steps, round(self.counters.step / self.peers.time_share))
         steps = self.batches.per_epoch * self.job.train.epochs
         return min(steps, self.job.train.steps or steps)
 
     @property
     def total_epochs(self) -> int:
         """Epochs of the whole run if nothing ends it early; the last epoch may be incomplete."""
-        return -(-self.total_steps // self.batches.per_epoch) if self.time_target else self.job.train.epochs
+        return math.ceil(self.total_steps / self.batches.per_epoch) if self.time_target else self.job.train.epochs
 
     @property
     def ends_solved(self) -> bool:
@@ -166,17 +190,8 @@ class Run:
         self.peers.measure_time_share = lambda: target.measure_share(
             counters.step, counters.epoch + counters.batch / self.batches.per_epoch
         )
-        self.peers.raise_gravest()
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / CHECKPOINTS
-
-    @property
-    def readable(self) -> Dataset:
-        """The dataset with the user's samples, not the activations that may have replaced them."""
-        return self.replaced or self.dataset
+        # One exchange before the first step, so that all processes know rank 0's share.
+        self.peers.exchange_problems()
 
     def record_step(self) -> None:
         """Record whole steps as CUDA graphs and replay them."""

@@ -21,7 +21,7 @@ from drivetrain.system import torch_errors, torch_settings
 from drivetrain.system.console import say
 from drivetrain.training.captured_step import CapturedStep
 from drivetrain.training.nonfinite import Scaler
-from drivetrain.training.peers import ComputeAgain, HalfUpdated, Peers, out_of_memory_error
+from drivetrain.training.peers import ComputeAgain, HalfUpdated, Peers, StepNote, out_of_memory_error
 from drivetrain.training.step_result import BatchLoss, StepResult
 from drivetrain.training.updater import Updater
 
@@ -59,7 +59,7 @@ class Step:
         self.forward.compiled = CompiledForward(self.forward.compute, graphs=graphs, report=report)
 
     def record(self, recorded: CapturedStep) -> None:
-        """Record whole steps and replay them."""
+        """Record whole steps from now on, and replay them."""
         self.recorded, self.forward.is_recorded, self.updater.rounds_rates = recorded, True, True
 
     def forget_last_step(self) -> None:
@@ -79,6 +79,7 @@ class Step:
     def __call__(self, batch: Batch, share: BatchShare = WHOLE) -> StepResult:
         """Train one step, completely or not at all, on this process's share of a batch.
 
+        Measurements and searches call it; the training loop calls `replay`, `compute_gradients` and `update` itself.
         If memory runs out in a process that trains alone, the batch is tried again in micro-batches of half the size,
         with the same buffers and random numbers.
 
@@ -90,9 +91,9 @@ class Step:
         """
         return self.replay(batch, share) or self.update(self.compute_gradients(batch, share), len(batch))
 
-    def replay(self, batch: Batch | None, share: BatchShare) -> StepResult | None:
+    def replay(self, batch: Batch, share: BatchShare) -> StepResult | None:
         """Replay a recording of a whole step, with its update; returns None if the step must be computed."""
-        if batch is None or self.recorded is None:
+        if self.recorded is None:
             return None
         result = self.recorded.replay(self.forward, self.updater, batch, share.seed)
         if result is not None:
@@ -100,34 +101,35 @@ class Step:
             self.updater.last_result = result
         return result
 
-    def compute_gradients(self, batch: Batch | None, share: BatchShare = WHOLE) -> BatchLoss:
-        """Compute the gradients of the whole batch, over all processes; raises as `__call__`.
+    def compute_gradients(self, batch: Batch, share: BatchShare = WHOLE) -> BatchLoss:
+        """Compute the gradients of the whole batch, over all processes; raises the same errors as `__call__`.
 
         A problem of one process is sent with its loss: all processes drop the step and raise the most serious problem.
-        A process that trains alone has no batch if a problem came before it.
+        The batch is computed again in smaller micro-batches after memory ran out in a process that trains alone, and
+        with other kernels after an operation had no deterministic one.
         """
         forward, updater, exchange, peers = self.forward, self.updater, self.exchange, self.peers
         # A forward pass changes BatchNorm's statistics even if the step fails.
         updater.buffers.remember()
         denominators = forward.loss.start_denominators(batch, share, peers.ranks, forward.device)
-        if exchange.wrap(forward.network) and forward.deterministic_only and batch is not None:
+        is_wrapped_again = exchange.wrap_if_changed(forward.network)
+        if is_wrapped_again and forward.deterministic_only:
             self._try_kernels(batch, share, denominators)
-        compute_loss = exchange.join(forward.compute_loss)
-        sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
+        compute_loss = exchange.route_through_ddp(forward.compute_loss)
+        sample_hash = batch_parts.hash_samples(batch.ids)
         while True:
             # Gradients of other code, such as the step of a second network, do not belong to this batch.
             updater.optimizer.zero_grad(set_to_none=True)
-            missing = torch.zeros((), dtype=torch.float64, device=forward.device)
-            loss = missing if batch is None else self._try_batch(batch, share, denominators, compute_loss)
-            total, notes = exchange.finish(loss, [*peers.notes(), sample_hash])
-            problem = peers.choose_gravest(notes)
+            loss = self._try_batch(batch, share, denominators, compute_loss)
+            total, rows = exchange.finish(loss, peers.write_note(sample_hash))
+            notes = [StepNote(*row) for row in rows]
+            problem = peers.choose_most_serious(notes)
             if problem is None:
                 # All processes continue with rank 0's buffers.
                 peers.ranks.broadcast(updater.buffers.list_current())
-                return BatchLoss(total, [note[-1] for note in notes])
+                return BatchLoss(total, [note.sample_hash for note in notes])
             updater.discard()
             if torch_errors.is_out_of_memory(problem):
-                assert batch is not None, "memory ran out in it"
                 self._halve_micro_batch(len(batch), problem)
             elif not isinstance(problem, ComputeAgain):
                 raise problem
@@ -160,13 +162,13 @@ class Step:
         Returns:
             The sum of the losses, a scalar; meaningless after a problem.
         """
-        ranks = self.peers.ranks
-        # If a process left its backward pass, the others would wait for its gradients forever.
-        is_alone = ranks.count == 1
+        is_alone = self.peers.ranks.count == 1
+        # A signal may interrupt the passes of a process that trains alone, at once if it has already arrived. If one of
+        # several processes left its backward pass, the others would wait for its gradients forever.
+        guard = self.interruptible() if is_alone else self.peers.ranks.raising_peer_errors()
         total = torch.zeros((), dtype=torch.float64, device=self.forward.device)
         try:
-            # Raises at once if a signal has already arrived.
-            with self.interruptible() if is_alone else ranks.raising_peer_errors(), self.forward.trying(share.seed):
+            with guard, self.forward.trying(share.seed):
                 micro_batches = list(self.forward.split(batch))
                 for number, micro_batch in enumerate(micro_batches, 1):
                     with self.exchange.sending(is_last=number == len(micro_batches)):
@@ -175,23 +177,29 @@ class Step:
                         total = total + loss.detach()
                         del loss  # otherwise its graph would stay in memory until the next one is complete
         except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
-            self._keep_problem(error, len(batch))
+            self.peers.keep(self._convert_to_problem(error, len(batch)))
             return total
         if not is_alone:
+            # A signal that has arrived in the meantime becomes a problem here, before the notes are exchanged.
             with self.peers.catching(), self.interruptible():
                 pass
         return total
 
-    def _keep_problem(self, error: BaseException, samples: int) -> None:
-        """Keep an error as this process's problem; raise it if another try of a batch of `samples` would fail too."""
+    def _convert_to_problem(self, error: BaseException, samples: int) -> BaseException:
+        """Convert an error of a batch of `samples` samples to the problem that this process reports to the others.
+
+        Raises:
+            BaseException: the error itself, if another try would fail too.
+            RestartSmaller: if memory ran out in one of several processes.
+        """
         if isinstance(error, KeyboardInterrupt):
-            self.peers.problem = error
-        elif not torch_errors.is_out_of_memory(error):
-            self.peers.problem = self._allow_other_kernels(error)
-        elif self.peers.ranks.count > 1:
+            return error
+        if not torch_errors.is_out_of_memory(error):
+            return self._allow_other_kernels(error)
+        if self.peers.ranks.count > 1:
             raise out_of_memory_error(self.peers.ranks, self.forward.micro_batch or samples) from None
-        else:
-            self.peers.problem = error.with_traceback(None)
+        # The traceback would keep the tensors of the failed try alive.
+        return error.with_traceback(None)
 
     def _allow_other_kernels(self, error: BaseException) -> ComputeAgain:
         """Allow operations without a deterministic kernel if one caused `error`, else raise `error`."""
@@ -207,14 +215,13 @@ class Step:
         return ComputeAgain(f"{operation} has no deterministic kernel")
 
     def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
-        """Compute a micro-batch to find operations without a deterministic kernel before the exchange starts."""
+        """Compute a micro-batch alone, to find operations without a deterministic kernel before gradients are exchanged."""
         micro_batch = next(iter(self.forward.split(batch)))
         try:
             with self.forward.trying(share.seed):
                 self.forward.compute_loss(micro_batch, denominators).backward()  # type: ignore[no-untyped-call]
         except (MemoryError, RuntimeError) as error:
-            self._keep_problem(error, len(batch))
-            self.peers.problem = None
+            self._convert_to_problem(error, len(batch))  # allows other kernels, or raises
         self.updater.discard()
 
     def _halve_micro_batch(self, batch_samples: int, error: BaseException) -> None:

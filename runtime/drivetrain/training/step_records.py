@@ -63,7 +63,7 @@ class StepRecords:
             NumericsError: if fp16 has collapsed and the job has no fallback.
         """
         run, counters = self.run, self.run.counters
-        is_whole = run.batch_parts.is_whole(run.batches.size(counters.batch))
+        is_whole = run.batch_parts.is_repeated(run.batches.size(counters.batch))
         digest = batch_parts.digest_batch(result.sample_hashes, shared=not is_whole)
         position = counters.epoch, counters.batch
         self.pending.append(TrainedStep(counters.step + 1, position, learning_rate, result, digest))
@@ -121,7 +121,7 @@ class StepRecords:
         except (RollBack, Stopped, Interrupted) as problem:
             # A stop saves a checkpoint, so the steps before it need their rows. After a problem of another process,
             # rank 0 may already have recorded the row when it saved, and all processes must skip the same batches.
-            if not isinstance(problem, RollBack) or problem is not self.run.peers.reported:
+            if not isinstance(problem, RollBack) or problem is not self.run.peers.last_exchanged:
                 self.flush()
             raise
 

@@ -32,8 +32,8 @@ class StepResult:
         on_read: function that is called once with `finite`, when the host has read it.
     """
 
-    def __init__(self, values: Tensor, finite: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> None:
-        self.device_finite = finite
+    def __init__(self, values: Tensor, finite: Tensor, *, on_device: bool, on_read: Callable[[bool], None]) -> None:
+        self.finite_on_device = finite
         """Whether loss and norm are finite: a boolean tensor of shape () on the device."""
         self.on_device = on_device
         self._on_read: Callable[[bool], None] | None = on_read
@@ -52,6 +52,7 @@ class StepResult:
                 self._computed.synchronize()
             loss, norm = self._values.tolist()
             self._numbers = loss, norm
+            # Cleared first, because the function may read this result again.
             on_read, self._on_read = self._on_read, None
             if on_read:
                 on_read(self.finite)
@@ -83,13 +84,7 @@ def _copy_without_waiting(values: Tensor) -> Tensor:
         return values.to("cpu")
 
 
-def build_result(loss: Tensor, norm: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> StepResult:
-    """Build the result of a step from its loss and gradient norm, scalars on the device."""
-    values, finite = stack_loss_and_norm(loss, norm)
-    return StepResult(values, finite, on_device, on_read)
-
-
-def stack_loss_and_norm(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+def stack_and_check(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
     """Stack loss and gradient norm, shape (2,) float64; also returns whether both are finite, shape ()."""
     values = torch.stack([loss.double(), norm.double()])
     # x - x is 0 for a finite number, else NaN: three kernels, where torch.isfinite launches five.

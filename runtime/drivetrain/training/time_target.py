@@ -33,6 +33,12 @@ class Counters:
     seconds: float = 0.0
     """Training time of earlier attempts."""
 
+    def end_step(self, samples: int) -> None:
+        """Count a step on `samples` samples, also if its batch was skipped."""
+        self.step += 1
+        self.batch += 1
+        self.samples += samples
+
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Set the values from a checkpoint in place, because step and batches hold this object."""
         vars(self).update(vars(Counters(**saved)))

@@ -20,11 +20,11 @@ from drivetrain.training.fused_update import (
     skip_unless,
 )
 from drivetrain.training.nonfinite import Scaler
-from drivetrain.training.step_result import StepResult, build_result, stack_loss_and_norm
+from drivetrain.training.step_result import StepResult, stack_and_check
 
 
 class Updater:
-    """Updates the weights with the gradients of a batch, or undoes the changes of its forward pass.
+    """Updates the weights with the gradients of a batch, or restores the buffers that its forward pass has changed.
 
     Args:
         network: network whose buffers are restored after a failed step.
@@ -40,7 +40,7 @@ class Updater:
         self.prefers_device = False
         """Whether the device decides about an update if it can; the host then reads the result later."""
         self.rounds_rates = False
-        """Whether learning rates are rounded to float32, as in recorded steps."""
+        """Whether learning rates are rounded to float32, so that recorded and other steps give the same bits."""
         self.last_result: StepResult | None = None
         """Result of the last step, which is read before the result of the next step."""
         self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
@@ -51,15 +51,17 @@ class Updater:
         fault_point("update")
         self.scaler.unscale(self.parameters)
         norm = clip_gradients(self.parameters, self.clip_norm)
-        result = build_result(loss, norm, self.can_update_on_device(), self.follow_results())
+        values, finite = stack_and_check(loss, norm)
+        on_device = self.can_update_on_device()
+        result = StepResult(values, finite, on_device=on_device, on_read=self.make_read_callback())
         if result.on_device:
-            self._update_on_device(result.device_finite)
+            self._apply_on_device(result.finite_on_device)
         else:
-            self._update_on_host(result)
+            self._apply_on_host(result)
         self.last_result = result
         return result
 
-    def update_on_device(self, loss: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
+    def update_in_graph(self, loss: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
         """Update like `update`, but without reading numbers on the host, for a CUDA graph; `rates` by group, float32.
 
         Returns:
@@ -67,9 +69,9 @@ class Updater:
         """
         self.scaler.unscale(self.parameters)
         norm = clip_gradients(self.parameters, self.clip_norm)
-        values, finite = stack_loss_and_norm(loss, norm)
+        values, finite = stack_and_check(loss, norm)
         with rates_from_device(self.optimizer, rates):
-            self._update_on_device(finite)
+            self._apply_on_device(finite)
         return values, finite
 
     def discard(self) -> None:
@@ -85,21 +87,27 @@ class Updater:
         """Copy the learning rates of the parameter groups to the device, shape (groups,), float32."""
         return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
 
-    def follow_results(self) -> Callable[[bool], None]:
-        """Make a callback for the host's reading of the next result: the scale follows all steps in their order."""
-        # A weak reference, as a result that nothing else refers to will never be read.
-        last = weakref.ref(self.last_result) if self.last_result else lambda: None
+    def make_read_callback(self) -> Callable[[bool], None]:
+        """Make the function to call when the host reads the next result.
 
-        def follow(finite: bool) -> None:
-            if earlier := last():
-                earlier.read()
+        It reads the previous result first, so that the loss scale sees the steps in their order.
+        """
+        # A strong reference would chain the results of all steps. One that nobody refers to any more has been read, or
+        # belongs to a step that a rollback has undone.
+        previous_result = weakref.ref(self.last_result) if self.last_result else lambda: None
+
+        def update_scale(finite: bool) -> None:
+            result = previous_result()
+            if result is not None:
+                result.read()
             self.scaler.update(finite)
 
-        return follow
+        return update_scale
 
-    def _update_on_host(self, result: StepResult) -> None:
+    def _apply_on_host(self, result: StepResult) -> None:
         if self.last_result:
             self.last_result.read()
+        # The device's scale is ahead by the steps that the host had not read; now the host knows all of them.
         self.scaler.leave_device()
         if result.finite:
             self._run_optimizer()
@@ -107,7 +115,7 @@ class Updater:
         else:
             self.discard()
 
-    def _update_on_device(self, finite: Tensor) -> None:
+    def _apply_on_device(self, finite: Tensor) -> None:
         """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
         with skip_unless(self.optimizer, finite):
             self._run_optimizer()
@@ -118,8 +126,9 @@ class Updater:
     def _run_optimizer(self) -> None:
         with self.phase("optimizer"):
             create_missing_momentum(self.optimizer)
-            if not self.rounds_rates or isinstance(self.optimizer.param_groups[0]["lr"], Tensor):
-                self.optimizer.step()
-                return
-            with rates_from_device(self.optimizer, self.rates_on_device()):
+            rates_are_on_device = isinstance(self.optimizer.param_groups[0]["lr"], Tensor)
+            if self.rounds_rates and not rates_are_on_device:
+                with rates_from_device(self.optimizer, self.rates_on_device()):
+                    self.optimizer.step()
+            else:
                 self.optimizer.step()

@@ -41,7 +41,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         run.signals.protect_section(),
         averaged_weights,
         run.step.updater.buffers.keep_unchanged(),
-        run.peers.same_outcome(),
+        run.peers.raising_together(),
         run.signals.allow_interruption(),
     ):
         accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
