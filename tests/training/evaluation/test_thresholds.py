@@ -13,7 +13,7 @@ from drivetrain.data.dataset import Head, predict_classes
 from drivetrain.inference import predictions
 from drivetrain.inference.evaluate import EvaluateRequest, evaluate
 from drivetrain.models import saved_model
-from drivetrain.training import final_model
+from drivetrain.training import final_model, recorded_inputs
 from drivetrain.training.checkpoints.checkpoint import Loaded
 from drivetrain.training.evaluation import calibration
 from drivetrain.training.evaluation.scores import ClassScores, LabelScores
@@ -135,6 +135,8 @@ def test_a_run_stores_them_and_all_commands_use_them(
     answers = list(predictions._list_answers(head, outputs, False))
     expected = [head.classes[int(share > START)] for share in shares[:, 1]]
     assert [answer["prediction"] for answer in answers] == expected
+    recorded_inputs.record_inputs(run, print, resumes=False)
+    capsys.readouterr()
     assert evaluate(EvaluateRequest(run.folder, as_json=True)) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["validation/f1_at_half"] == pytest.approx(run.last_metrics["validation/f1"])
