@@ -6,15 +6,13 @@ as a dictionary, and the size of its texts is checked before each row gets its o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyarrow import (
     ArrowInvalid,
-    RecordBatch,
     Table,
     binary,
     chunked_array,
@@ -35,8 +33,7 @@ MEMORY_PARTS = 16
 """Divisor of the free memory that gives the largest size of a batch of rows."""
 MAX_BATCH_ROWS = 1 << 20
 """Largest number of rows in a batch, for a table that is read completely."""
-MAX_PACKING = 1000
-"""Largest plausible ratio of the size of texts or images to their compressed page."""
+_KINDS_OF_TEXT = {"string", "large_string", "string_view"}
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
@@ -87,15 +84,25 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
         column = table[field.name]
         if types.is_dictionary(column.type):
             decoded_size.check_fits(sum(map(_count_bytes, column.chunks)), f'column "{field.name}" of {subject}', key)
-            chunks = [_take_values(chunk) for chunk in column.chunks]
-            column = chunked_array(chunks) if chunks else column.cast(column.type.value_type)
+            parts = [_take_values(part) for chunk in column.chunks for part in _cut(chunk, MAX_CHUNK_BYTES)]
+            column = chunked_array(parts) if parts else column.cast(column.type.value_type)
         elif types.is_run_end_encoded(column.type):
             column = compute.run_end_decode(column)
         if types.is_large_string(column.type) or types.is_string_view(column.type):
             column = _cast_to_string(column)
+        column = column.cast(_replace_views(column.type))
         if column.type != field.type:
             table = table.set_column(index, field.name, column)
     return table
+
+
+def _replace_views(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return a type with plain texts and bytes in place of views, also inside structs and lists."""
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_replace_views(field.type)) for field in kind.fields])
+    if types.is_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_replace_views(kind.value_type)))
+    return string() if types.is_string_view(kind) else binary() if types.is_binary_view(kind) else kind
 
 
 def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
@@ -110,54 +117,24 @@ def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return chunked_array(parts, string())
 
 
-def _count_bytes(array: Any, *, reserved: bool = False) -> int:
-    """Count the bytes of an array once its dictionaries, also in structs and lists, are replaced with their values.
-
-    With `reserved`, count the bytes that Arrow reserves for this, if they are more: it assumes the mean length for each value.
-    """
-    if types.is_dictionary(array.type):
-        values = array.dictionary
-        if types.is_nested(values.type):
-            # Rare: each value is assumed to be as long as all of them.
-            return len(array) * int(values.nbytes)
-        if types.is_primitive(values.type) or types.is_fixed_size_binary(values.type):
-            return len(array) * max(1, int(values.type.bit_width) // 8)
-        lengths = compute.binary_length(values.cast("string") if types.is_string_view(values.type) else values)
-        taken = int(compute.sum(lengths.take(array.indices).cast("int64")).as_py() or 0)
-        mean = int(values.nbytes) // max(1, len(values)) if reserved else 0
-        return max(4 * len(array) + taken, len(array) * mean)
-    if types.is_struct(array.type):
-        return sum(_count_bytes(field, reserved=reserved) for field in array.flatten())
-    if types.is_map(array.type):
-        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return 4 * len(array) + _count_bytes(array.values.slice(first, end - first), reserved=reserved)
-    if types.is_nested(array.type):
-        return 4 * len(array) + _count_bytes(array.flatten(), reserved=reserved)
-    return int(array.nbytes)
+def _count_bytes(array: Any) -> int:
+    """Count the bytes of an array once its dictionary is replaced with its values."""
+    if not types.is_dictionary(array.type):
+        return int(array.nbytes)
+    values = array.dictionary
+    if not (types.is_string(values.type) or types.is_binary(values.type) or types.is_string_view(values.type)):
+        # Each value is assumed to take the mean, such as numbers do.
+        return len(array) * -(-int(values.nbytes) // max(1, len(values)))
+    lengths = compute.binary_length(values.cast(string()) if types.is_string_view(values.type) else values)
+    return 4 * len(array) + int(compute.sum(lengths.take(array.indices).cast("int64")).as_py() or 0)
 
 
 def _cut(array: Any, limit: int) -> list[Any]:
     """Return the rows of an array in slices whose values take at most `limit` bytes, or one row."""
-    if len(array) < 2 or _count_bytes(array, reserved=True) <= limit:
+    if len(array) < 2 or _count_bytes(array) <= limit:
         return [array]
     half = len(array) // 2
     return _cut(array.slice(0, half), limit) + _cut(array.slice(half), limit)
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """One column of a row group, as described by its metadata."""
-
-    path: str
-    """Path of the column, with dots before the fields of a struct."""
-    size: int
-    """Bytes of all values if none is shared."""
-    value: int
-    """Largest number of bytes of a value, or the mean if each value is written in full."""
-    largest: int
-    """Number of bytes that are decoded at once, however few rows are read."""
-    has_dictionary: bool
-    """Whether texts are written once, and rows refer to them."""
 
 
 def read_table(source: Path, columns: Sequence[str], subject: str, key: str, rows: int | None = None) -> Any:
@@ -169,68 +146,38 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
     """
     with parquet.ParquetFile(source) as opened:
         metadata, schema = opened.metadata, opened.schema_arrow
-        groups = [list(_iterate_chunks(opened, group, columns)) for group in range(opened.num_row_groups)]
     if missing := sorted(set(columns) - set(schema.names)):
         raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
     # Parts that grow while they are decoded take memory next to the finished ones.
     limit = decoded_size.free_memory() * 3 // 4
+    chunks = _list_chunks(metadata, columns)
+    # Equal numbers are stored in fewer bytes than they take.
+    declared = sum(
+        max(one.total_uncompressed_size, one.num_values * _WIDTHS.get(one.physical_type, 0)) for one in chunks
+    )
     if rows is None:
-        decoded_size.DecodedSize(subject, key, limit).add(sum(chunk.size for group in groups for chunk in group))
-    texts = {chunk.path for group in groups for chunk in group if chunk.has_dictionary}
-    kinds = pyarrow.schema([_replace_views(schema.field(name)) for name in columns])
-    # The declared sizes may be wrong, so the decoded batches are counted, too.
+        decoded_size.check_fits(declared, subject, key)
     part_limit = min(limit // MEMORY_PARTS, MAX_CHUNK_BYTES)
+    batch_rows = max(1, min(part_limit * metadata.num_rows // (1 + declared), rows or MAX_BATCH_ROWS, MAX_BATCH_ROWS))
+    # A text that many rows share is read once; its size is checked before each row gets its own copy.
+    shared = {one.path_in_schema for one in chunks if any("DICTIONARY" in encoding for encoding in one.encodings)}
+    texts = [name for name in columns if name in shared and _KINDS_OF_TEXT & {str(schema.field(name).type)}]
+    # The declared sizes may be wrong, so the decoded batches are counted, too.
     size, parts, count = decoded_size.DecodedSize(subject, key, limit), [], 0
-    with parquet.ParquetFile(source, metadata=metadata, read_dictionary=sorted(texts)) as file:
-        for number, group in enumerate(groups):
-            for chunk in group:
-                decoded_size.check_fits(chunk.largest, f'column "{chunk.path}" of {subject}', key)
-            most = max(1, min(part_limit // (1 + sum(chunk.value for chunk in group)), rows or MAX_BATCH_ROWS))
-            for batch in file.iter_batches(most, row_groups=[number], columns=list(columns)):
-                size.add(_count_bytes(table := batch.select(list(columns)).to_struct_array()))
-                for part in _cut(table, part_limit):
-                    # A slice of lists is copied, since a cast would decode the values of all lists.
-                    copy = part if part is table else pyarrow.concat_arrays([part, part[:0]])
-                    parts.append(RecordBatch.from_struct_array(copy).cast(kinds))
-                count += len(batch)
-                if rows is not None and count >= rows:
-                    return Table.from_batches(parts).slice(0, rows).replace_schema_metadata(schema.metadata)
-    return Table.from_batches(parts, kinds).replace_schema_metadata(schema.metadata)
+    with parquet.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
+        for batch in file.iter_batches(batch_rows, columns=list(columns)):
+            size.add(sum(map(_count_bytes, batch.columns)))
+            parts.append(batch.select(list(columns)))
+            count += len(batch)
+            if rows is not None and count >= rows:
+                break
+        kinds = pyarrow.schema([file.schema_arrow.field(name) for name in columns])
+    table = Table.from_batches(parts, parts[0].schema if parts else kinds)
+    return table.slice(0, rows).replace_schema_metadata(schema.metadata)
 
 
-def _replace_views(field: pyarrow.Field) -> pyarrow.Field:
-    """Return a field with plain texts in place of views, since a dictionary cannot become views."""
-    kind = field.type
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        kind = string() if types.is_string_view(kind) else binary()
-    elif types.is_struct(kind):
-        kind = pyarrow.struct([_replace_views(inner) for inner in kind.fields])
-    elif types.is_map(kind):
-        kind = pyarrow.map_(_replace_views(kind.key_field), _replace_views(kind.item_field), kind.keys_sorted)
-    elif types.is_list(kind) or types.is_fixed_size_list(kind):
-        kind = pyarrow.list_(_replace_views(kind.value_field), getattr(kind, "list_size", -1))
-    elif types.is_large_list(kind):
-        kind = pyarrow.large_list(_replace_views(kind.value_field))
-    return field.with_type(kind)
-
-
-def _iterate_chunks(opened: Any, group: int, columns: Sequence[str]) -> Iterator[_Chunk]:
-    """Yield the parts of a row group that belong to these columns."""
-    row_group = opened.metadata.row_group(group)
-    kinds = [(field.name, str(field.type)) for field in opened.schema_arrow if field.name in columns]
-    for index in range(row_group.num_columns):
-        part, column = row_group.column(index), opened.schema.column(index)
-        path = str(part.path_in_schema)
-        if not (own := [kind for name, kind in kinds if path == name or path.startswith(f"{name}.")]):
-            continue
-        values, unpacked = int(part.num_values), int(part.total_uncompressed_size)
-        fixed = column.length if part.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
-        width = int(_WIDTHS.get(part.physical_type, fixed))
-        has_dictionary = not width and any("DICTIONARY" in encoding for encoding in part.encodings)
-        # A text may be as long as all: if it refers to the one before (DELTA), or if Arrow cannot read its dictionary.
-        is_opaque = has_dictionary and any("extension<" in kind or "list_view<" in kind for kind in own)
-        average = unpacked if is_opaque or "DELTA_BYTE_ARRAY" in part.encodings else unpacked // max(1, values) + 4
-        # A row may have all values of a list, and a page is unpacked whole.
-        is_packed = unpacked > MAX_PACKING * part.total_compressed_size
-        largest = values * (width or average) if column.max_repetition_level else unpacked if is_packed else 0
-        yield _Chunk(path, max(values * width, unpacked), width or average, largest, has_dictionary and not is_opaque)
+def _list_chunks(metadata: Any, columns: Sequence[str]) -> list[Any]:
+    """List the metadata of all parts of these columns, including the fields of structs."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return [one for one in chunks if {one.path_in_schema, one.path_in_schema.partition(".")[0]} & {*columns}]
