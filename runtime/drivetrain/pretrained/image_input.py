@@ -21,8 +21,7 @@ INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _POSSIBLE_TIMM = "a folder with config.json and model.safetensors of timm, or such a name on the hub"
 _USED_KEYS = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "default_to_square"),
-    *("do_rescale", "rescale_factor", "rescale_offset", "do_normalize", "image_mean", "image_std", "include_top"),
-    *("do_flip_channel_order", "do_pad", "pad_size", "size_divisor"),
+    *("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
 )
 """Keys of a processor that are read, as they decide what the network sees of an image."""
 _IGNORED_KEYS = (
@@ -31,8 +30,8 @@ _IGNORED_KEYS = (
     *("disable_grouping", "model_input_names", "_valid_processor_keys", "transformers_version", "name_or_path"),
 )
 """Keys that do not change a color image with a class or numbers: names, and steps that are always done here."""
-_LEVIT_RESIZE_FACTOR = 256 / 224
-"""The processor of LeViT resizes the short side to its size times this factor, and crops."""
+_ODD_KINDS = ("Perceiver", "Levit", "PoolFormer", "MobileViT")
+"""Processors that read these keys in another way. EfficientNet does with `include_top: true`, which is no used key."""
 _MIN_WARPED_SIDE = 384
 """For this size and larger ones, ConvNeXt resizes both sides to it and does not crop."""
 
@@ -53,8 +52,6 @@ class ExpectedInput:
     """One of `INTERPOLATIONS`."""
     crop_share: float = 1.0
     """Share of each side that is kept around the center."""
-    reverses_channels: bool = False
-    """Whether the channels are in the order blue, green, red."""
     ignored: tuple[str, ...] = ()
     """Keys of the file, with their values, that have no effect here."""
     source: str = "its preprocessor_config.json"
@@ -203,18 +200,18 @@ def read_processor(processor: Mapping[str, object], channels: int, side: object)
         channels: number of channels of the network.
         side: size in the network's configuration, which takes precedence if it is a number.
     """
-    kind = _read_class_name(processor)
     mean, std = (_read_channel_values(processor, name, channels) for name in ("image_mean", "image_std"))
-    second_std = std if processor.get("include_top", kind == "EfficientNet") is True else None
-    if processor.get("do_normalize") is False or kind == "MobileViT":
+    if processor.get("do_normalize") is False:
         mean, std = (0.0,) * channels, (1.0,) * channels
     if mean is None or std is None or not all(std):
         mean = std = None
     else:
-        if second_std:  # EfficientNet divides normalized values by the deviation once more
-            std = tuple(value * second for value, second in zip(std, second_std, strict=True))
-        mean, std = _convert_to_unit_pixels(processor, mean, std)
-    size, fit, share = _read_geometry(processor, kind)
+        factor = processor.get("rescale_factor")
+        factor = float(factor) if isinstance(factor, int | float) else 1 / 255
+        scale = 255 * (1.0 if processor.get("do_rescale") is False else factor)
+        if abs(scale - 1) >= 1e-6:  # mean and deviation are for pixels as the processor scales them
+            mean, std = (tuple(value / scale for value in values) for values in (mean, std))
+    size, fit, share = _read_geometry(processor)
     return ExpectedInput(
         side if isinstance(side, int) else size,
         channels,
@@ -223,7 +220,6 @@ def read_processor(processor: Mapping[str, object], channels: int, side: object)
         fit,
         _read_interpolation(processor.get("resample")) or "bilinear",
         share,
-        reverses_channels=processor.get("do_flip_channel_order") is True,
         ignored=tuple(f"{key}: {processor[key]}" for key in _IGNORED_KEYS if processor.get(key) is True),
     )
 
@@ -235,27 +231,22 @@ def list_unknown_settings(processor: Mapping[str, object], network_input: Expect
         for key, value in processor.items()
         if key not in (*_USED_KEYS, *_IGNORED_KEYS) and value is not None and value is not False
     ]
-    resample, divisor, pad = (processor.get(key) for key in ("resample", "size_divisor", "pad_size"))
+    if (kind := _read_class_name(processor)) in _ODD_KINDS:
+        problems.append(f"the processor of {kind}")
+    resample = processor.get("resample")
     if resample is not None and not _read_interpolation(resample):
         problems.append(f"resample: {resample}")
-    if processor.get("do_normalize") is not False and _read_class_name(processor) != "MobileViT":
+    if processor.get("do_normalize") is not False:
         problems += [
             f"{key}: {processor[key]}"
             for key in ("image_mean", "image_std")
             if processor.get(key) is not None and _read_channel_values(processor, key, network_input.channels) is None
         ]
-        if network_input.reverses_channels:
-            problems.append("do_flip_channel_order together with do_normalize")
-    if isinstance(divisor, int) and network_input.size and network_input.size % divisor:
-        problems.append(f"size_divisor: {divisor} with images of {network_input.size} pixels")
-    if processor.get("do_pad") and pad is not None and _read_square_side(pad) != network_input.size:
-        problems.append(f"pad_size: {pad}")
     size, crop = processor.get("size"), _read_square_side(processor.get("crop_size"))
     if size is not None and network_input.fit is None and processor.get("do_resize") is not False:
         problems.append(f"size: {size}")
     base = size.get("shortest_edge") or _read_square_side(size) if isinstance(size, dict) else size
-    scales = _read_class_name(processor) in ("Perceiver", "Levit", "PoolFormer")
-    if crop and processor.get("do_center_crop") is True and isinstance(base, int) and crop > base and not scales:
+    if crop and processor.get("do_center_crop") is True and isinstance(base, int) and crop > base:
         problems.append(f"crop_size: {crop}, larger than the {base} pixels of size")
     if processor.get("do_resize") is False and processor.get("do_center_crop") is True:
         problems.append("do_center_crop without do_resize")
@@ -275,20 +266,7 @@ def _read_interpolation(resample: object) -> str | None:
     return str(resample).lower() if str(resample).lower() in INTERPOLATIONS else None
 
 
-def _convert_to_unit_pixels(
-    processor: Mapping[str, object], mean: tuple[float, ...], std: tuple[float, ...]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Convert mean and deviation, which are for pixels as the processor scales them, to pixels from 0 to 1."""
-    factor = processor.get("rescale_factor")
-    factor = float(factor) if isinstance(factor, int | float) else 1 / 255
-    scale = 255 * (1.0 if processor.get("do_rescale") is False else factor)
-    offset = 1.0 if processor.get("rescale_offset") is True else 0.0
-    if abs(scale - 1) < 1e-6 and not offset:
-        return mean, std
-    return tuple((value + offset) / scale for value in mean), tuple(value / scale for value in std)
-
-
-def _read_geometry(processor: Mapping[str, object], kind: str) -> tuple[int | None, Fit | None, float]:
+def _read_geometry(processor: Mapping[str, object]) -> tuple[int | None, Fit | None, float]:
     """Read the side of the square, how an image becomes square, and the share of the short side that is kept."""
     if processor.get("do_resize") is False:
         return None, None, 1.0
@@ -299,14 +277,7 @@ def _read_geometry(processor: Mapping[str, object], kind: str) -> tuple[int | No
         return None, None, 1.0  # the class decides whether this is the short side or both sides
     short_side = size.get("shortest_edge") if isinstance(size, dict) else size if crop_pct else None
     square_side = _read_square_side(size)
-    if kind == "Perceiver" and square_side and crop_side:  # it crops before it resizes
-        return square_side, "crop", min(1.0, square_side / crop_side)
-    if kind == "Levit" and isinstance(short_side, int):
-        short_side = int(_LEVIT_RESIZE_FACTOR * short_side)
     crop_share = float(crop_pct) if isinstance(crop_pct, int | float) and 0 < crop_pct <= 1 else None
-    resized_side = short_side if isinstance(short_side, int) else square_side
-    if kind == "PoolFormer" and crop_side and crop_share and resized_side:
-        return crop_side, "crop", min(1.0, crop_side / int(resized_side / crop_share))
     if isinstance(short_side, int) and crop_side:
         return crop_side, "crop", min(1.0, crop_side / short_side)
     if isinstance(short_side, int) and crop_share:

@@ -108,7 +108,6 @@ class _Images(_Preprocessing):
     mean: Numbers
     std: Numbers
     takes_bytes: bool
-    reverses_channels: bool = False
     path_column: str
     label_column: str | Annotated[Texts, Field(min_length=1)]
     targets: _Targets = _Targets(kind="class", separator="")

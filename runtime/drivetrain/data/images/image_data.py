@@ -136,8 +136,6 @@ def _compute_preprocessing(
         notes.append(f"mean {_list_values(mean)} and deviation {_list_values(std)} are those of {statistics_source}")
         if expected.ignored:
             notes.append(f"{expected.source} has {', '.join(expected.ignored)}, which changes nothing here")
-        if expected.reverses_channels:
-            notes.append("the network gets blue, green, red, as its preprocessor_config.json says")
     preprocessing = ImagePreprocessing(
         image_size=raw.shape[-1],
         channels=raw.shape[1],
@@ -148,7 +146,6 @@ def _compute_preprocessing(
         std=tuple(value or 1.0 for value in std),
         augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
         resize=shape,
-        reverses_channels=expected is not None and expected.reverses_channels,
     )
     return preprocessing, notes
 

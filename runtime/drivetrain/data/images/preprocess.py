@@ -76,8 +76,6 @@ class ImagePreprocessing:
     """Rule for making an image square."""
     takes_bytes: bool = True
     """Whether 8-bit images are on the scale of the training images."""
-    reverses_channels: bool = False
-    """Whether the network gets blue, green, red."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Convert raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
@@ -86,8 +84,7 @@ class ImagePreprocessing:
         if self.augment is not None and epoch is not None:
             pixels = self.augment(pixels, ids, epoch)
         mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
-        normalized = (pixels - mean).div_(std)
-        return (normalized.flip(1) if self.reverses_channels else normalized,)
+        return ((pixels - mean).div_(std),)
 
     def scaled(self, raw: Tensor) -> Tensor:
         """Scale pixels to 0 to 1, float32."""
@@ -109,7 +106,7 @@ class ImagePreprocessing:
             "std": list(self.std),
             "takes_bytes": self.takes_bytes,
         }
-        return values | ({"reverses_channels": True} if self.reverses_channels else {})
+        return values
 
 
 def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
@@ -124,7 +121,6 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         std=tuple(data["std"]),
         resize=resize.of(data),
         takes_bytes=data["takes_bytes"],
-        reverses_channels=data.get("reverses_channels", False),
     )
 
 
