@@ -245,7 +245,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
         Entry(split.key, split.value, f"{split.reason}{suffix}"),
         *draft.data,
     ]
-    draft.choices += guess.choice
+    draft.choices += guess.list_choices(other_columns)
     return draft
 
 
@@ -276,13 +276,12 @@ def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sam
         return table_sample.guess_number(columns)
     if cells := [column for column in columns if _several_labels_example(sample, column)]:
         name = table_sample.find_by_name(cells, LABEL_NAMES) or cells[-1].name
-        return TargetGuess((name,), "cells with several labels", tuple(c.name for c in columns if c.name != name))
+        return TargetGuess((name,), "cells with several labels")
     classes = table_sample.guess_classes(columns)
     # Several columns of 0 and 1 are labels, unless a column is called the class.
     binary = tuple(column.name for column in columns if column.binary)
-    if len(binary) > 1 and (classes is None or classes.reason != "by its name"):
-        other_columns = tuple(column.name for column in columns if column.name not in binary)
-        return TargetGuess(binary, "columns of 0 and 1", other_columns)
+    if len(binary) > 1 and (classes is None or classes.reason != table_sample.BY_NAME):
+        return TargetGuess(binary, "columns of 0 and 1")
     return classes or (table_sample.guess_number(columns) if request.task is None else None)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import column_values, times
-from drivetrain.data.notes import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
@@ -47,8 +46,6 @@ class TimedRows:
     group: str | None
     """Column that identifies the series; None for a single series."""
     order: SeriesOrder
-    other_groups: tuple[str, ...]
-    """Other columns that could identify the series."""
     date_format: str | None = None
     """Format of times that are text, as in strptime."""
 
@@ -117,10 +114,8 @@ def _draft(
     description = "label that rarely changes from row to row" if task == CLASSIFICATION else "number at each time"
     draft = Draft(task, f"{timed.time} is the time, {target.name} a {description}")
     draft.found = [sample.size, f"{series:,} series by {timed.group}" if timed.group else "one series"]
-    draft.choices = list(guess.choice)
-    if timed.other_groups:
-        candidates = list_names(timed.other_groups)
-        draft.choices.append(f"group {timed.group} separates the series; other candidates: {candidates}")
+    readings = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
+    draft.choices = guess.list_choices(readings)
     if request.task is None:
         alternative = f"to treat each row as a sample: --task tabular-{task[7:]}"
         draft.choices.append(f"the rows are read as a time series; {alternative}")
@@ -158,12 +153,9 @@ def _draft_times(timed: TimedRows, series: int) -> list[Entry]:
 def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
     """Sort the table by its first column that can be the time of the rows; None if there is none."""
     for time, form in _find_times(sample):
-        candidates = list(_find_groups(request, sample, time))
-        for index, group in enumerate(candidates):
+        for group in _find_groups(request, sample, time):
             if (order := _read_order(sample, time, group, form)) is not None:
-                other_groups = [name for name in candidates[index + 1 :] if name and group]
-                other_groups = [name for name in other_groups if _read_order(sample, time, name, form) is not None]
-                return TimedRows(time, group, order, tuple(other_groups), form)
+                return TimedRows(time, group, order, form)
     return None
 
 

@@ -79,7 +79,7 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     goal = "numbers" if task == REGRESSION else goal
     draft = Draft(task, f"{list_names(guess.names)}: {goal}")
     draft.found = [sample.size, *_describe_targets(targets, task)]
-    draft.choices = [*guess.choice, *_note_unused(request, sample, guess, ignored)]
+    draft.choices = [*guess.list_choices(sample.columns.values()), *_note_unused(request, sample, guess, ignored)]
     draft.choices += [
         line for c in sample.columns.values() if c.name not in guess.names and not c.long_text for line in c.digits
     ]
@@ -121,16 +121,10 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
     classes = table_sample.guess_classes(columns) if request.task != REGRESSION else None
     numbers = table_sample.guess_number(columns) if request.task != CLASSIFICATION else None
     # A number named like a target is preferred to classes that are only the last column with few values.
-    is_typical_number = numbers is not None and bool(table_sample.find_named_number([sample.columns[numbers.names[0]]]))
-    if classes and not (is_typical_number and classes.reason != "by its name"):
-        if numbers:
-            candidates = {*classes.others, *classes.names}
-            other_numbers = tuple(name for name in numbers.names if name not in candidates)
-            classes = TargetGuess(classes.names, classes.reason, (*other_numbers, *classes.others))
+    if classes and (classes.reason == table_sample.BY_NAME or not numbers or numbers.reason != table_sample.BY_NAME):
         return classes, CLASSIFICATION
     if numbers:
-        other_columns = (*numbers.others, *(classes.names if classes else ()))
-        return TargetGuess(numbers.names, numbers.reason, tuple(dict.fromkeys(other_columns))), REGRESSION
+        return numbers, REGRESSION
     reasons_against = {
         c.name: _reason_to_ignore(c) or ("one value" if c.different < 2 else f"{c.different:,} different values")
         for c in columns
@@ -251,7 +245,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     for column in columns:
         counts, *single_samples = settings.describe_classes(column.counts)
         draft.found += [f"{column.name} has {counts}", *single_samples]
-    draft.choices = list(guess.choice)
+    draft.choices = guess.list_choices(sample.columns.values())
     if len(guess.names) > 1:
         heads = f"one output for each of {list_names(guess.names)}"
         draft.choices.append(f"{heads}; remove columns that are not labels, or choose with --target")
@@ -288,8 +282,9 @@ def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
 
 def _guess_labels(sample: TableSample, texts: Sequence[str]) -> table_sample.TargetGuess | None:
     """Guess the label columns: one with a typical name, else all columns with few values; None if there is none."""
-    named, candidates = table_sample.find_classes(c for c in sample.columns.values() if c.name not in texts)
-    if named or not candidates:
+    columns = [column for column in sample.columns.values() if column.name not in texts]
+    candidates = [column for column in columns if table_sample.can_be_classes(column)]
+    if (named := table_sample.find_named_classes(columns)) or not candidates:
         return named
     counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"

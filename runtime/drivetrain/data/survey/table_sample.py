@@ -243,6 +243,9 @@ _GROUPS = {
 _ID_NAME = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
 
 
+REQUESTED, BY_NAME = "as requested", "by its name"
+
+
 @dataclass(frozen=True)
 class TargetGuess:
     """Columns to predict."""
@@ -250,23 +253,31 @@ class TargetGuess:
     names: tuple[str, ...]
     reason: str
     """Reason for these columns, for the draft."""
-    others: tuple[str, ...] = ()
-    """Other candidates."""
 
     @property
     def value(self) -> str:
         """Columns in YAML notation: a name, or a list of names."""
         return quote(self.names[0]) if len(self.names) == 1 else quote_all(self.names)
 
-    @property
-    def choice(self) -> list[str]:
-        """Line about the other candidates; empty without any."""
-        if not self.others:
+    def list_choices(self, columns: Iterable[ColumnProfile]) -> list[str]:
+        """Return a line about the other columns that could be predicted; empty without any, or if the user chose."""
+        others = [c.name for c in columns if c.name not in self.names and (is_number(c) or can_be_classes(c))]
+        if not others or self.reason == REQUESTED:
             return []
-        candidates = list_names(self.others, 8)
+        candidates = list_names(others, 8)
         return [
             f"target {list_names(self.names)}: {self.reason}; other candidates: {candidates} (choose with --target)"
         ]
+
+
+def can_be_classes(column: ColumnProfile) -> bool:
+    """Return whether the values of a column repeat often enough to be guessed as classes."""
+    return column.classes and not is_identifier(column)
+
+
+def is_number(column: ColumnProfile) -> bool:
+    """Return whether a column holds numbers that differ, and that can be used as they are."""
+    return column.kind == "number" and column.different > 1 and not is_identifier(column) and not column.refused
 
 
 def is_identifier(column: ColumnProfile) -> bool:
@@ -307,38 +318,29 @@ def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | Non
                 "a column of classes or numbers that differ between rows",
                 "name another column",
             )
-    return TargetGuess(tuple(dict.fromkeys(request.targets)), "as requested")
+    return TargetGuess(tuple(dict.fromkeys(request.targets)), REQUESTED)
 
 
 def guess_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     """Guess the column of the classes to predict; None if no column can be classes."""
-    named, candidates = find_classes(columns)
-    if named or not candidates:
-        return named
-    last = candidates[-1]
-    reason = f"the last column with few values ({last.different})"
-    return TargetGuess((last.name,), reason, tuple(column.name for column in candidates[:-1]))
-
-
-def find_classes(columns: Iterable[ColumnProfile]) -> tuple[TargetGuess | None, list[ColumnProfile]]:
-    """Find the column with a typical name of classes, if any, and all columns with few values that repeat."""
     columns = list(columns)
-    candidates = [column for column in columns if column.classes and not is_identifier(column)]
+    last = [column for column in columns if can_be_classes(column)][-1:]
+    reason = f"the last column with few values ({last[0].different})" if last else ""
+    return find_named_classes(columns) or (TargetGuess((last[0].name,), reason) if last else None)
+
+
+def find_named_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """Find the column with a typical name of classes; None if there is none."""
     name = find_by_name([column for column in columns if column.trainable], CLASS_NAMES)
-    other_columns = tuple(column.name for column in candidates if column.name != name)
-    return TargetGuess((name,), "by its name", other_columns) if name else None, candidates
+    return TargetGuess((name,), BY_NAME) if name else None
 
 
 def guess_number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     """Guess the column of the numbers to predict; None if there is none."""
-    candidates = [
-        c for c in columns if c.kind == "number" and c.different > 1 and not is_identifier(c) and not c.refused
-    ]
-    named_like_target = find_named_number(candidates)
-    name = named_like_target or (candidates[-1].name if candidates else "")
-    other_columns = tuple(column.name for column in candidates if column.name != name)
-    reason = "by its name" if named_like_target else "the last column of numbers"
-    return TargetGuess((name,), reason, other_columns) if name else None
+    candidates = [column for column in columns if is_number(column)]
+    if name := find_named_number(candidates):
+        return TargetGuess((name,), BY_NAME)
+    return TargetGuess((candidates[-1].name,), "the last column of numbers") if candidates else None
 
 
 def find_named_number(columns: Sequence[ColumnProfile]) -> str:
