@@ -94,7 +94,7 @@ class ImagePreprocessing:
 
     def to_json(self) -> dict[str, object]:
         """Return the object as plain JSON values for `from_preprocessing`."""
-        values: dict[str, object] = {
+        return {
             "kind": "images",
             "image_size": self.image_size,
             "channels": self.channels,
@@ -106,7 +106,6 @@ class ImagePreprocessing:
             "std": list(self.std),
             "takes_bytes": self.takes_bytes,
         }
-        return values
 
 
 def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:

@@ -261,7 +261,8 @@ class TargetGuess:
 
     def list_choices(self, columns: Iterable[ColumnProfile]) -> list[str]:
         """Return a line about the other columns that could be predicted; empty without any, or if the user chose."""
-        others = [c.name for c in columns if c.name not in self.names and (is_number(c) or can_be_classes(c))]
+        # Targets are mostly among the last columns.
+        others = [c.name for c in columns if c.name not in self.names and (is_number(c) or can_be_classes(c))][::-1]
         if not others or self.reason == REQUESTED:
             return []
         candidates = list_names(others, 8)
