@@ -181,6 +181,8 @@ def _format_alternatives(parts: Sequence[Schema], defs: Mapping[str, Schema]) ->
 
 def _join_kinds(kinds: Sequence[str]) -> str:
     """`a`, `b` or `c`; with `or` throughout where a part has a comma or an `or` of its own."""
+    if list(kinds) == ["text", "list of text"]:
+        return "text or list"
     if any(word in kind for kind in kinds for word in (", ", " or ")):
         return " or ".join(kinds)
     return " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
