@@ -14,7 +14,7 @@ from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.stored_spec import spec_text
 from drivetrain.system.files import write_text
-from drivetrain.training import batch_inputs, final_model, run
+from drivetrain.training import batch_inputs, final_model, recorded_inputs, run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.final_model import save_model
 from drivetrain.training.saver import Saver
@@ -212,6 +212,7 @@ def train_case(case: Case, folder: Path, steps: int = 3) -> run.Run:
     write_text(home / "job.yaml", spec_text(job))
     write_text(home / "state.json", f'{{"status": "done", "source": "{folder / "job.yaml"}"}}\n')
     done = assemble_plain_run(job, home)
+    recorded_inputs.record_inputs(done, print, resumes=False)
     losses(done, steps)
     assert done.ema
     done.ema.update(done.model, torch.tensor(True))
