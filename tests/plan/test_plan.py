@@ -393,5 +393,5 @@ def test_a_cache_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None
     machine = replace(machine, storage=replace(machine.storage, cache=str(tmp_path / "file")))
     rows = {name: evidence.Measurement(1, "1", "2026-11-29") for name in ("compile", "channels_last")}
     lines: list[str] = []
-    assert not evidence.store(machine, ("speed", "numbers"), rows, lines.append)
+    evidence.store(machine, "speed", rows, lines.append)
     assert len(lines) == 1

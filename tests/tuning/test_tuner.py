@@ -145,9 +145,7 @@ def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.Mo
     assert measurements["channels_last"].text.endswith("loss ok")
     messages.clear()
     assert measure_job(tmp_path, "measure: full, compile: false, precision: fp32", messages) == measurements
-    assert says_each(
-        messages, [get_message("tune-measured-before-reusing-results", measurements["channels_last"].date)]
-    )
+    assert says_each(messages, [get_message("tune-measured-before", measurements["channels_last"].date)])
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,14 @@
 """Evidence: measurements for one network on one machine, cached so that each is made only once.
 
 The key covers everything that can change a speed: the network's structure, the batch, the machine, torch and this
-package. Whether the numbers are still valid depends on more; see `remembered`.
+package. Whether the numbers are still right is checked in every job.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,16 +91,11 @@ def load(hardware: Hardware, key: str) -> dict[str, Measurement]:
         return {}
 
 
-def store(
-    hardware: Hardware, keys: Iterable[str], measurements: Mapping[str, Measurement], report: Callable[[str], None]
-) -> bool:
-    """Store measurements under some keys; `report` takes a line if that fails: then they serve this run only. Returns success."""
+def store(hardware: Hardware, key: str, measurements: Mapping[str, Measurement], report: Callable[[str], None]) -> None:
+    """Store measurements under a key; `report` takes a line if that fails: then they serve this run only."""
     folder = _folder(hardware)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for key in keys:
-            write_json(folder / f"{key}.json", {decision: asdict(row) for decision, row in measurements.items()})
+        write_json(folder / f"{key}.json", {decision: asdict(row) for decision, row in measurements.items()})
     except (OSError, StorageError) as error:
         report(f"the measurements could not be stored: {error}")
-        return False
-    return True

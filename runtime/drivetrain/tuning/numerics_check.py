@@ -27,20 +27,23 @@ MAX_CHECK_SECONDS = 10.0
 """Seconds after which the first steps are not compared further."""
 
 
-def recheck_measurements(builder: VariantBuilder, stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    """Return measurements of other data or settings if their values match the reference in this job too, else none."""
-    intro = f"tune: measured before, on {next(iter(stored.values())).date}, with other data or settings"
+def recheck_measurements(builder: VariantBuilder, stored: Mapping[str, Measurement]) -> bool:
+    """Return whether the values of stored measurements match the reference in this job, too."""
+    intro = f"tune: measured before, on {next(iter(stored.values())).date}"
     vetoed = [name for name, row in stored.items() if row.vetoed]
     if vetoed:
         builder.say(f"{intro}, which rejected a value of {vetoed[0]}; measuring again")
-        return {}
+        return False
+    # The steps of both are at most a twentieth of the run.
+    share_steps = int(CHECK_SHARE * builder.run.total_steps) // 2
+    builder.compared_steps = max(COMPARED_STEPS, min(builder.compared_steps, share_steps))
     stored_plan = builder.run.plan.with_values({name: row.value for name, row in stored.items()})
     difference = find_reference_difference(builder, stored_plan)
     if difference:
         builder.say(f"{intro}; with these settings the loss differs ({difference}); measuring again")
-        return {}
+        return False
     builder.say(f"{intro}; loss ok")
-    return dict(stored)
+    return True
 
 
 def veto_wrong_defaults(builder: VariantBuilder, state: TunerState, deadline: float) -> bool:

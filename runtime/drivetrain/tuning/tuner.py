@@ -12,17 +12,11 @@ The run itself does not change: every variant has its own copy, and all random n
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import numpy as np
-import torch
+from collections.abc import Iterator
 
 from drivetrain import optimizations
-from drivetrain.data.custom.iterables import StreamSplit
 from drivetrain.data.dataset import Dataset
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
@@ -209,6 +203,8 @@ class Tuner(VariantBuilder):
 def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[str, Measurement]:
     """Load the results for all candidates from the cache, or measure them now if the run is long enough.
 
+    Stored speeds hold for other data and settings, too; whether the numbers are right is checked in every job.
+
     `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
     `full` measures a run of any length.
     """
@@ -217,34 +213,20 @@ def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[st
     open_names = [row.name for row in plan.decisions if row.source == CHOICE]
     if mode == "off" or not open_names:
         return {}
-    speed_key = make_speed_key(job, hardware, dataset, assembly.network, can_restart)
-    stored = evidence.load(hardware, speed_key)
-    # Hashing the samples takes a while, so it is done only if there is a result to compare with.
-    keys = speed_key, make_numbers_key(speed_key, job, dataset, assembly.network) if stored else None
-    if keys[1] and (checked := evidence.load(hardware, keys[1])):
-        say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
-        return checked
+    key = make_speed_key(job, hardware, dataset, assembly.network, can_restart)
     tuner = Tuner(assembly, can_restart=can_restart)
     if tuner.run.ends_solved:
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
-    measurements = numerics_check.recheck_measurements(tuner, stored) if stored else {}
-    if not measurements:
-        run_seconds = (
-            tuner_state.predict_seconds(tuner.build(plan), tuner.run.total_steps)[1] if mode == "full" else 0.0
-        )
-        full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
-        measurements = tuner.tune(full_seconds if mode == "full" else None)
+    stored = evidence.load(hardware, key)
+    if stored and numerics_check.recheck_measurements(tuner, stored):
+        return stored
+    run_seconds = tuner_state.predict_seconds(tuner.build(plan), tuner.run.total_steps)[1] if mode == "full" else 0.0
+    full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
+    measurements = tuner.tune(full_seconds if mode == "full" else None)
     if measurements:
-        keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, assembly.network)
-        evidence.store(hardware, filter(None, keys), measurements, lambda line: say(f"tune: {line}"))
+        evidence.store(hardware, key, measurements, lambda line: say(f"tune: {line}"))
     return measurements
-
-
-HASHED_SAMPLES = 64
-"""Number of training samples whose content is part of the key; another scale of the data shows in any of them."""
-IGNORED_KEYS = ("name", "checkpoint", "limits", "monitor", "sweep")
-"""Keys of a spec that do not affect any step."""
 
 
 def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, can_restart: bool) -> str:
@@ -263,40 +245,3 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
         can_restart,
     ]
     return evidence.make_key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
-
-
-def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model) -> str | None:
-    """Make the cache key for numerical checks; None if it is unknown whether their results would be the same.
-
-    A result is stored under this key and the key for speeds; its numbers are checked again if only the latter matches.
-    This key covers everything that the first steps depend on: settings, preprocessing, samples, initial weights and
-    user code.
-    """
-    # Network and loss of a Python program, and samples of an iterable, cannot be hashed.
-    if job.task == "python" or isinstance(dataset.train, StreamSplit):
-        return None
-    spec = {key: value for key, value in job.dump().items() if key not in IGNORED_KEYS}
-    code = network.code.digests() if network.code else {}
-    parts = [
-        speed_key,
-        spec,
-        dataset.preprocessing,
-        code,
-        _hash_samples(dataset),
-        _hash_tensors(network.module.state_dict()),
-    ]
-    return evidence.compute_hash(parts)
-
-
-def _hash_samples(dataset: Dataset) -> str:
-    ids = np.arange(min(HASHED_SAMPLES, len(dataset.train)), dtype=np.int64)
-    targets = {name: values[torch.from_numpy(ids)] for name, values in dataset.train.targets.items()}
-    return _hash_tensors({str(number): x for number, x in enumerate(dataset.train.gather(ids))} | targets)
-
-
-def _hash_tensors(tensors: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -60,7 +60,7 @@ class MicroBatchSearch:
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
         # A failure is not stored: more memory may be free the next time.
         if sizes.largest:
-            evidence.store(self.assembly.hardware, [key], result, lambda line: self.say(f"fit: {line}"))
+            evidence.store(self.assembly.hardware, key, result, lambda line: self.say(f"fit: {line}"))
         return _select_decisions(result)
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
