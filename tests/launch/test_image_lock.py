@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -86,6 +87,22 @@ def test_without_pytorchs_index_the_image_gets_the_build_of_pips_index(
     assert " LOCK=ampere " in arguments
     assert "TORCH_INDEX=http" not in arguments
     assert (checkout.parent / "wheels").read_text().startswith("ampere")
+
+
+def test_wheels_that_the_user_has_put_there_are_taken(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message advises to put them there, and yet the image got 5 GB of CUDA."""
+    python = checkout.parent / "python"
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    monkeypatch.setenv("TORCH_INDEX", "http://127.0.0.1:9/simple")
+    (checkout / "scripts" / "wheels").write_text(f'#!/bin/sh\necho "$*" >> {checkout.parent}/wheels\n')
+    (lock,) = re.findall(r"^torch==(\S+)", (ROOT / "docker" / "requirements-cpu.txt").read_text(), re.MULTILINE)
+    (checkout / "docker" / "wheels" / "cpu" / f"torch-{lock}+cpu-cp311-cp311-any.whl").touch()
+    process = build(checkout, python=str(python))
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    assert "LOCK=" not in (checkout.parent / "arguments").read_text()
+    assert (checkout.parent / "wheels").read_text().startswith("cpu")
 
 
 def test_an_image_has_a_label_only_for_what_is_known(checkout: Path) -> None:
