@@ -169,10 +169,11 @@ def test_a_start_with_wrong_columns_leaves_no_run_folder(tmp_path: Path) -> None
     assert not runs.exists()
 
 
-def test_validate_loads_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
-    """A host that starts containers has neither."""
-    (tmp_path / "rows.csv").write_text("a,b,label\n1,2,x\n2,3,y\n")
-    (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
+def test_validate_of_a_folder_loads_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "0.png").touch()
+    (tmp_path / "job.yaml").write_text("name: a\ntask: image-classification\ndata: {train: data}\n")
     code = (
         "import sys; from drivetrain.cli import main; "
         f"code = main.main(['validate', {str(tmp_path / 'job.yaml')!r}]); "

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, JointTargets, is_zero
 from drivetrain.data.labels import have_order, looks_empty
@@ -177,6 +176,8 @@ def _check_values(job: Job, path: tuple[str, ...], metric: str, head: Head, data
         )
         yield job.problem(path, f"is {metric}, {reason}", possible, "name another metric")
     if metric.endswith(MAPE) and head.columns and not isinstance(dataset.validation, JointTargets):
+        import torch
+
         std, mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))
         zeros = is_zero(dataset.validation.targets[head.name].double() * std + mean, mean, std)
         column = metric.split("/")[-2]

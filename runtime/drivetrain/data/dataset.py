@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.system import torch_errors
 
-Inputs = tuple[torch.Tensor, ...]
-Targets = dict[str, torch.Tensor]
+if TYPE_CHECKING:  # `validate` reads tables without torch
+    import torch
+    from torch import Tensor
+
+Inputs = tuple["torch.Tensor", ...]
+Targets = dict[str, "torch.Tensor"]
 Lengths = npt.NDArray[np.int64]
 """Number of real (not padding) tokens of each row of a mask, shape (N,); kept on the host, since reading the mask would
 wait for the GPU.
@@ -80,6 +81,8 @@ def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:
     """Predict classes from outputs (N, classes): indices (N,); for several labels, a mask (N, labels)."""
     if not head.several and not head.thresholds:
         return outputs.argmax(dim=1)
+    import torch
+
     margins = outputs if head.several else outputs[:, 1:] - outputs[:, :1]
     thresholds = torch.tensor(head.thresholds or (0.5,), dtype=torch.float64)
     is_predicted = margins > (thresholds.logit() * head.temperature).to(margins)
@@ -155,8 +158,10 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Copy to pinned memory, or return self if no more can be pinned. torch's DataLoader calls this method."""
+        from drivetrain.system import torch_errors
+
         try:
-            return self._map(torch.Tensor.pin_memory, self.ids, self.lengths)
+            return self._map(lambda x: x.pin_memory(), self.ids, self.lengths)
         except RuntimeError as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
@@ -352,5 +357,7 @@ def onto(
     `torch.tensor(..., device=...)` and `.to(device)` wait until the GPU has finished its queued work. Here the copy is
     queued instead; the host's memory is read before the call returns.
     """
+    import torch
+
     on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
     return on_host.to(device, dtype, non_blocking=True)

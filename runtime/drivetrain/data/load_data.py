@@ -27,6 +27,7 @@ from drivetrain.job.text import TextJob
 from drivetrain.job.train import Focal
 from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.pretrained import earlier_run
+from drivetrain.pretrained.earlier_run import EarlierModel
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import TAKE_FILE, describe_special_file
 
@@ -55,14 +56,7 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     """
     fault_point("load data")
     earlier = earlier_run.find(job) if recorded is None else None
-    record = recorded
-    if earlier:
-        # Temperature and thresholds fit the weights of the earlier run, not the final weights of this run.
-        heads = {row["name"]: replace(head_from_json(row), temperature=1.0, thresholds=()) for row in earlier.heads}
-        record = InputRecord(earlier.preprocessing, heads, same_data=False)
-    table_data = job.data if isinstance(job.data, TableFileData) else None
-    csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)
-    files = csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
+    record, files = _find_record(job, earlier, recorded)
     kind = next((kind for kind, task in _TASKS.items() if isinstance(job, task)), None)
     assert kind, f"no data for {job.task}"
     dataset: Dataset = _import_reader(kind).load(job, record, files)
@@ -94,6 +88,43 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
         # pyarrow's allocator keeps the memory used in parsing, several times the size of the data.
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return dataset
+
+
+def _find_record(
+    job: Job, earlier: EarlierModel | None, recorded: InputRecord | None = None
+) -> tuple[InputRecord | None, CsvFiles]:
+    """Return what the data is read with: the record of this run or of an earlier one, and the format of CSV files."""
+    record = recorded
+    if earlier:
+        # Temperature and thresholds fit the weights of the earlier run, not the final weights of this run.
+        heads = {row["name"]: replace(head_from_json(row), temperature=1.0, thresholds=()) for row in earlier.heads}
+        record = InputRecord(earlier.preprocessing, heads, same_data=False)
+    table_data = job.data if isinstance(job.data, TableFileData) else None
+    csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)
+    return record, csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
+
+
+def check(job: Job) -> tuple[int, list[str]]:
+    """Read the tables of a job as `load` does, but for contents of images, tokens and tensors, and so without torch.
+
+    Returns:
+        The number of samples for training, and notes.
+
+    Raises:
+        DataError: as from `load`.
+    """
+    reader: Any
+    if isinstance(job, ImageJob):
+        from drivetrain.data.images import manifest as reader
+    elif isinstance(job, TextJob):
+        from drivetrain.data.text import split as reader
+    elif isinstance(job, TableJob):
+        from drivetrain.data.tables import table_data as reader
+    else:
+        from drivetrain.data.series import series_data as reader
+    record, files = _find_record(job, earlier_run.find(job))
+    count, notes = reader.check(job, record, files)
+    return count, [*files.notes, *notes]
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -72,11 +71,9 @@ class Source:
     """Whether targets are read."""
 
     @classmethod
-    def of_job(cls, job: TableJob | SeriesJob, part: Literal["train", "validation"], files: CsvFiles) -> Source:
-        """Return the file that the job names for training, or for validation."""
-        data = job.data
-        path = data.train if part == "train" else str(data.validation)
-        return cls(job.resolve(path), f"data.{part}", files, data.bad_samples)
+    def of_job(cls, job: TableJob | SeriesJob, part: str, files: CsvFiles) -> Source:
+        """Return the file that the job names for a part."""
+        return cls(job.resolve(str(getattr(job.data, part))), f"data.{part}", files, job.data.bad_samples)
 
     def name_row(self, row: int) -> str:
         """Return the title of a row, counted from 0, with its line in a CSV file."""

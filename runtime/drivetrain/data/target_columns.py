@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
@@ -21,6 +20,7 @@ from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
+    from torch import Tensor
 
 MAX_CLASSES_OF_FEW_ROWS = 10
 """Largest number of distinct values that are always accepted as classes, however few rows there are."""
@@ -178,7 +178,14 @@ def find_strata(target: TargetColumn, rows: Ids) -> Strata:
 
 
 def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
-    """Convert the targets of some rows to the tensor for training a head.
+    """Convert the targets of some rows to the tensor for training a head; raises DataError as `encode` does."""
+    import torch
+
+    return torch.from_numpy(encode(target, rows, target_head, key))
+
+
+def encode(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> npt.NDArray[Any]:
+    """Encode the targets of some rows for a head.
 
     Returns:
         Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
@@ -191,12 +198,12 @@ def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -
         indices = column_values.positions(texts, target_head.classes).astype(np.int64)
         # For a text that is no class, `index_labels` raises a detailed error.
         is_complete = not (indices < 0).any()
-        return torch.from_numpy(indices if is_complete else index_labels(texts.to_pylist(), target_head.classes, key))
+        return indices if is_complete else index_labels(texts.to_pylist(), target_head.classes, key)
     values = target.numbers[rows]
     if not target_head.several:
         scales = list_scales(target_head)
         values = np.stack([scale.scale(column) for scale, column in zip(scales, values.T, strict=True)], axis=1)
-    return torch.from_numpy(values.astype(np.float32))
+    return values.astype(np.float32)
 
 
 def _read_class_texts(column: pyarrow.ChunkedArray, name: str, option: str, source: str) -> Any:

@@ -1,6 +1,6 @@
 """Targets of images as written, for all images of a source: a class, several labels, or numbers.
 
-`check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `tensor` does for a class or
+`check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `encode` does for a class or
 label that the head does not have. A split keeps the share of each stratum.
 """
 
@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from drivetrain.data import labels, partition, target_columns
 from drivetrain.data.dataset import Head
 from drivetrain.data.notes import list_names
-from drivetrain.data.source import BadSample
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
@@ -106,9 +104,9 @@ class ClassTargets:
         """Build the output with all classes of the usable images `rows`; `train` are the training images among them."""
         return Head("", labels.sort_class_names(self.take_rows(rows)))
 
-    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+    def encode(self, rows: Ids, head: Head, key: str) -> npt.NDArray[Any]:
         """Return class indices (rows,) int64."""
-        return torch.from_numpy(labels.index_labels(self.take_rows(rows), head.classes, key))
+        return labels.index_labels(self.take_rows(rows), head.classes, key)
 
     def notes(self, rows: Ids) -> list[str]:
         """Return a note on classes with a single image, if there are any."""
@@ -143,10 +141,10 @@ class LabelSets:
         target = TargetColumn(names, None, self._to_matrix(all_rows, names), several=True, bad={})
         return target_columns.build_head(target, rows, train, key)
 
-    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+    def encode(self, rows: Ids, head: Head, key: str) -> npt.NDArray[Any]:
         """Return labels (rows, labels) of 0 and 1, float32."""
         labels.index_labels([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
-        return torch.from_numpy(self._to_matrix(rows, head.classes).astype(np.float32))
+        return self._to_matrix(rows, head.classes).astype(np.float32)
 
     def notes(self, rows: Ids) -> list[str]:
         """Return a note on the frequency of each label."""
@@ -187,7 +185,7 @@ class NumberTargets:
         """Build the output with the labels, or with the numbers and their scale in the training images."""
         return target_columns.build_head(self.goal, rows, train, key)
 
-    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
+    def encode(self, rows: Ids, head: Head, key: str) -> npt.NDArray[Any]:
         """Return labels (rows, labels) of 0 and 1, or scaled numbers (rows, columns); float32."""
         names = head.classes or head.columns
         if names != self.goal.names:
@@ -196,7 +194,7 @@ class NumberTargets:
                 f"as in the training data: {len(names)}",
                 "write the file again",
             )
-        return target_columns.build_tensor(self.goal, rows, head, key)
+        return target_columns.encode(self.goal, rows, head, key)
 
     def notes(self, rows: Ids) -> list[str]:
         """Return a note on the frequency of labels, or notes on the range of each number."""
@@ -225,6 +223,8 @@ class ManifestRows:
 
     names: list[str] = field(default_factory=list)
     """Path of each usable image, as written."""
+    numbers: list[int] = field(default_factory=list)
+    """Row of each of these in the table, from 0."""
     targets: ImageTargets | None = None
     bad: list[BadSample] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
@@ -236,3 +236,17 @@ class ManifestRows:
     notes: list[str] = field(default_factory=list)
     unsure: int = 0
     """Number of rows that have -1 or nothing in a label column."""
+
+    def check_bad(self, broken: Sequence[BadSample], count: int, budget: float, key: str) -> list[str]:
+        """Check the unusable images: bad rows, and those among `count` images that are broken; returns notes."""
+        try:
+            return check_bad_samples([*self.bad, *broken], count + len(self.bad), budget, key)
+        except DataError as error:
+            if not self.unsure:
+                raise
+            # Data sets of medical images have both forms.
+            action = (
+                f"{self.unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
+                f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
+            )
+            raise DataError(error.given, error.possible, action) from None

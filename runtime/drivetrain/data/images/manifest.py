@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pyarrow
 from pyarrow import chunked_array, compute, string, types
 
 from drivetrain.data import labels, target_columns
+from drivetrain.data.dataset import InputRecord
 from drivetrain.data.formats import column_values, csv_dialect, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets
@@ -18,6 +21,7 @@ from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets, ManifestRows
 from drivetrain.data.source import BadSample
 from drivetrain.errors import DataError
+from drivetrain.job.images import ImageJob
 
 Rows = list[int]
 Reasons = dict[int, str]
@@ -62,10 +66,11 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         for row, reason in enumerate(reasons)
         if reason
     ]
-    rows.names = [paths[row] for row in keep]
+    rows.names, rows.numbers = [paths[row] for row in keep], keep
     if not rows.names:
+        first = f", first {rows.bad[0]}" if rows.bad else ""
         raise DataError(
-            f"{key}: {file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all)",
+            f"{key}: {file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all){first}",
             "one row for each image",
             "check how the file was written",
         )
@@ -76,6 +81,31 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         names = _read_names(table, form.groups, file, key)
         rows.groups = [names[row] for row in keep]
     return rows
+
+
+def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
+    """Read the manifests of a job, and look for the image files; returns the number of usable images, and notes."""
+    notes, form = list[str](), LabelForm.of_job(job.data, ask=True)
+    head, count = None, 0
+    for (_, part), text in job.data_paths():
+        path, key = job.resolve(text), f"data.{part}"
+        rows = read(path, job.data.path_column, form, key, files)
+        assert rows.targets is not None
+        missing = {
+            index: BadSample(
+                f"{path.name} {csv_dialect.name_row(path, rows.numbers[index] + 1)}", f"{name} is not there"
+            )
+            for index, name in enumerate([] if rows.cells else rows.names)
+            if not os.path.lexists(os.path.join(path.parent, name))
+        }
+        usable = np.setdiff1d(np.arange(len(rows.names), dtype=np.int64), np.array(list(missing), np.int64))
+        notes += [*rows.notes, *rows.check_bad(list(missing.values()), len(rows.names), job.data.bad_samples, key)]
+        if head is None:
+            rows.targets.check(usable, key)
+            head, count = rows.targets.head(usable, usable, key), len(usable)
+            form = replace(form, separator=rows.separator or form.separator, groups="")
+        rows.targets.encode(usable, head, key)
+    return count, notes
 
 
 def _read_columns(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from drivetrain.data import target_columns
@@ -21,7 +22,6 @@ from drivetrain.data.images import class_folders, image_files, image_paths, npz_
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows, NumberTargets
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 from drivetrain.job.data import FOLDERS, NAMES, OFF
@@ -62,8 +62,8 @@ class ImageSource:
         return self.targets.head(self.rows, train_rows, self.key)
 
     def build_tensor(self, rows: Ids, head: Head) -> Tensor:
-        """Build the targets of some rows with `targets.tensor`."""
-        return self.targets.tensor(rows, head, self.key)
+        """Build the targets of some rows with `targets.encode`."""
+        return torch.from_numpy(self.targets.encode(rows, head, self.key))
 
     def keep_scored(self, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
         """Keep the rows without codes in the numbers to predict, and note the others."""
@@ -114,7 +114,7 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
         table_paths.check_is_table(path, key)
         raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
     assert rows.targets is not None
-    left_out = _check_unusable([*rows.bad, *broken.values()], len(images) + len(rows.bad), budget, key, rows.unsure)
+    left_out = rows.check_bad(list(broken.values()), len(images), budget, key)
     return ImageSource(
         key=key,
         images=images,
@@ -132,21 +132,6 @@ def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str
     from drivetrain.data.images import manifest
 
     return manifest.read(file, path_column, form, key, files)
-
-
-def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:
-    """Check the number of unusable images; returns notes on them. `unsure` counts rows with a label of -1 or none."""
-    try:
-        return check_bad_samples(bad, total, budget, key)
-    except DataError as error:
-        if not unsure:
-            raise
-        # Data sets of medical images have both forms.
-        action = (
-            f"{unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
-            f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
-        )
-        raise DataError(error.given, error.possible, action) from None
 
 
 def _check_folder(path: Path, form: LabelForm, key: str) -> None:

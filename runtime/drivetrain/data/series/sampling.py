@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain.data.formats import csv_dialect, table_file
-from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
 from drivetrain.errors import DataError
-from drivetrain.job.series import SeriesJob
 
 KEY = "sampling"
 """Key of the stored preprocessing."""
@@ -59,27 +55,6 @@ def _list_series(order: SeriesOrder, window: int) -> Iterator[tuple[int, Samplin
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         if end - start >= max(2, window):
             yield start, _summarize(np.diff(order.times[start:end]) / order.per_second, order)
-
-
-def check_files(job: SeriesJob, paths: Mapping[str, Path]) -> list[str]:
-    """Compare the steps of a job's files with the first file, which is for training; returns notes, as training does.
-
-    Raises:
-        DataError: as from `compare`.
-    """
-    data = job.data
-    time, stored, notes = str(data.time), None, list[str]()
-    names = [time, data.group] if data.group else [time]
-    for key, path in paths.items():
-        files = csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
-        source = Source(path, key, files, data.bad_samples)
-        table = table_file.read(path, key, required=dict.fromkeys(names, key), only=True, text=names[1:], csv=files)
-        order, _ = timestamps.read_order(table, source, time, data.group, data.date_format)
-        if stored is None:
-            stored = measure(order, data.window or 0)
-        else:
-            notes += compare(order, source, time, data.window or 0, stored)
-    return notes
 
 
 def compare(order: SeriesOrder, source: Source, time: str, window: int, preprocessing: Mapping[str, Any]) -> list[str]:

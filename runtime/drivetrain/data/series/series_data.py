@@ -18,7 +18,7 @@ from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
 from drivetrain.data.partition import Division, Groups, hold_out, hold_out_groups
 from drivetrain.data.scales import Scale, collect_fields, scales_from_json
-from drivetrain.data.series import augment, overlap, sampling, timeline, windows
+from drivetrain.data.series import overlap, sampling, timeline, windows
 from drivetrain.data.series.timeline import Timeline, WindowLayout
 from drivetrain.data.series.windows import SeriesSplit, WindowSplit
 from drivetrain.data.source import BadSample, Source
@@ -40,16 +40,13 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     Raises:
         DataError: if they cannot be used.
     """
+    from drivetrain.data.series import augment
+
     data = job.data
     files = files or csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
-    source = Source.of_job(job, "train", files)
-    read = _read_arrays if data.arrays else _read_long
-    train_part, validation_part, stored = read(job, source, recorded)
-    if recorded and not recorded.same_data:
-        _check_channels(job, recorded, stored, train_part.shape[1])
-    target, target_rows = train_part.target, train_part.target_rows
+    train_part, validation_part, stored, head = _read_parts(job, recorded, files)
+    target = train_part.target
     assert target is not None
-    head = target_columns.choose_head(target, target_rows, target_rows, source.key, recorded)
     fitted_scales = windows.fit_scales(train_part.fitting_rows)
     scales = scales_from_json(recorded.preprocessing) if recorded else fitted_scales
     values = windows.scale_channels(train_part.values, scales)
@@ -83,6 +80,30 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     )
     prepare = augment.build_preprocessing(data.augment, job.train.seed, spread)
     return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
+
+
+def _read_parts(
+    job: SeriesJob, recorded: InputRecord | None, files: CsvFiles
+) -> tuple[WindowSplit, WindowSplit, dict[str, Any], Head]:
+    source = Source.of_job(job, "train", files)
+    train, validation, stored = (_read_arrays if job.data.arrays else _read_long)(job, source, recorded)
+    if recorded and not recorded.same_data:
+        _check_channels(job, recorded, stored, train.shape[1])
+    assert train.target is not None
+    head = target_columns.choose_head(train.target, train.target_rows, train.target_rows, source.key, recorded)
+    return train, validation, stored, head
+
+
+def check(job: SeriesJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
+    """Read the windows of a job as `load` does, without torch; returns the number of training windows, and notes."""
+    train, validation, stored, head = _read_parts(job, recorded, files)
+    parts = [validation]
+    if job.data.test:
+        parts.append(_read_new(Source.of_job(job, "test", files), stored))
+    for part in parts:
+        assert part.target is not None
+        target_columns.encode(part.target, part.target_rows, head, part.source.key)
+    return len(train.starts), [note for part in (train, *parts) for note in part.notes]
 
 
 def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.copies import Contents
@@ -24,6 +22,9 @@ from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _COMPARED_WINDOWS = 4096
 """Number of windows gathered at a time to compute their digests."""
@@ -52,6 +53,8 @@ class SeriesSplit:
 
     def gather(self, ids: Ids) -> Inputs:
         """Return one tensor (N, length, C) float32."""
+        import torch
+
         count, channels = self.values.shape
         # Each row of this view is a window; overlapping windows share memory.
         windows = self.values.as_strided((count - self.length + 1, self.length * channels), (channels, 1))
@@ -70,6 +73,8 @@ class SeriesSplit:
 
 def scale_channels(values: npt.NDArray[np.generic], scales: Sequence[Scale]) -> Tensor:
     """Scale the values of each channel; shape (R, C), float32."""
+    import torch
+
     result = np.empty(values.shape, np.float32)
     for channel, scale in enumerate(scales):
         result[:, channel] = scale.scale(values[:, channel].astype(np.float64))
@@ -103,6 +108,8 @@ def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int, 
 
 def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
     """Concatenate the windows of several files."""
+    import torch
+
     offsets = np.cumsum([0, *(len(part.values) for part in parts)])
     return SeriesSplit(
         values=torch.cat([part.values for part in parts]),

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from drivetrain.data.dataset import Inputs
 from drivetrain.data.formats import column_values
@@ -28,6 +26,7 @@ from drivetrain.data.tables.date_features import DateFeatures
 
 if TYPE_CHECKING:
     import pyarrow
+    from torch import Tensor
 
 MAX_EXACT_INTEGER = 2**53
 """Bound below which float64 holds every integer exactly."""
@@ -268,4 +267,6 @@ def _stack_by_row(columns: Iterator[npt.NDArray[np.generic]], column_count: int,
     matrix: npt.NDArray[Any] = np.empty((column_count, row_count), dtype)
     for index, column in enumerate(columns):
         matrix[index] = column
+    import torch
+
     return torch.from_numpy(matrix).t().contiguous()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.copies import Contents
@@ -221,6 +220,8 @@ class TableSplit:
 
     def gather(self, ids: Ids) -> Inputs:
         """Return numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
+        import torch
+
         rows = torch.from_numpy(self.rows[ids])
         return tuple(x.index_select(0, rows) for x in self.inputs)
 
@@ -237,6 +238,62 @@ class TableSplit:
         return f"{self.files[file]} row {row - self.starts[file] + 1}"
 
 
+@dataclass(frozen=True)
+class TableParts:
+    """Rows of a job, read and divided, with what is fitted to the training rows."""
+
+    train: TableRows
+    division: Division
+    partition: Partition
+    head: Head
+    fitted: Features
+    feature_notes: list[str]
+
+    def notes(self) -> list[str]:
+        """Return notes on the columns and on the rows of the training file."""
+        train, head, target, dates = self.train, self.head, self.train.target, self.fitted.dates
+        assert target is not None
+        source, name, rows = train.source, target.names[0], self.partition.training
+        return [
+            *train.roles.notes(),
+            *dates.notes(),
+            *note_similar_names(name, head.classes),
+            *text_column.note_digit_classes(name, {} if head.several else dict.fromkeys(head.classes, 1)),
+            *revealing_columns.note_revealing(train.table, train.roles, target, rows, dates.names),
+            *train.notes,
+            *self.partition.notes,
+            *self.feature_notes,
+            *train.note_codes(self.fitted),
+            *target_columns.note_codes(target, train.usable, head, source.name_row, budget=source.budget),
+        ]
+
+
+def _read_parts(job: TableJob, recorded: InputRecord | None, files: CsvFiles) -> TableParts:
+    # A job that starts from a run on other data keeps the columns of that run, which its network expects.
+    earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
+    dates = earlier.dates if earlier else DateFeatures(job.data.dates, job.data.date_format)
+    train = read_training_rows(job, Source.of_job(job, "train", files), dates, earlier)
+    assert train.target is not None
+    division = compare_rows(train, recorded)
+    partition = divide_rows(job, train, division)
+    rows = partition.training
+    head = target_columns.choose_head(train.target, train.usable, rows, train.source.key, recorded)
+    return TableParts(train, division, partition, head, *_fit_features(job, train, rows, dates, recorded, earlier))
+
+
+def check(job: TableJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
+    """Read the rows of a job as `load` does, without torch; returns the number of training rows, and notes."""
+    parts, classes = _read_parts(job, recorded, files), isinstance(job, TableClassificationJob)
+    notes = parts.notes()
+    for (_, part), _ in job.data_paths()[1:]:
+        source = Source.of_job(job, part, files)
+        rows = read_new_rows(source, parts.fitted, job.data.target, classes)
+        assert rows.target is not None
+        target_columns.encode(rows.target, rows.usable, parts.head, source.key)
+        notes += rows.notes
+    return len(parts.partition.training), notes
+
+
 def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the rows of a job; preprocessing is taken from `recorded` if given, else computed.
 
@@ -245,17 +302,10 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     """
     data = job.data
     files = files or csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
-    # A job that starts from a run on other data keeps the columns of that run, which its network expects.
-    earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
-    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format)
-    source = Source.of_job(job, "train", files)
-    train_rows = read_training_rows(job, source, dates, earlier)
+    parts = _read_parts(job, recorded, files)
+    train_rows, partition, head, fitted = parts.train, parts.partition, parts.head, parts.fitted
     target = train_rows.target
     assert target is not None
-    division = compare_rows(train_rows, recorded)
-    partition = divide_rows(job, train_rows, division)
-    head = target_columns.choose_head(target, train_rows.usable, partition.training, source.key, recorded)
-    fitted, feature_notes = _fit_features(job, train_rows, partition.training, dates, recorded, earlier)
     inputs = fitted.to_tensors(train_rows.table)
     train = _build_split(train_rows, inputs, partition.training, head)
     if isinstance(data.validation, str):
@@ -270,20 +320,11 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         validation_notes = train_rows.compare(fitted, partition.validation, "validation") + code_notes
     notes = [
         f"{len(train):,} training and {len(validation):,} validation rows",
-        *train_rows.roles.notes(),
-        *dates.notes(),
-        *note_similar_names(data.target[0], head.classes),
-        *text_column.note_digit_classes(data.target[0], {} if head.several else dict.fromkeys(head.classes, 1)),
-        *revealing_columns.note_revealing(train_rows.table, train_rows.roles, target, partition.training, dates.names),
-        *train_rows.notes,
-        *partition.notes,
-        *feature_notes,
-        *train_rows.note_codes(fitted),
-        *target_columns.note_codes(target, train_rows.usable, head, source.name_row, budget=source.budget),
+        *parts.notes(),
         *validation_notes,
     ]
     stored = {"kind": "table", "target": list(data.target), "classes": isinstance(job, TableClassificationJob)}
-    stored |= fitted.to_json() | division.to_json()
+    stored |= fitted.to_json() | parts.division.to_json()
     return Dataset(train, validation, {"": head}, stored, keep_unchanged, mixable=not fitted.categories, notes=notes)
 
 
@@ -334,6 +375,8 @@ def _read_new(
     sources: Sequence[Source], fitted: Features, target: Sequence[str], classes: bool, head: Head
 ) -> tuple[TableSplit, list[str]]:
     """Read files other than the training file; returns the rows of all files, and notes."""
+    import torch
+
     splits, notes = list[TableSplit](), list[str]()
     for source in sources:
         part = read_new_rows(source, fitted, target, classes)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from drivetrain.data.dataset import Inputs
 from drivetrain.data.stateless_random import Ids
@@ -64,6 +63,8 @@ class Ragged:
 
 def pad_inputs(tokens: Ragged, types: Sequence[Ragged], rows: Ids, pad: int) -> Inputs:
     """Pad N rows to the longest: token ids, token types if there are any, and attention mask, all (N, tokens) int64."""
+    import torch
+
     padded_tokens, mask = tokens.pad(rows, pad)
     padded_types = (torch.from_numpy(type_rows.pad(rows, 0)[0]) for type_rows in types)
     return torch.from_numpy(padded_tokens), *padded_types, torch.from_numpy(mask)

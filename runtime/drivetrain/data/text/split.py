@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from drivetrain.data import copies, labels, partition
 from drivetrain.data.copies import Contents
@@ -88,6 +87,8 @@ class TextSplit(TextPart):
     types: Ragged | None = None
 
     def __post_init__(self) -> None:
+        import torch
+
         self.targets: Targets = {name: torch.from_numpy(class_indices) for name, class_indices in self.classes.items()}
 
     @property
@@ -168,6 +169,15 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     heads, missing_label_notes = _mark_heads(heads, train_part.classes, validation_part.classes)
     notes += [*split_notes, *missing_label_notes, *_note_shared(train_part, validation_part)]
     return TextParts(train_part, validation_part, heads, stored_division, notes)
+
+
+def check(job: TextJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
+    """Read the texts of a job as `read` does, and those for the final test; returns the training texts, and notes."""
+    parts = read(job, files, recorded)
+    if job.data.test:
+        test, test_notes = _read_usable_rows(job, job.data.test, "data.test", files)
+        parts.notes += [*test_notes, *count_missing(index_classes(test, parts.heads))]
+    return len(parts.train), parts.notes
 
 
 def take_rows(source: Corpus, classes: Classes, rows: Ids | None = None) -> TextPart:

@@ -14,8 +14,6 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from drivetrain.data.text.encoded import Encoded, Ragged, find_template
 from drivetrain.errors import CheckpointError, DataError
 from drivetrain.job.text import Truncation
@@ -162,6 +160,8 @@ def refuse_panics() -> Iterator[None]:
 def load_library() -> Any:
     """Import the tokenizers library, with as many threads as torch uses; raises DataError if it is not installed."""
     # By default the library uses a thread for every CPU of the host, and warns in each worker process.
+    import torch
+
     os.environ.setdefault("RAYON_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
