@@ -3,8 +3,8 @@
 Operating systems, network drives and cameras leave folders next to pictures. They hold thumbnails and deleted files, so
 they are neither classes nor samples. Hidden folders, whose names begin with a dot, are skipped earlier.
 
-The cells of a manifest may be ids without folder and extension instead of paths, or have backslashes. The same change
-then applies to all rows, with a note. Nothing is changed if the paths are right.
+The cells of a manifest may be paths without extension, or have backslashes. The same change then applies to all rows,
+with a note. Nothing is changed if the paths are right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,79 +207,25 @@ def list_subfolders(folder: Path) -> list[str]:
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
 _SAMPLED_ROWS = 200
-"""Largest number of rows used to try a form of the paths."""
-_FIRST_ROWS = 5
-"""Number of first rows; a form is tried with the sample only if one of them exists under it."""
-_MOST_FOLDERS = 200
-"""Largest number of folders that are searched for files."""
-_MOST_DROPPED = 8
-"""Largest number of leading folders of a cell that are dropped."""
-
-
-@dataclass(frozen=True)
-class PathForm:
-    """Rule that turns a cell into a path, relative to the folder of the manifest."""
-
-    dropped: int = 0
-    """Number of leading folders of the cell to drop: they belong to another machine."""
-    folder: str = ""
-    """Folder to put before the cell."""
-    ending: str = ""
-    """Extension to add to the cell."""
-
-    def path(self, cell: str) -> str:
-        """Return the path for a cell."""
-        parts = cell.replace("\\", "/").split("/")
-        return os.path.join(self.folder, "/".join(parts[min(self.dropped, len(parts) - 1) :]) + self.ending)
+"""Largest number of rows used to try an ending."""
 
 
 def find_paths(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
-    """Find the paths of a column, relative to the folder of its manifest; empty for empty cells. Also returns notes.
+    """Return the paths of a column, relative to its manifest's folder, and notes; empty cells stay empty.
 
-    Raises:
-        DataError: if the files of the cells are in two folders; names `key`.
+    If most files are missing, backslashes become slashes, and an extension is added, if most files then exist.
     """
     filled = [cell for cell in cells if cell]
     sample = filled[:: -(-len(filled) // _SAMPLED_ROWS)] if filled else []
-    existing = sum(os.path.lexists(folder / cell) for cell in sample)
-    if 2 * existing >= len(sample):
+    if 2 * sum(os.path.lexists(folder / cell) for cell in sample) >= len(sample):
         return list(cells), []
-    counts = {
-        form: sum(os.path.lexists(folder / form.path(cell)) for cell in sample) for form in _find_forms(folder, sample)
-    }
-    highest_count = max(counts.values(), default=0)
-    best = [form for form, count in counts.items() if count == highest_count]
-    if highest_count <= existing or 2 * highest_count < len(sample):
+
+    def count(ending: str) -> int:
+        return sum(os.path.lexists(folder / (cell.replace("\\", "/") + ending)) for cell in sample)
+
+    best = max(_ENDINGS, key=count)
+    if 2 * count(best) < len(sample):
         return list(cells), []
-    form = best[0]
-    possible_folders = sorted(
-        {candidate.folder for candidate in best if (candidate.dropped, candidate.ending) == (form.dropped, form.ending)}
-    )
-    if len(possible_folders) > 1:
-        raise DataError(
-            f'{key}: column "{column}" has {sample[0]}, and there are such files in {" and in ".join(possible_folders[:3])}',
-            f"paths that are relative to {folder}",
-            f"write the folder into the column: {form.path(sample[0])}",
-        )
-    note = f'{key}: column "{column}" has {sample[0]}, which is read as {form.path(sample[0])}, and so for all rows'
-    return [form.path(cell) if cell else "" for cell in cells], [note]
-
-
-def _find_forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
-    """Yield the forms under which one of the first files exists, the smallest change first."""
-    depth = min(_MOST_DROPPED, max((cell.replace("\\", "/").count("/") for cell in sample), default=0))
-    folders = ["", *_folders(folder)]
-    for dropped in range(depth + 1):
-        for inner_folder in folders:
-            for ending in _ENDINGS:
-                form = PathForm(dropped, inner_folder, ending)
-                if any(os.path.isfile(folder / form.path(cell)) for cell in sample[:_FIRST_ROWS]):
-                    yield form
-
-
-def _folders(folder: Path) -> list[str]:
-    """List the subfolders of a folder and their subfolders, relative to the folder."""
-    paths: list[str] = []
-    for first in list_subfolders(folder)[:_MOST_FOLDERS]:
-        paths += [first, *(os.path.join(first, second) for second in list_subfolders(folder / first))]
-    return paths[:_MOST_FOLDERS]
+    paths = [cell.replace("\\", "/") + best if cell else "" for cell in cells]
+    path = next(path for path, cell in zip(paths, cells, strict=True) if cell == sample[0])
+    return paths, [f'{key}: column "{column}" has {sample[0]}, which is read as {path}, and so for all rows']
