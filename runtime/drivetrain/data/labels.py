@@ -45,14 +45,7 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
     Raises:
         DataError: if a label is not among the classes; names `key`.
     """
-    index_of = {name: i for i, name in enumerate(classes)}
-    index_of_code = {_normalize(name): i for i, name in reversed(list(enumerate(classes)))}
-    # Labels in another spelling than their class are looked up by their normalized form.
-    index_of |= {
-        label: index_of_code[code]
-        for label in set(labels) - index_of.keys()
-        if (code := _normalize(label)) in index_of_code
-    }
+    index_of = match_labels(labels, classes)
     unknown = Counter(label for label in labels if label not in index_of)
     if unknown:
         examples = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(unknown.items())[:5])
@@ -65,6 +58,17 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
             hint or "add samples of these classes to the training data, or remove them here",
         )
     return np.fromiter((index_of[label] for label in labels), np.int64, len(labels))
+
+
+def match_labels(labels: Iterable[str], classes: Sequence[str]) -> dict[str, int]:
+    """Return the class index of each class, and of labels in another spelling, by their normalized form."""
+    index_of = {name: i for i, name in enumerate(classes)}
+    index_of_code = {_normalize(name): i for i, name in reversed(list(enumerate(classes)))}
+    return index_of | {
+        label: index_of_code[code]
+        for label in set(labels) - index_of.keys()
+        if (code := _normalize(label)) in index_of_code
+    }
 
 
 def _normalize(label: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
-from drivetrain.data.labels import index_labels, sort_class_names
+from drivetrain.data.labels import index_labels, match_labels, sort_class_names
 from drivetrain.data.notes import list_names
 from drivetrain.data.scales import FIELDS, NameRow, Scale, collect_fields, fit_scale, scales_from_json
 from drivetrain.data.stateless_random import Ids
@@ -28,17 +28,51 @@ MAX_CLASSES_OF_FEW_ROWS = 10
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """Targets of all rows of a table, as written in the file."""
+    """Targets of all samples of a file, as written there."""
 
     names: tuple[str, ...]
-    texts: Any
-    """Stripped text of each row, a pyarrow array, for single-label classification; else None."""
+    """Columns; for labels that are listed in a cell, the labels."""
     numbers: column_values.Numbers
     """Shape (N, names), float64; empty for single-label classification."""
     several: bool
     """Whether the numbers are labels of a multi-label classification: 0 or 1."""
     bad: dict[int, str]
     """Reason why a row has no usable target, by row."""
+    classes: Sequence[str] = ()
+    """The different classes of a single-label classification."""
+    indices: Ids | None = None
+    """Index of each row in `classes`, -1 for an empty cell; None without classes."""
+    are_listed: bool = False
+    """Whether the labels of a sample are listed in a cell, so that another file may lack some."""
+
+    def take(self, rows: Sequence[int]) -> TargetColumn:
+        """Take some rows, which are usable."""
+        indices = None if self.indices is None else self.indices[list(rows)]
+        return replace(self, numbers=self.numbers[list(rows)], indices=indices, bad={})
+
+    def list_names(self, rows: Ids) -> list[str]:
+        """List the class of each of some rows."""
+        assert self.indices is not None
+        return [self.classes[index] for index in self.indices[rows].tolist()]
+
+
+def of_classes(cells: Sequence[str], column: str) -> TargetColumn:
+    """Return targets with the class of each row as text; a row with an empty text is bad."""
+    number_of: dict[str, int] = {}
+    indices = [number_of.setdefault(cell, len(number_of)) if cell else -1 for cell in cells]
+    bad = {row: f"{column} is empty" for row, cell in enumerate(cells) if not cell}
+    no_numbers = np.empty((len(cells), 0))
+    return TargetColumn((column,), no_numbers, False, bad, tuple(number_of), np.array(indices, np.int64))
+
+
+def of_labels(sets: Sequence[Sequence[str]]) -> TargetColumn:
+    """Return targets with any number of labels in each row."""
+    names = sort_class_names(name for labels in sets for name in labels)
+    index_of = {name: index for index, name in enumerate(names)}
+    numbers = np.zeros((len(sets), len(names)))
+    for row, labels in enumerate(sets):
+        numbers[row, [index_of[name] for name in labels]] = 1
+    return TargetColumn(names, numbers, True, {}, are_listed=True)
 
 
 @dataclass(frozen=True)
@@ -66,7 +100,8 @@ def read_targets(
     if classes and len(names) == 1:
         texts = _read_class_texts(table[names[0]], names[0], option, source)
         bad = dict.fromkeys(np.flatnonzero(texts.is_null()).tolist(), f"{names[0]} is empty")
-        return TargetColumn(tuple(names), texts, np.empty((len(table), 0)), False, bad)
+        class_names, indices = column_values.different(texts), column_values.value_numbers(texts)
+        return TargetColumn(tuple(names), np.empty((len(table), 0)), False, bad, class_names, indices)
     columns, bad = [], {}
     for name in names:
         values, is_wrong = column_values.numbers(table[name])
@@ -75,7 +110,7 @@ def read_targets(
             is_wrong = is_wrong | (np.isfinite(values) & (values != 0) & (values != 1))
         bad |= dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
         bad |= find_bad_numbers(table[name], name, values, is_wrong, "0 or 1" if classes else "a number")
-    return TargetColumn(tuple(names), None, np.stack(columns, axis=1), classes, bad)
+    return TargetColumn(tuple(names), np.stack(columns, axis=1), classes, bad)
 
 
 def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
@@ -84,8 +119,11 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
     Raises:
         DataError: if there is nothing to learn: a single class, or a label or number that never changes.
     """
-    if target.texts is not None:
+    if target.indices is not None:
         return Head("", classes=list_classes(target, rows, key))
+    if target.are_listed:  # other labels are those of images that cannot be read
+        used = np.flatnonzero(target.numbers[rows].any(axis=0)).tolist()
+        target = replace(target, names=tuple(target.names[index] for index in used), numbers=target.numbers[:, used])
     values = target.numbers[train]
     constant_names = [name for name, column in zip(target.names, values.T, strict=True) if column.min() == column.max()]
     if constant_names:
@@ -170,11 +208,11 @@ def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded:
 
 def find_strata(target: TargetColumn, rows: Ids) -> Strata:
     """Find the class of each of some rows."""
-    if target.texts is None:
+    if target.indices is None:
         return Strata(np.zeros(len(rows), np.int64), ())
-    encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
-    numbers = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
-    return Strata(numbers, encoded.dictionary.to_pylist())
+    used, first_rows, numbers = np.unique(target.indices[rows], return_index=True, return_inverse=True)
+    order = np.argsort(first_rows)
+    return Strata(np.argsort(order)[numbers], [target.classes[index] for index in used[order].tolist()])
 
 
 def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
@@ -193,13 +231,25 @@ def encode(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> npt.
     Raises:
         DataError: if a label is no class of the head; names `key`.
     """
-    if target.texts is not None:
-        texts = target.texts.take(rows)
-        indices = column_values.positions(texts, target_head.classes).astype(np.int64)
+    if target.indices is not None:
+        index_of = match_labels(target.classes, target_head.classes)
+        indices = np.array([index_of.get(name, -1) for name in target.classes], np.int64)[target.indices[rows]]
         # For a text that is no class, `index_labels` raises a detailed error.
         is_complete = not (indices < 0).any()
-        return indices if is_complete else index_labels(texts.to_pylist(), target_head.classes, key)
-    values = target.numbers[rows]
+        return indices if is_complete else index_labels(target.list_names(rows), target_head.classes, key)
+    values, names = target.numbers[rows], target_head.classes or target_head.columns
+    if target.are_listed:
+        index_of = {name: index for index, name in enumerate(target.names)}
+        counts = values.sum(axis=0).astype(np.int64).tolist()
+        listed = [name for name, count in zip(target.names, counts, strict=True) for _ in range(count)]
+        index_labels(listed, names, key)
+        values = np.append(values, np.zeros((len(rows), 1)), axis=1)[:, [index_of.get(name, -1) for name in names]]
+    elif names != target.names:
+        raise DataError(
+            f"{key}: labels have {len(target.names)} columns",
+            f"as in the training data: {len(names)}",
+            "write the file again",
+        )
     if not target_head.several:
         scales = list_scales(target_head)
         values = np.stack([scale.scale(column) for scale, column in zip(scales, values.T, strict=True)], axis=1)
@@ -229,8 +279,7 @@ def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     Raises:
         DataError: if there is only one class, or more than one per two rows; names `key`.
     """
-    assert target.texts is not None
-    names = sort_class_names(column_values.different(target.texts.take(rows)))
+    names = sort_class_names(find_strata(target, rows).classes)
     if len(names) < 2:
         raise DataError(
             f"{key}: {len(rows):,} rows, and {target.names[0]} is {list_names(names)} in all of them",

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.dataset import InputRecord
-from drivetrain.data.images import near_copies
+from drivetrain.data.images import image_targets, near_copies
 from drivetrain.data.images.image_files import Files
-from drivetrain.data.images.image_targets import ClassTargets
 from drivetrain.data.images.near_copies import Sources
 from drivetrain.data.images.source import ImageSource
 from drivetrain.data.partition import Division, Partition, hold_out, hold_out_groups, number_groups
@@ -38,9 +37,7 @@ def divide(
     Raises:
         DataError: if too few images or groups are left for one side.
     """
-    targets = images.targets
-    classes = targets.head(images.rows, images.rows, images.key).classes if isinstance(targets, ClassTargets) else ()
-    strata = Strata(targets.strata(images.rows), classes)
+    strata = image_targets.find_strata(images.target, images.rows)
     stored = division.to_json()
     # A run that did not divide by sources keeps its split when it is resumed.
     is_before = recorded is not None and recorded.same_data and SOURCES_KEY not in recorded.preprocessing
@@ -55,7 +52,7 @@ def divide(
     is_grouped = partition is not None
     partition = partition or hold_out(job, strata, division)
     # When groups are divided, it is not true that a class with a single image is used for training.
-    images.notes += [] if classes and is_grouped else targets.notes(images.rows)
+    images.notes += [] if strata.classes and is_grouped else image_targets.note_targets(images.target, images.rows)
     images.notes += partition.notes
     return partition, stored
 

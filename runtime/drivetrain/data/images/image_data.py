@@ -20,7 +20,7 @@ from drivetrain.data.images import held_out, image_files, mirroring, near_copies
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_paths import EXTENSIONS, is_leftover
-from drivetrain.data.images.image_targets import ClassTargets, LabelForm, ManifestRows
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import (
     BYTES,
     MAX_MEASURED_IMAGES,
@@ -250,9 +250,9 @@ def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
 
 
 def _note_contradictions(train: ImageSource) -> list[str]:
-    if not isinstance(train.targets, ClassTargets):
+    if train.target.indices is None:
         return []
-    contents, classes = train.images.contents[train.rows], train.targets.take_rows(train.rows)
+    contents, classes = train.images.contents[train.rows], train.target.list_names(train.rows)
     return copies.note_contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
 
 

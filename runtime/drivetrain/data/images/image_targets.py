@@ -1,25 +1,20 @@
-"""Targets of images as written, for all images of a source: a class, several labels, or numbers.
-
-`check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `encode` does for a class or
-label that the head does not have. A split keeps the share of each stratum.
-"""
+"""The form of the targets of images: a class, several labels, or numbers; what is checked and noted about them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from drivetrain.data import labels, partition, target_columns
 from drivetrain.data.dataset import Head
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.target_columns import TargetColumn
+from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import OFF, ImageClassificationData, ImageData
 
@@ -69,152 +64,62 @@ class LabelForm:
         return cls(stored.get("kind", "class"), names, stored.get("separator") or "auto")
 
 
-@dataclass(frozen=True)
-class ClassTargets:
-    """One class for each image."""
+def check(target: TargetColumn, rows: Ids, key: str) -> None:
+    """Check that each class has a usable image, and that there are two classes, or a label; numbers are checked later.
 
-    names: Sequence[str]
-
-    def take_rows(self, rows: Ids) -> list[str]:
-        """Take the classes of some images."""
-        return [self.names[row] for row in rows.tolist()]
-
-    def check(self, rows: Ids, key: str) -> None:
-        """Check that each class has a usable image, and that there are two."""
-        used = set(self.take_rows(rows))
-        if without_image := sorted(set(self.names) - used):
-            raise DataError(
-                f"{key}: no image can be used of the classes {list_names(without_image)}",
-                "at least one image for each class",
-                "repair these images, or remove the class",
-            )
-        if len(used) < 2:
-            raise DataError(
-                f"{key}: {len(rows):,} images of {len(used)} class: {list_names(sorted(used))}",
-                "two classes or more",
-                "add another class",
-            )
-
-    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """Return the class of each image."""
-        used = self.take_rows(rows)
-        return labels.index_labels(used, labels.sort_class_names(used), "")
-
-    def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """Build the output with all classes of the usable images `rows`; `train` are the training images among them."""
-        return Head("", labels.sort_class_names(self.take_rows(rows)))
-
-    def encode(self, rows: Ids, head: Head, key: str) -> npt.NDArray[Any]:
-        """Return class indices (rows,) int64."""
-        return labels.index_labels(self.take_rows(rows), head.classes, key)
-
-    def notes(self, rows: Ids) -> list[str]:
-        """Return a note on classes with a single image, if there are any."""
-        counts = Counter(self.take_rows(rows))
-        single_classes = sorted(name for name, count in counts.items() if count == 1)
-        return (
-            [f"classes with a single image, which is used for training: {list_names(single_classes)}"]
-            if single_classes
-            else []
+    Raises:
+        DataError: if not; names `key`.
+    """
+    if target.are_listed and not target.numbers[rows].any():
+        raise DataError(f"{key}: none of {len(rows):,} images has a label", "one label or more", "add labels")
+    if target.indices is None:
+        return
+    used = set(target.list_names(rows))
+    if without_image := sorted(set(target.list_names(np.unique(target.indices, return_index=True)[1])) - used):
+        raise DataError(
+            f"{key}: no image can be used of the classes {list_names(without_image)}",
+            "at least one image for each class",
+            "repair these images, or remove the class",
+        )
+    if len(used) < 2:
+        raise DataError(
+            f"{key}: {len(rows):,} images of {len(used)} class: {list_names(sorted(used))}",
+            "two classes or more",
+            "add another class",
         )
 
 
-@dataclass(frozen=True)
-class LabelSets:
-    """Any number of labels for each image, by name."""
-
-    sets: Sequence[Sequence[str]]
-
-    def check(self, rows: Ids, key: str) -> None:
-        """Check that there is a label."""
-        if not any(self.sets[row] for row in rows.tolist()):
-            raise DataError(f"{key}: none of {len(rows):,} images has a label", "one label or more", "add labels")
-
-    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """Return the rarest label of each image."""
-        return partition.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
-
-    def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """Build the output with all labels."""
-        names = self._list_labels(rows)
-        all_rows = np.arange(len(self.sets), dtype=np.int64)
-        target = TargetColumn(names, None, self._to_matrix(all_rows, names), several=True, bad={})
-        return target_columns.build_head(target, rows, train, key)
-
-    def encode(self, rows: Ids, head: Head, key: str) -> npt.NDArray[Any]:
-        """Return labels (rows, labels) of 0 and 1, float32."""
-        labels.index_labels([name for row in rows.tolist() for name in self.sets[row]], head.classes, key)
-        return self._to_matrix(rows, head.classes).astype(np.float32)
-
-    def notes(self, rows: Ids) -> list[str]:
-        """Return a note on the frequency of each label."""
-        counts = Counter(name for row in rows.tolist() for name in self.sets[row])
-        unlabelled_count = sum(not self.sets[row] for row in rows.tolist())
-        return [labels.describe_label_counts(counts, unlabelled_count)]
-
-    def _list_labels(self, rows: Ids) -> tuple[str, ...]:
-        return labels.sort_class_names(name for row in rows.tolist() for name in self.sets[row])
-
-    def _to_matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return the labels of some images as (rows, names) of 0 and 1."""
-        index_of = {name: index for index, name in enumerate(names)}
-        matrix = np.zeros((len(rows), len(names)))
-        for index, row in enumerate(rows.tolist()):
-            matrix[index, [index_of[name] for name in self.sets[row] if name in index_of]] = 1
-        return matrix
+def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
+    """Build the head as `target_columns.build_head` does; classes of images may be as many as there are."""
+    if target.indices is not None:
+        return Head("", labels.sort_class_names(target.list_names(rows)))
+    return target_columns.build_head(target, rows, train, key)
 
 
-@dataclass(frozen=True)
-class NumberTargets:
-    """Numbers for each image; labels of 0 and 1 are numbers, too."""
-
-    goal: TargetColumn
-
-    def check(self, rows: Ids, key: str) -> None:
-        """Do nothing: `head` checks the numbers of the training images."""
-
-    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """Return the rarest label of each image; numbers are split at random."""
-        return (
-            partition.find_rarest_labels(self.goal.numbers[rows])
-            if self.goal.several
-            else np.zeros(len(rows), np.int64)
-        )
-
-    def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """Build the output with the labels, or with the numbers and their scale in the training images."""
-        return target_columns.build_head(self.goal, rows, train, key)
-
-    def encode(self, rows: Ids, head: Head, key: str) -> npt.NDArray[Any]:
-        """Return labels (rows, labels) of 0 and 1, or scaled numbers (rows, columns); float32."""
-        names = head.classes or head.columns
-        if names != self.goal.names:
-            raise DataError(
-                f"{key}: labels have {len(self.goal.names)} columns",
-                f"as in the training data: {len(names)}",
-                "write the file again",
-            )
-        return target_columns.encode(self.goal, rows, head, key)
-
-    def notes(self, rows: Ids) -> list[str]:
-        """Return a note on the frequency of labels, or notes on the range of each number."""
-        values = self.goal.numbers[rows]
-        if self.goal.several:
-            counts = Counter({name: int(n) for name, n in zip(self.goal.names, values.sum(axis=0), strict=True)})
-            return [labels.describe_label_counts(counts, int((values.sum(axis=1) == 0).sum()))]
-        return [
-            f"{name} from {column.min():g} to {column.max():g}, mean {column.mean():g}"
-            for name, column in zip(self.goal.names, values.T, strict=True)
-        ]
+def find_strata(target: TargetColumn, rows: Ids) -> Strata:
+    """Find the class of each image, in the order of the outputs, or its rarest label; numbers are split at random."""
+    if target.several:
+        return Strata(partition.find_rarest_labels(target.numbers[rows]), ())
+    strata = target_columns.find_strata(target, rows)
+    classes = labels.sort_class_names(strata.classes)
+    order = np.array([classes.index(name) for name in strata.classes], np.int64)
+    return Strata(order[strata.numbers] if classes else strata.numbers, classes)
 
 
-ImageTargets = ClassTargets | LabelSets | NumberTargets
-"""Targets of all images of a source, by image."""
-
-
-def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
-    """Take the targets of some rows; all of them must be usable."""
-    return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
+def note_targets(target: TargetColumn, rows: Ids) -> list[str]:
+    """Return notes: classes with a single image, the frequency of each label, or the range of each number."""
+    if target.indices is not None:
+        counts = Counter(target.list_names(rows))
+        single = sorted(name for name, count in counts.items() if count == 1)
+        return [f"classes with a single image, which is used for training: {list_names(single)}"] if single else []
+    values = target.numbers[rows]
+    if target.several:
+        counts = Counter({name: int(n) for name, n in zip(target.names, values.sum(axis=0), strict=True)})
+        return [labels.describe_label_counts(counts, int((values.sum(axis=1) == 0).sum()))]
+    return [
+        f"{name} from {column.min():g} to {column.max():g}, mean {column.mean():g}"
+        for name, column in zip(target.names, values.T, strict=True)
+    ]
 
 
 @dataclass
@@ -225,7 +130,7 @@ class ManifestRows:
     """Path of each usable image, as written."""
     numbers: list[int] = field(default_factory=list)
     """Row of each of these in the table, from 0."""
-    targets: ImageTargets | None = None
+    target: TargetColumn | None = None
     bad: list[BadSample] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     """Group names as written, if the form has a group column; empty text for no group."""

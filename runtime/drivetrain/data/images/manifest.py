@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,12 @@ from drivetrain.data.formats import column_values, csv_dialect, table_file, tabl
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets
 from drivetrain.data.images.image_column import ImageCells
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets, ManifestRows
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.source import BadSample
+from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 
-Rows = list[int]
 Reasons = dict[int, str]
 """Reasons why rows cannot be used, by row."""
 
@@ -58,8 +57,8 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     if form:
         # A list without targets comes from the user of `predict`; nothing is learned from it, so it is not checked.
         table_paths.check_named_files(file, named_files, key)
-    target_reasons, take_targets = targets(rows, table, form, file, key) if form else (dict[int, str](), None)
-    reasons = _combine_reasons(paths, path_column, target_reasons)
+    target = read_target(rows, table, form, file, key) if form else None
+    reasons = _combine_reasons(paths, path_column, target.bad if target else {})
     keep = [row for row, reason in enumerate(reasons) if not reason]
     rows.bad = [
         BadSample(f"{file} {csv_dialect.name_row(file, row + 1)}", reason)
@@ -74,7 +73,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
             "one row for each image",
             "check how the file was written",
         )
-    rows.targets = take_targets(keep) if take_targets else None
+    rows.target = target.take(keep) if target else None
     if embedded_column:
         rows.cells = ImageCells(file, embedded_column, table[embedded_column], tuple(keep))
     if form and form.groups:
@@ -90,7 +89,7 @@ def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
     for (_, part), text in job.data_paths():
         path, key = job.resolve(text), f"data.{part}"
         rows = read(path, job.data.path_column, form, key, files)
-        assert rows.targets is not None
+        assert rows.target is not None
         missing = {
             index: BadSample(
                 f"{path.name} {csv_dialect.name_row(path, rows.numbers[index] + 1)}", f"{name} is not there"
@@ -101,10 +100,10 @@ def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
         usable = np.setdiff1d(np.arange(len(rows.names), dtype=np.int64), np.array(list(missing), np.int64))
         notes += [*rows.notes, *rows.check_bad(list(missing.values()), len(rows.names), job.data.bad_samples, key)]
         if head is None:
-            rows.targets.check(usable, key)
-            head, count = rows.targets.head(usable, usable, key), len(usable)
+            image_targets.check(rows.target, usable, key)
+            head, count = image_targets.build_head(rows.target, usable, usable, key), len(usable)
             form = replace(form, separator=rows.separator or form.separator, groups="")
-        rows.targets.encode(usable, head, key)
+        target_columns.encode(rows.target, usable, head, key)
     return count, notes
 
 
@@ -133,14 +132,8 @@ def _combine_reasons(paths: list[str], path_column: str, target_reasons: Reasons
     return reasons
 
 
-def targets(
-    rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
-) -> tuple[Reasons, Callable[[Rows], ImageTargets]]:
-    """Read the targets of a table.
-
-    Returns:
-        The rows without a usable target, and a function that returns the targets of given rows. The separator of the
-        labels is stored in `rows`.
+def read_target(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str) -> TargetColumn:
+    """Read the targets of all rows of a table; the separator of the labels is stored in `rows`.
 
     Raises:
         DataError: if the form of the labels is not clear; names `key`.
@@ -149,18 +142,16 @@ def targets(
         cells = _read_names(table, form.columns[0], file, key)
         if form.ask:
             labels.check_cells_are_classes([cell for cell in cells if cell], form.columns[0], file)
-        empty = {row: f"{form.columns[0]} is empty" for row, cell in enumerate(cells) if not cell}
-        return empty, lambda keep: ClassTargets([cells[row] for row in keep])
+        return target_columns.of_classes(cells, form.columns[0])
     if form.in_a_cell:
-        sets = _read_label_sets(rows, table, form, file, key)
-        return {}, lambda keep: LabelSets([sets[row] for row in keep])
+        return target_columns.of_labels(_read_label_sets(rows, table, form, file, key))
     are_labels = form.kind == "labels"
     target = target_columns.read_targets(
         table, form.columns, classes=are_labels, option="data.label_column", source=str(file)
     )
     if are_labels:
         rows.unsure = int((np.isnan(target.numbers) | (target.numbers == -1)).any(axis=1).sum())
-    return target.bad, partial(image_targets.take_usable, target)
+    return target
 
 
 def _read_label_sets(

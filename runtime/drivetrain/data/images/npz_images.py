@@ -16,9 +16,8 @@ from torch.nn import functional
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.formats import column_values, npz_file
-from drivetrain.data.images import image_targets
 from drivetrain.data.images.augment import luma
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
+from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import BYTES, find_scale, measure_array
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize, pad_sides
 from drivetrain.data.source import BadSample
@@ -82,7 +81,7 @@ class ImageArrays:
 
 def read(
     path: Path, key: str, form: LabelForm | None
-) -> tuple[ImageArrays, ImageTargets | None, dict[int, BadSample], list[str]]:
+) -> tuple[ImageArrays, TargetColumn | None, dict[int, BadSample], list[str]]:
     """Read the images of an .npz file and, if their form is known, their targets.
 
     Returns:
@@ -106,10 +105,10 @@ def read(
             "write the file again with both of one length",
         )
     if form.kind == "class":
-        return images, ClassTargets(_read_classes(raw_labels, path, key)), broken, notes
+        return images, target_columns.of_classes(_read_classes(raw_labels, path, key), "label"), broken, notes
     target = _read_label_numbers(raw_labels, form, path, key)
     broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
-    return images, image_targets.take_usable(target, range(len(images))), broken, notes
+    return images, target, broken, notes
 
 
 def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
@@ -166,7 +165,7 @@ def _read_label_numbers(raw_labels: npt.NDArray[Any], form: LabelForm, path: Pat
             row: f"label is {columns[0][row]:g}, not 0 or 1"
             for row in np.flatnonzero(~np.isin(columns[0], (0, 1))).tolist()
         }
-        return TargetColumn(tuple(names), None, np.stack(columns, axis=1), several=True, bad=wrong)
+        return TargetColumn(tuple(names), np.stack(columns, axis=1), several=True, bad=wrong)
     return target_columns.read_targets(table, names, classes=labels, option=key, source=str(path))
 
 

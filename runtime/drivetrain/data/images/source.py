@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from drivetrain.data import target_columns
@@ -18,11 +17,12 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, image_paths, npz_images, resize
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows, NumberTargets
+from drivetrain.data.images import class_folders, image_files, image_paths, image_targets, npz_images, resize
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import FOLDERS, NAMES, OFF
 from drivetrain.job.images import ImageJob
@@ -42,7 +42,7 @@ class ImageSource:
 
     key: str
     """Spec key that names the path."""
-    targets: ImageTargets
+    target: TargetColumn
     """Targets of all rows, as in the file."""
     rows: Ids
     """Usable rows, ascending."""
@@ -54,30 +54,26 @@ class ImageSource:
     """Group name of each image, if the job has a group column."""
 
     def check_targets(self) -> None:
-        """Check the targets of the usable rows, as `targets.check` does."""
-        self.targets.check(self.rows, self.key)
+        """Check the targets of the usable rows."""
+        image_targets.check(self.target, self.rows, self.key)
 
     def compute_head(self, train_rows: Ids) -> Head:
-        """Build the head of the usable rows with `targets.head`; `train_rows` are the training rows among them."""
-        return self.targets.head(self.rows, train_rows, self.key)
+        """Build the head of the usable rows; `train_rows` are the training rows among them."""
+        return image_targets.build_head(self.target, self.rows, train_rows, self.key)
 
     def build_tensor(self, rows: Ids, head: Head) -> Tensor:
-        """Build the targets of some rows with `targets.encode`."""
-        return torch.from_numpy(self.targets.encode(rows, head, self.key))
+        """Build the targets of some rows."""
+        return target_columns.build_tensor(self.target, rows, head, self.key)
 
     def keep_scored(self, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
         """Keep the rows without codes in the numbers to predict, and note the others."""
-        if not isinstance(self.targets, NumberTargets):
-            return rows, []
-        return target_columns.keep_scored(self.targets.goal, rows, head)
+        return target_columns.keep_scored(self.target, rows, head)
 
     def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
         """Return notes on numbers to predict that are codes such as -9999, each with its image."""
-        if not isinstance(self.targets, NumberTargets):
-            return []
-        cure, target_name = "leave out these images" if isinstance(self.images, ImageArrays) else "", self.targets.goal
+        cure = "leave out these images" if isinstance(self.images, ImageArrays) else ""
         return target_columns.note_codes(
-            target_name, self.rows, head, self.images.title, cure, is_new=is_new, budget=budget
+            self.target, self.rows, head, self.images.title, cure, is_new=is_new, budget=budget
         )
 
 
@@ -99,12 +95,12 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
     images: Images
     rows = ManifestRows()
     if suffix == ".npz" and path.is_file():
-        images, rows.targets, broken, rows.notes = npz_images.read(path, key, form)
+        images, rows.target, broken, rows.notes = npz_images.read(path, key, form)
     elif path.is_dir():
         _check_folder(path, form, key)
         listing = class_folders.read(path, key)
         images, broken = image_files.check_images(str(path), listing.names)
-        rows.targets, rows.notes = ClassTargets(listing.labels), listing.notes
+        rows.target, rows.notes = target_columns.of_classes(listing.labels, "label"), listing.notes
     elif suffix in table_file.SUFFIXES:
         rows = read_manifest(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
@@ -113,12 +109,12 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
     else:
         table_paths.check_is_table(path, key)
         raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
-    assert rows.targets is not None
+    assert rows.target is not None
     left_out = rows.check_bad(list(broken.values()), len(images), budget, key)
     return ImageSource(
         key=key,
         images=images,
-        targets=rows.targets,
+        target=rows.target,
         rows=np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64)),
         notes=[*rows.notes, *left_out],
         separator=rows.separator,

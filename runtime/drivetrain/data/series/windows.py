@@ -298,10 +298,10 @@ def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit,
 
 def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: WindowSplit, share: float) -> None:
     """Refuse classes that occur only in the last part of the time and so have no training sample."""
-    if timeline.target is None or timeline.target.texts is None:
+    if timeline.target is None or timeline.target.indices is None:
         return
     train_classes = target_columns.list_classes(timeline.target, train.target_rows, timeline.source.key)
-    validation_counts = Counter(timeline.target.texts.take(validation.target_rows).to_pylist())
+    validation_counts = Counter(timeline.target.list_names(validation.target_rows))
     if without_training := [
         f'"{name}" ({validation_counts[name]:,} windows)'
         for name in sorted(set(validation_counts) - set(train_classes))

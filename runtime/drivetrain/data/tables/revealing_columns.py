@@ -49,7 +49,7 @@ def note_revealing(
     if len(rows) < MIN_ROWS:
         return []
     sampled_rows = rows[:: -(-len(rows) // MAX_COMPARED_ROWS)]
-    classes = None if target.texts is None else target_columns.find_strata(target, sampled_rows).numbers
+    classes = None if target.indices is None else target_columns.find_strata(target, sampled_rows).numbers
     sample = _Sample(", ".join(target.names), classes, target.numbers[sampled_rows])
     row_number_lines, target_lines = [], []
     for name in roles.names:

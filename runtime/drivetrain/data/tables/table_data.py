@@ -167,11 +167,11 @@ def compare_rows(train: TableRows, recorded: InputRecord | None) -> Division:
     table, target, rows = train.table, train.target, train.usable
     number_columns = [column_values.numbers(table[name])[0] for name in train.roles.numeric] + list(target.numbers.T)
     text_columns = [column_values.texts(table[name]) for name in train.roles.categorical]
-    text_columns += [] if target.texts is None else [target.texts]
+    classes = [] if target.indices is None else [target_columns.find_strata(target, rows).numbers]
     # Adding 0 turns -0 into 0, and the bits of a NaN are not always the same.
     bit_patterns = [np.where(np.isnan(cells), np.nan, cells + 0.0).view(np.int64)[rows] for cells in number_columns]
     contents, equal_share = copies.digest_table_rows(
-        [*bit_patterns, *(column_values.value_numbers(cells.take(rows)) for cells in text_columns)]
+        [*bit_patterns, *(column_values.value_numbers(cells.take(rows)) for cells in text_columns), *classes]
     )
     return Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, equal_share))
 
@@ -186,7 +186,7 @@ def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partitio
     assert target is not None
     if isinstance(job.data.validation, str):
         return Partition(rows, rows[:0], [])
-    if target.texts is not None:
+    if target.indices is not None:
         target_columns.list_classes(target, rows, "data.train")
     strata, notes = target_columns.find_strata(target, rows), []
     if job.data.groups:
