@@ -9,6 +9,7 @@ from pathlib import Path
 SLOW_FOLDERS = ("docker", "faults", "gpu")
 SLOW = frozenset(
     {
+        "baselines/test_run_comparison",
         "benchmarks/test_gpu",
         "benchmarks/test_quality",
         "data/images/test_decoded_cache",
@@ -32,7 +33,6 @@ SLOW = frozenset(
         "models/test_feature_cache",
         "storage/test_bad_remote",
         "storage/test_object_store",
-        "supervisor/test_baseline_run",
         "supervisor/remote_copy/test_killed_copies",
         "supervisor/remote_copy/test_only_copy",
         "supervisor/remote_copy/test_remote_training",

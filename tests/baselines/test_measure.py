@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,23 @@ import pytest
 import sklearn.ensemble
 import sklearn.linear_model
 import sklearn.metrics
+import sklearn.pipeline
+import sklearn.preprocessing
+import torch
+from torch import Tensor
 
 from drivetrain.baselines import measure
 from drivetrain.baselines.baseline_command import BaselineRequest, measure_baselines
-from drivetrain.baselines.sample_features import TextFeatures, choose_features
+from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures, choose_features
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import add_test, load
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
+from drivetrain.training.sparse_rows import SparseRows
 from tests import task_cases
+from tests.messages import says
 from tests.task_cases import CASES, COMMON
 
 
@@ -98,9 +106,13 @@ def test_texts_are_weighted_as_by_scikit_learn(tmp_path: Path) -> None:
 
     _, data = read_case("one text head", tmp_path)
     ids = np.arange(len(data.train))
-    features = TextFeatures()
-    features.fit(data.train, ids)
-    ours = features.read_linear(data.train, ids)
+    features = TextFeatures(data.train)
+    counted = features.read_linear(data.train, ids)
+    scaling = features.fit_scaling(counted)
+    assert scaling is not None
+    rows = scaling.scale(counted)
+    assert isinstance(rows, SparseRows)
+    ours = rows.multiply(torch.eye(rows.width))
     tokens, *_, mask = data.train.gather(ids)
     token_texts = [
         " ".join(str(int(t)) for t, m in zip(row, real, strict=True) if m)
@@ -111,9 +123,31 @@ def test_texts_are_weighted_as_by_scikit_learn(tmp_path: Path) -> None:
     )
     # Which column a token or pair has differs; the products of texts do not.
     assert ours.shape == theirs.shape
-    np.testing.assert_allclose((ours @ ours.T).toarray(), (theirs @ theirs.T).toarray(), atol=1e-5)
-    features.fit(data.train, ids[:1])  # nothing is in two texts
-    assert features.read_linear(data.train, ids).shape == (len(ids), 1)
+    np.testing.assert_allclose((ours @ ours.T).numpy(), (theirs @ theirs.T).toarray(), atol=1e-6)
+
+
+def make_logistic(kind: str) -> Any:
+    scaler = [sklearn.preprocessing.StandardScaler()] if kind != "table" else []
+    strength = {"images": 0.1, "texts": 1 / TEXT_PENALTY}.get(kind, 1.0)
+    return sklearn.pipeline.make_pipeline(*scaler, sklearn.linear_model.LogisticRegression(C=strength, max_iter=5000))
+
+
+@pytest.mark.parametrize("name", ["table", "series", "image folders"])
+def test_the_linear_model_is_that_of_scikit_learn(name: str, tmp_path: Path) -> None:
+    job, data = read_case(name, tmp_path)
+    features = choose_features(data)
+    assert features is not None
+    fitted, evaluated = (
+        make_dense(features.read_linear(split, np.arange(len(split)))) for split in (data.train, data.validation)
+    )
+    model = make_logistic(data.preprocessing["kind"]).fit(fitted, data.train.targets[""].numpy())
+    truth = data.validation.targets[""].numpy()
+    expected = sklearn.metrics.log_loss(truth, model.predict_proba(evaluated), labels=model.classes_)
+    assert fit_baselines(job, data)[LINEAR].metrics["validation/log_loss"] == pytest.approx(expected, rel=5e-3)
+
+
+def make_dense(matrix: Tensor | SparseRows) -> np.ndarray:
+    return (matrix if isinstance(matrix, Tensor) else matrix.multiply(torch.eye(matrix.width))).numpy()
 
 
 def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +156,8 @@ def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeyp
     monkeypatch.setattr(measure, "GROWTH", 3)
     sizes = [row.rows for row in measure.measure(job, data, 1e6) if row.name == LINEAR and isinstance(row, Baseline)]
     assert sizes == [5, 15, 45, 60]
+    bounded = measure.measure(job, data, 1e6, free_memory=1.0)
+    assert [row.rows for row in bounded if row.name == LINEAR and isinstance(row, Baseline)] == [5]
     hurried = [row.rows for row in measure.measure(job, data, 0.0) if row.name == LINEAR and isinstance(row, Baseline)]
     assert hurried == [5]
     assert fit_baselines(job, data)[LINEAR].rows == 60
@@ -134,10 +170,12 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
 
     def fit(*arguments: Any) -> Baseline:
         *_, name, _, ids = arguments
-        now[0] += len(ids) ** 2 / 100 if name == TREES else len(ids) / 100
-        return Baseline(name, {}, len(ids), 60, 0.0)
+        seconds = len(ids) ** 2 / 100 if name == TREES else len(ids) / 100
+        now[0] += seconds
+        return Baseline(name, {}, len(ids), 60, seconds)
 
     monkeypatch.setattr(measure, "FIRST_ROWS", 10)
+    monkeypatch.setattr(measure, "GROWTH", 2)
     monkeypatch.setattr(measure, "_fit", fit)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     rows = [(row.name, row.rows) for row in measure.measure(job, data, 19.0) if row.name != CONSTANT]
@@ -146,25 +184,10 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
     assert now[0] < 19
 
 
-def test_texts_are_solved_in_a_few_passes(tmp_path: Path) -> None:
-    job, data = read_case("one text head", tmp_path)
-    features, ids = TextFeatures(), np.random.default_rng(job.train.seed).permutation(len(data.train))
-    features.fit(data.train, ids)
-    strength = 1 / (features.looseness * len(ids))
-    model = sklearn.linear_model.SGDClassifier(
-        loss="log_loss", alpha=strength, max_iter=5, tol=None, random_state=job.train.seed
-    )
-    model.fit(features.read_linear(data.train, ids), data.train.targets[""].numpy()[ids])
-    validation_features = features.read_linear(data.validation, np.arange(len(data.validation)))
-    loss = sklearn.metrics.log_loss(
-        data.validation.targets[""].numpy(), model.predict_proba(validation_features), labels=model.classes_
-    )
-    assert fit_baselines(job, data)[LINEAR].metrics["validation/log_loss"] == pytest.approx(loss, rel=1e-3)
-
-
 def test_each_picture_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, data = read_case("image folders", tmp_path)
     monkeypatch.setattr(measure, "FIRST_ROWS", 3)
+    monkeypatch.setattr(measure, "GROWTH", 2)
     decoded: list[int] = []
     gather = data.train.gather
     monkeypatch.setattr(data.train, "gather", lambda ids: decoded.extend(ids.tolist()) or gather(ids))
@@ -181,13 +204,27 @@ def test_a_class_that_the_first_samples_lack_is_no_error(tmp_path: Path, monkeyp
     assert all(math.isfinite(value) for row in rows.values() for value in row.metrics.values())
 
 
-def test_without_scikit_learn_the_constant_answer_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_only_trees_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, data = read_case("table", tmp_path)
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    rows = list(measure.measure(job, data, 60))
-    assert [type(row) for row in rows] == [Baseline, Skipped]
-    assert isinstance(rows[1], Skipped)
-    assert "pip install" in rows[1].reason
+    rows = {row.name: row for row in measure.measure(job, data, 60)}
+    trees = rows[TREES]
+    assert isinstance(rows[LINEAR], Baseline)
+    assert isinstance(trees, Skipped)
+    assert says(trees.reason, "scikit-learn-not-installed-pip")
+
+
+def test_a_linear_model_does_not_import_scikit_learn(tmp_path: Path) -> None:
+    CASES["one text head"].files(tmp_path)
+    (tmp_path / "job.yaml").write_text(f"name: t\n{CASES['one text head'].text}{COMMON}")
+    program = (
+        "import sys; from pathlib import Path; from drivetrain.baselines.measure import measure; "
+        "from drivetrain.data.load_data import load; from drivetrain.job_spec import load_job; "
+        "job = load_job.load(Path('job.yaml')); assert len(list(measure(job, load(job), 60))) >= 2; "
+        "print('sklearn' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_inputs_that_only_the_users_code_knows_get_the_constant_answer_alone() -> None:

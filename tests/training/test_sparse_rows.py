@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -42,11 +44,13 @@ def test_columns_that_are_twice_in_a_row_are_added_up() -> None:
     assert rows.counts.tolist() == [2, 0, 3]
     assert torch.equal(make_dense(rows.transposed), expected.T)
     assert torch.equal(make_dense(SparseRows.join([rows, rows])), torch.cat([expected, expected]))
-    chosen, selected = torch.tensor([True, False, True]), torch.tensor([1, 5, 7])
+    chosen = torch.tensor([True, False, True])
     assert torch.equal(make_dense(rows[chosen]), expected[chosen])
-    assert torch.equal(make_dense(rows.select_columns(selected)), expected[:, selected])
-    scale = torch.arange(1.0, 11)
-    assert torch.equal(make_dense(rows.divide_columns(scale)), expected / scale)
+    factors = torch.tensor([0, 1, 0, 0, 0, 2.0, 0, 0.5, 0, 0])
+    assert torch.equal(make_dense(rows.weigh_columns(factors)), expected[:, [1, 5, 7]] * torch.tensor([1, 2.0, 0.5]))
+    assert torch.equal(make_dense(rows.weigh_columns(torch.zeros(10))), torch.zeros(3, 0))
+    lengths = expected.norm(dim=1, keepdim=True).clamp_min(1e-9)
+    torch.testing.assert_close(make_dense(rows.normalize()), expected / lengths)
 
 
 def test_the_gradient_is_that_of_the_dense_product() -> None:
@@ -64,11 +68,14 @@ def test_probabilities_are_those_of_logistic_regression(monkeypatch: pytest.Monk
     assert isinstance(held_out.features, SparseRows)
     loss = HeadLoss(losses.build_terms(CrossEntropy(name="cross-entropy")), None)
     solved = solve_head(training, held_out, loss, CLASSES)
-    scale = training.features.measure_rarity()
-    fitted, features = (make_dense(part.features) / scale for part in (training, held_out))  # type: ignore[arg-type]
+    assert solved.rarity is not None
+    fitted, features = (
+        make_dense(replace(rows, values=rows.values * solved.rarity[rows.columns]).normalize())
+        for rows in (training.features, held_out.features)
+    )
     reference = LogisticRegression(C=1 / solved.penalty, tol=1e-8, max_iter=5000).fit(fitted, training.targets)
     assert solved.bias is not None
-    outputs = held_out.features.multiply(solved.weight.T.contiguous()) + solved.bias
+    outputs = features @ solved.weight.T + solved.bias
     np.testing.assert_allclose(outputs.softmax(1).numpy(), reference.predict_proba(features), atol=5e-3)
 
 

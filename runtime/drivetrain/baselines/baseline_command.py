@@ -32,7 +32,7 @@ def measure_baselines(request: BaselineRequest) -> int:
     """
     if not request.seconds > 0:  # a NaN is not, either
         raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "leave it out for 60")
-    thread_limits.limit_threads()
+    machine = thread_limits.limit_threads()
     from drivetrain.baselines.measure import measure
     from drivetrain.data.class_balance import choose_best_metric
     from drivetrain.data.load_data import add_test, load
@@ -43,7 +43,7 @@ def measure_baselines(request: BaselineRequest) -> int:
     add_test(job, dataset)
     metric = choose_best_metric(job, dataset)
     outcomes = {}
-    for outcome in measure(job, dataset, request.seconds):
+    for outcome in measure(job, dataset, request.seconds, free_memory=machine.memory.available):
         outcomes[outcome.name] = outcome
         if isinstance(outcome, Baseline) and metric in outcome.metrics:
             result = f"{outcome.format_title()}: {metric} {format_metric(outcome.metrics[metric])}"

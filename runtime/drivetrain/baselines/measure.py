@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from drivetrain.baselines import simple_models
 from drivetrain.baselines.paired_errors import NetworkOutputs, PairedErrors
+from drivetrain.baselines.sample_features import Features, choose_features
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
 from drivetrain.data.custom.iterables import StreamSplit
@@ -28,28 +29,28 @@ from drivetrain.job.formatting import format_metric
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
 from drivetrain.training import losses
 from drivetrain.training.evaluation.metrics import MetricAccumulator
+from drivetrain.training.head_solver import count_bytes
 from drivetrain.training.losses import Objective
 
-if TYPE_CHECKING:
-    from drivetrain.baselines.sample_features import Features
-
 FIRST_ROWS = 500
-"""Training samples of the first fit: a run of a minute leaves two seconds after the start of the process."""
+"""Training samples of the first fit."""
 ONE_THREAD_ROWS = 20_000
 """Training samples up to which a fit has one thread: threads that wait for each other cost more than they gain. On two busy
 CPUs boosted trees of 960 rows took 52 s, and with one thread 3 s, a linear model of 8,000 pictures 95 s and 4 s.
 """
-GROWTH = 2
-"""Each further fit takes so many times the samples: what is not finished in time leaves at least the half of it."""
+GROWTH = 4
+"""Each further fit takes so many times the samples, so all fits together take little more time than the last one."""
+MEMORY_SHARE, COPIES = 1 / 4, 3
+"""Share of the free memory that the columns of the training samples may take: as read, as scaled, by row and by column."""
 EVALUATED_TOGETHER = 4_096
 """Samples whose outputs are computed at once."""
 CURVE_SECONDS = 60.0
 """How long the fits of a learning curve may take."""
-CURVE_POINTS = 3
+CURVE_POINTS, CURVE_GROWTH = 3, 2
 """Of a learning curve: a quarter, half and all of the training samples."""
 
 Outcome = Baseline | Skipped
-Fit = Callable[["Features", Split, Ids, torch.Tensor, Head, int], Predict]
+Fit = Callable[[Features, Split, Ids, Tensor, Head, int], Predict]
 """Fits one head to the targets of some training samples; the last argument is the seed."""
 
 
@@ -104,6 +105,7 @@ def measure(
     dataset: Dataset,
     seconds: float,
     first_rows: int = 0,
+    free_memory: float = math.inf,
     compute_networks: Callable[[], Mapping[str, NetworkOutputs]] | None = None,
 ) -> Iterator[Outcome]:
     """Fit and evaluate one simple model after the other; each is yielded as soon as it is known, and again if it was
@@ -114,6 +116,7 @@ def measure(
         dataset: its data, preprocessed as for its network.
         seconds: how long all of it may take.
         first_rows: training samples of the first fit; 0 for FIRST_ROWS.
+        free_memory: bytes; with more samples than fit into a share of it, some are fitted.
         compute_networks: computes the outputs of a network to compare them with, by prefix of the metrics' names.
     """
     end = time.monotonic() + seconds
@@ -134,46 +137,45 @@ def measure(
             if samples.prefix in networks:
                 samples.compare_with(networks[samples.prefix])
         yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
-    if not find_spec("sklearn"):
-        yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
-        return
-    import sklearn.ensemble  # noqa: F401 - it takes seconds, which the first fit must not seem to need
-
-    from drivetrain.baselines.sample_features import choose_features
-
     features = choose_features(dataset)
     if features is None:
         yield Skipped(LINEAR, "what the inputs mean is known to the job's code alone")
         return
     kinds: dict[str, Fit] = {LINEAR: simple_models.fit_linear}
-    if features.suits_trees:
+    if features.suits_trees and find_spec("sklearn"):
         kinds[TREES] = simple_models.fit_trees
+    elif features.suits_trees:
+        yield Skipped(TREES, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
     fits = {name: partial(_fit, job, dataset, evaluated, features, name, fit) for name, fit in kinds.items()}
     # In the order of a random permutation, every first part of it is a fair sample.
     order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
-    yield from _fit_growing(fits, order, end, first_rows or FIRST_ROWS)
+    if free_memory < math.inf:
+        columns = features.read_linear(dataset.train, order[:FIRST_ROWS])
+        row_bytes = COPIES * count_bytes(columns) / len(columns)
+        order = order[: max(FIRST_ROWS, int(MEMORY_SHARE * free_memory / max(row_bytes, 1)))]
+    yield from _fit_growing(fits, order, end, *((first_rows, CURVE_GROWTH) if first_rows else (FIRST_ROWS, GROWTH)))
 
 
 def _fit_growing(
-    fits: Mapping[str, Callable[[Ids], Baseline]], order: Ids, end: float, first_rows: int
+    fits: Mapping[str, Callable[[Ids], Baseline]], order: Ids, end: float, first_rows: int, growth: int
 ) -> Iterator[Baseline]:
     """Fit each kind of model to more and more samples in this order, as long as its next fit is expected to end in time."""
     rows = len(order) if end == math.inf else min(len(order), first_rows)
     seconds, expected = dict.fromkeys(fits, 0.0), dict.fromkeys(fits, 0.0)
     while expected:
         for name in list(expected):
-            started = time.monotonic()
-            if started + expected[name] > end and seconds[name]:
+            if time.monotonic() + expected[name] > end and seconds[name]:
                 del expected[name]
                 continue
-            yield fits[name](order[:rows])
-            earlier_seconds, seconds[name] = seconds[name], time.monotonic() - started
-            # A solver may need more than twice the time for twice the samples.
-            growth = seconds[name] / earlier_seconds if earlier_seconds else 0.0
-            expected[name] = seconds[name] * max(growth, min(len(order), rows * GROWTH) / rows)
+            outcome = fits[name](order[:rows])
+            yield outcome
+            earlier_seconds, seconds[name] = seconds[name], outcome.seconds
+            # A solver may need more time a sample than before.
+            slower = seconds[name] / earlier_seconds if earlier_seconds else 0.0
+            expected[name] = seconds[name] * max(slower, min(len(order), rows * growth) / rows)
         if rows == len(order):
             return
-        rows = min(len(order), rows * GROWTH)
+        rows = min(len(order), rows * growth)
 
 
 def _fit(
@@ -186,8 +188,9 @@ def _fit(
     ids: Ids,
 ) -> Baseline:
     """Fit one kind of model to these training samples."""
+    if name == TREES:
+        import sklearn.ensemble  # noqa: F401 - it takes seconds, which the first fit must not seem to need
     started = time.monotonic()
-    features.fit(dataset.train, ids)
     targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
     with threadpool_limits(limits=1 if len(ids) <= ONE_THREAD_ROWS else None):
         models = {

@@ -163,7 +163,7 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
     arguments: dict[str, Any]
     if spec.name == "linear":
         arguments = {"vocabulary": dataset.preprocessing["vocabulary"], "outputs": outputs, "dropout": spec.dropout}
-        arguments |= {"damps_repeats": True, "pair_buckets": word_bag.choose_pair_buckets(sum(outputs.values()))}
+        arguments |= {"pair_buckets": word_bag.choose_pair_buckets(sum(outputs.values()))}
         return _build_model("linear texts", arguments, spec)
     config = families.make_bert_config(
         vocabulary=dataset.preprocessing["vocabulary"],

@@ -17,6 +17,8 @@ from drivetrain.report.formatting import format_duration, format_number
 from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import read_mapping, read_objects
 
+SWITCH = "DRIVETRAIN_BASELINES"
+"""Environment variable; `off` has the effect of `baselines: off` for every job."""
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
 SCIKIT_LINEAR = "logistic or ridge regression of scikit-learn"
 ALTERNATIVES = {

@@ -18,7 +18,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.job_spec.stored_spec import store_spec
 from drivetrain.plan import plan_table
-from drivetrain.supervisor import baseline_run
+from drivetrain.report import baseline_results
 from drivetrain.system import child_process, signals
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import PLAN_FILE
@@ -60,7 +60,7 @@ class ChildRuns:
         command = [sys.executable, "-m", PROGRAM, "train", child_process.format_path_argument(self.source.spec)]
         command += [*sets, "--runs", str(self.runs), "--json", *self.options, *options]
         environment = {COPY_VARIABLE: str(self.source.copy)}
-        environment |= {} if baselines else {baseline_run.SWITCH: "off"}
+        environment |= {} if baselines else {baseline_results.SWITCH: "off"}
         environment |= {plan_table.SHOWN_PLAN: str(shown / PLAN_FILE)} if shown else {}
         with tempfile.TemporaryFile() as output:
             code = child_process.run_child(command, environment, self.forward, wait=wait, output=output.fileno())

@@ -20,9 +20,10 @@ from drivetrain.inference import suspicious_labels
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.stored_spec import compare_stored_spec
+from drivetrain.report import baseline_results
 from drivetrain.report.comparison import MAX_COMPARED_RUNS
 from drivetrain.report.formatting import align_numbers
-from drivetrain.supervisor import baseline_run, child_runs, run_folder, same_conditions
+from drivetrain.supervisor import child_runs, run_folder, same_conditions
 from drivetrain.supervisor.child_runs import ChildRuns
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder
@@ -192,7 +193,7 @@ def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[
 
 def _describe_more_data(job: Job) -> list[str]:
     """Describe whether more data would help; nothing without simple models."""
-    if "off" in (job.baselines, os.environ.get(baseline_run.SWITCH)):
+    if "off" in (job.baselines, os.environ.get(baseline_results.SWITCH)):
         return []
     from drivetrain.baselines.measure import describe_learning_curve
     from drivetrain.data.load_data import load

@@ -28,7 +28,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, plan_table
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor import baseline_run, extended_run, run_folder
+from drivetrain.supervisor import extended_run, run_folder
 from drivetrain.supervisor.remote_copy import remote_runs
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
@@ -36,7 +36,7 @@ from drivetrain.system import child_process, process_tree, signals
 from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
-from drivetrain.system.run_files import PLAN_FILE, RunFiles
+from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.run_records import RunState
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking.event_log import EventLog
@@ -50,8 +50,6 @@ TRAINER = "drivetrain.supervisor.trainer_process"
 """Program that trains; tests start another program instead."""
 SEVERAL_PROCESSES = "a run of several processes"
 """Name of a command that cannot measure, for messages."""
-REPORT_SECONDS = 2.0
-"""Seconds of `train.within` for the report."""
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten seconds in all before they kill."""
 
@@ -207,8 +205,6 @@ class _Supervisor:
         if code in signals.ABORTED_CODES:
             say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
         elif request.leads:
-            if code == 0:
-                baseline_run.compare(source, job, run.path, REPORT_SECONDS)
             lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
             lifecycle.finish_tracking()
             if code == 0:
@@ -230,9 +226,13 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
             kills_before = cgroup.read_oom_kills(Path("/"))
+            result_before = _read_result_time(run.path)
             code = run_trainers(request, count, plan.environment(machine) | command_began, forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
+            if code and _read_result_time(run.path) != result_before:
+                say(f"baselines: their process ended with exit code {code}; the run is complete")
+                code = 0
             # The trainer has finalized the plan in the meantime, and may have measured.
             plan = effective_plan.load_plan(run.path)
             # After an interrupted compilation, a process cannot be used for training.
@@ -256,6 +256,12 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 return error.exit_code
             EventLog(run.path).add(death.kind, text)
             arguments = ["--measured"]
+
+
+def _read_result_time(run: Path) -> int:
+    """Read when a trainer wrote its result, after which it only compares it with simple models; 0 without one."""
+    path = run / RESULT_FILE
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def run_trainers(

@@ -67,6 +67,7 @@ def train(
     is_leader = os.environ.get(world.RANK, "0") == "0"
     slow_note = report_if_slow("importing torch") if is_leader else contextlib.nullcontext()
     with clock.phase("import"), slow_note, interpreter.freeze_imports():
+        from drivetrain.baselines import run_comparison
         from drivetrain.models.networks.user_network import blame_job_code
         from drivetrain.system import torch_errors
         from drivetrain.system.console import say
@@ -87,6 +88,8 @@ def train(
                 raise Replanned("the leader's plan needs a new process")
             run = assembly.assemble_run(folder, job, signals, clock, is_measured=is_measured)
             train_run(run, trace=trace)
+            if run.ranks.is_rank0:
+                run_comparison.compare_run(run)
     except RuntimeError as error:
         raise torch_errors.translate_error(error) from None
     return 0

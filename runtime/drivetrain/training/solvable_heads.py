@@ -75,7 +75,8 @@ class BagHead:
     def load(self, solution: Solution) -> None:
         """Set the weights."""
         assert solution.bias is not None
-        self.module.load_head(self.number, solution.weight, solution.bias)
+        assert solution.rarity is not None
+        self.module.load_head(self.number, solution.weight, solution.bias, solution.rarity)
 
 
 SolvableHead = LayerHead | BagHead
@@ -201,7 +202,7 @@ class HeadTraining:
         if values * outputs > MAX_PRODUCTS and self.job.train.solve_heads is not True:
             return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them all the same"
         # Values with their columns while sorted in three forms; weights, gradients and the solver's history of both.
-        return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 8))
+        return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 10))
 
     def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:
         width = sum(head.width for head in heads.values())

@@ -31,13 +31,17 @@ class SparseRows:
         return len(self.counts)
 
     @classmethod
+    def add_up(cls, rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> SparseRows:
+        """Build the matrix of this shape from values at rows and columns; repeated places are added up."""
+        keys, places = torch.unique(rows * shape[1] + columns, return_inverse=True)
+        sums = torch.zeros(len(keys), device=values.device).index_add_(0, places, values.float())
+        return cls(keys % shape[1], sums, torch.bincount(keys // shape[1], minlength=shape[0]), shape[1])
+
+    @classmethod
     def from_padded(cls, columns: Tensor, values: Tensor, width: int) -> SparseRows:
         """Build the matrix from padded rows (N, places) with padding of value 0; repeated columns are added up."""
-        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         is_real = values != 0
-        keys, places = torch.unique(rows[is_real] * width + columns[is_real], return_inverse=True)
-        sums = torch.zeros(len(keys), device=values.device).index_add_(0, places, values[is_real].float())
-        return cls(keys % width, sums, torch.bincount(keys // width, minlength=len(columns)), width)
+        return cls.add_up(is_real.nonzero()[:, 0], columns[is_real], values[is_real], (len(columns), width))
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
@@ -52,38 +56,40 @@ class SparseRows:
         kept = is_selected.repeat_interleave(self.counts)
         return replace(self, columns=self.columns[kept], values=self.values[kept], counts=self.counts[is_selected])
 
-    def select_columns(self, selected: Tensor) -> SparseRows:
-        """Return the columns with the ascending numbers `selected`, which are numbered from 0 again."""
-        numbers = torch.full((self.width,), -1, device=selected.device)
-        numbers[selected] = torch.arange(len(selected), device=selected.device)
-        columns = numbers[self.columns]
-        rows = torch.arange(len(self), device=selected.device).repeat_interleave(self.counts)
-        kept = columns >= 0
-        counts = torch.bincount(rows[kept], minlength=len(self))
-        return SparseRows(columns[kept], self.values[kept], counts, len(selected))
+    @cached_property
+    def rows(self) -> Tensor:
+        """Row of each value."""
+        return torch.arange(len(self), device=self.columns.device).repeat_interleave(self.counts)
 
-    def divide_columns(self, scale: Tensor) -> SparseRows:
-        """Return the matrix with each column divided by its scale, (width,)."""
-        return replace(self, values=self.values / scale[self.columns])
+    def weigh_columns(self, factors: Tensor) -> SparseRows:
+        """Return the columns whose factor, of (width,), is not 0, multiplied by it and numbered from 0 again."""
+        numbers = (factors != 0).cumsum(0) - 1
+        kept = factors[self.columns] != 0
+        columns, counts = self.columns[kept], torch.bincount(self.rows[kept], minlength=len(self))
+        width = int(numbers[-1]) + 1
+        return SparseRows(numbers[columns], self.values[kept] * factors[columns], counts, width)
+
+    def normalize(self) -> SparseRows:
+        """Return the matrix with rows of length 1; a row without values remains as it is."""
+        squares = torch.zeros(len(self), device=self.values.device).index_add_(0, self.rows, self.values.square())
+        return replace(self, values=self.values / squares.sqrt()[self.rows].clamp_min(torch.finfo(torch.float32).tiny))
 
     def measure_rarity(self) -> Tensor:
-        """Measure the scale of each column, (width,); infinite for columns of fewer than LEAST_ROWS rows.
+        """Measure the factor of each column, (width,), that grows the fewer rows have it, as in TF-IDF (Spärck Jones
+        1972); 0 for columns of fewer than LEAST_ROWS rows.
 
-        Divided by it, rows have a length of about 1, and columns of few rows count more, as in TF-IDF (Spärck Jones
-        1972). Columns are not standardized, because that would give the rarest columns the most weight.
+        Columns are not standardized, because that would give the rarest columns the most weight.
         """
         documents = torch.bincount(self.columns, minlength=self.width)
         rarity = ((1 + len(self)) / (1 + documents)).log() + 1
-        length = (self.values.square().sum() / max(1, len(self))).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-        return torch.where(documents >= LEAST_ROWS, length / rarity, torch.inf)
+        return torch.where(documents >= LEAST_ROWS, rarity, 0.0)
 
     @cached_property
     def transposed(self) -> SparseRows:
         """The matrix (width, N)."""
         order = self.columns.argsort(stable=True)
-        rows = torch.arange(len(self), device=order.device).repeat_interleave(self.counts)
         counts = torch.bincount(self.columns, minlength=self.width)
-        return SparseRows(rows[order], self.values[order], counts, len(self))
+        return SparseRows(self.rows[order], self.values[order], counts, len(self))
 
     @cached_property
     def starts(self) -> Tensor:

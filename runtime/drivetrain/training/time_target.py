@@ -51,8 +51,8 @@ MAX_EPOCHS = 100
 MIN_TRAINING_SHARE = 0.1
 """Smallest share of the time for training: with less, a schedule has no time to rise and fall."""
 ENDING_SECONDS = 7.0
-"""Time after the last evaluation for model, report, and the process start of the simple models. If other programs also
-slowed down the start, it may take twice as long."""
+"""Time after the last evaluation for model, report, and the import of scikit-learn. If other programs also slowed down the
+start, it may take twice as long."""
 SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
 """Time for the simple models that the network's result is compared with: a share of the training, and its maximum."""
 RESERVED_SHARE, RESERVED_SECONDS = 0.05, 6.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, choose_pair_buckets
 from drivetrain.plan import plan as plans
 from drivetrain.training import solvable_heads
+from drivetrain.training.sparse_rows import SparseRows
 from drivetrain.tuning import measuring_child
 from tests import tiny
 from tests.messages import get_message, says
@@ -35,8 +37,8 @@ IDS = torch.tensor([[2, 7, 9, 3, 0, 0], [2, 9, 7, 9, 7, 3]])
 MASK = (IDS > 0).long()
 
 
-def make_bag(outputs: dict[str, int], *, damps_repeats: bool = False) -> WordBag:
-    bag = WordBag(10, outputs, 0.0, damps_repeats=damps_repeats)
+def make_bag(outputs: dict[str, int]) -> WordBag:
+    bag = WordBag(10, outputs, 0.0)
     with torch.no_grad():
         for parameter in bag.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(len(parameter)))
@@ -52,7 +54,7 @@ def test_outputs_are_sums_over_tokens_and_pairs() -> None:
 
 
 def test_repeated_tokens_and_pairs_count_with_the_logarithm_of_their_number() -> None:
-    bag = make_bag({"": 3}, damps_repeats=True)
+    bag = make_bag({"": 3})
     ids = torch.tensor([[5, 4, 5, 4, 8, 5, 5]])
     counts = {5: 4, 4: 2, 8: 1}
     pair_counts = {(5, 4): 2, (4, 5): 1, (4, 8): 1, (8, 5): 1, (5, 5): 1}
@@ -62,11 +64,12 @@ def test_repeated_tokens_and_pairs_count_with_the_logarithm_of_their_number() ->
     for (first, second), count in pair_counts.items():
         row = (first * 1_000_003 + second * 7_919) % PAIR_BUCKETS
         total = total + (1 + math.log(count)) * bag.pairs[0].weight[row]
-    torch.testing.assert_close(bag(ids, torch.ones_like(ids))[0], bag.biases[0] + SHARPNESS * total / 13**0.5)
+    length = math.hypot(*(1 + math.log(count) for count in (*counts.values(), *pair_counts.values())))
+    torch.testing.assert_close(bag(ids, torch.ones_like(ids))[0], bag.biases[0] + SHARPNESS * total / length)
 
 
 def test_repeats_are_counted_alike_in_an_exported_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    bag = make_bag({"": 3}, damps_repeats=True).eval()
+    bag = make_bag({"": 3}).eval()
     ids = torch.randint(10, (6, 40), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(40) < torch.tensor([[1], [2], [40], [17], [5], [39]])).long()
     outputs = bag(ids, mask)
@@ -74,26 +77,26 @@ def test_repeats_are_counted_alike_in_an_exported_network(monkeypatch: pytest.Mo
     assert torch.equal(bag(ids, mask), outputs)
 
 
-@pytest.mark.parametrize("damps_repeats", [False, True])
-def test_padding_changes_nothing_and_order_does(damps_repeats: bool) -> None:
-    bag = make_bag({"": 3}, damps_repeats=damps_repeats)
+def test_padding_changes_nothing_and_order_does() -> None:
+    bag = make_bag({"": 3})
     torch.testing.assert_close(bag(IDS[:1, :4], MASK[:1, :4]), bag(IDS, MASK)[:1])
     swapped = IDS[:1, [0, 2, 1, 3]]
     assert not torch.allclose(bag(swapped, MASK[:1, :4]), bag(IDS, MASK)[:1])
 
 
 def test_columns_and_head_weights_give_the_same_outputs() -> None:
-    bag = make_bag({"kind": 2, "place": 4}, damps_repeats=True).eval()
-    weight, bias = torch.randn(4, 10 + PAIR_BUCKETS), torch.randn(4)
-    bag.load_head(1, weight, bias)
-    columns, values = bag.read_columns(IDS, IDS, MASK)
-    torch.testing.assert_close(bag(IDS, IDS, MASK)["place"], (weight.T[columns] * values[..., None]).sum(1) + bias)
+    bag = make_bag({"kind": 2, "place": 4}).eval()
+    features = SparseRows.from_padded(*bag.read_columns(IDS, IDS, MASK), bag.width)
+    weight, bias, rarity = torch.randn(4, bag.width), torch.randn(4), torch.rand(bag.width)
+    bag.load_head(1, weight, bias, rarity)
+    rows = replace(features, values=features.values * rarity[features.columns]).normalize()
+    torch.testing.assert_close(bag(IDS, IDS, MASK)["place"], rows.multiply(weight.T.contiguous()) + bias)
 
 
 def test_models_with_few_outputs_have_more_rows_for_pairs_and_stored_ones_keep_theirs() -> None:
     assert [choose_pair_buckets(outputs) for outputs in (2, 64, 65)] == [2**18, 2**18, 2**17]
     stored = WordBag(vocabulary=10, outputs={"": 2}, dropout=0.1)
-    assert (stored.width, stored.damps_repeats) == (10 + 2**17, False)
+    assert stored.width == 10 + 2**17
 
 
 def test_several_heads_and_a_fresh_network_that_knows_nothing() -> None:

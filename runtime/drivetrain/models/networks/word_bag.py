@@ -26,17 +26,19 @@ SHARPNESS = 32.0
 class WordBag(nn.Module):
     """A bag of words. Inputs are token ids, token types if the tokenizer has them, and mask, all (N, tokens) int64.
 
-    The outputs are the same as in `TextNetwork`. The squared weights of a text's tokens and pairs add up to the square
-    of SHARPNESS for texts of any length without repeated tokens.
+    The outputs are the same as in `TextNetwork`. A token or pair that occurs c times in a text counts 1 + ln c times
+    (sublinear term frequency, Manning et al. 2008, 6.4.1): the second occurrence says less than the first. The squares
+    of what a text's tokens and pairs count add up to the square of SHARPNESS. Where the network is solved, each counts
+    by its rarity, too.
 
     Args:
         vocabulary: number of token ids.
         outputs: number of outputs of each head.
         dropout: share of tokens and pairs that are dropped in training.
-        damps_repeats: whether a token or pair that occurs c times in a text counts 1 + ln c times (sublinear term
-            frequency, Manning et al. 2008, 6.4.1): the second occurrence says less than the first.
-        pair_buckets: number of rows for pairs. Models of earlier versions have neither of the last two.
+        pair_buckets: number of rows for pairs.
     """
+
+    rarity: Tensor
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
     """Names of the inputs by number of inputs."""
@@ -47,15 +49,15 @@ class WordBag(nn.Module):
         outputs: Mapping[str, int],
         dropout: float,
         *,
-        damps_repeats: bool = False,
         pair_buckets: int = PAIR_BUCKETS,
     ) -> None:
         super().__init__()
-        self.damps_repeats, self.pair_buckets = damps_repeats, pair_buckets
+        self.pair_buckets = pair_buckets
         self.names, self.output_counts, self.vocabulary = tuple(outputs), tuple(outputs.values()), vocabulary
         self.dropout = nn.Dropout(dropout)
         self.words = nn.ModuleList(nn.Embedding(vocabulary, count) for count in outputs.values())
         self.pairs = nn.ModuleList(nn.Embedding(pair_buckets, count) for count in outputs.values())
+        self.register_buffer("rarity", torch.ones(vocabulary + pair_buckets))
         self.biases = nn.ParameterList(torch.zeros(count) for count in outputs.values())
         for table in (*self.words, *self.pairs):
             nn.init.zeros_(table.weight)
@@ -80,10 +82,13 @@ class WordBag(nn.Module):
         """Compute the weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
         words = mask.to(self.biases[0].dtype)
         pairs = words[:, 1:] * words[:, :-1]
-        norm = (words.sum(1, keepdim=True) + pairs.sum(1, keepdim=True)).clamp_min(1).sqrt()
-        if self.damps_repeats:
-            words, pairs = _damp_repeats(ids, words), _damp_repeats(pair_ids, pairs)
-        return words / norm * SHARPNESS, pairs / norm * SHARPNESS
+        (words, word_squares), (pairs, pair_squares) = (
+            _damp_repeats(ids, words, self.rarity[ids]),
+            _damp_repeats(pair_ids, pairs, self.rarity[self.vocabulary + pair_ids]),
+        )
+        squares = word_squares.sum(1, keepdim=True) + pair_squares.sum(1, keepdim=True)
+        factor = SHARPNESS * squares.clamp_min(torch.finfo(squares.dtype).tiny).rsqrt()
+        return words * factor, pairs * factor
 
     def _hash_pairs(self, ids: Tensor) -> Tensor:
         """Compute the row of each pair of neighbours, (N, tokens - 1), from ids (N, tokens)."""
@@ -96,18 +101,23 @@ class WordBag(nn.Module):
         return columns, torch.cat(self._weigh(inputs[0], pair_ids, inputs[-1]), dim=1)
 
     @torch.no_grad()
-    def load_head(self, number: int, weight: Tensor, bias: Tensor) -> None:
-        """Set the weights of a head, (outputs, width), and its bias, (outputs,)."""
+    def load_head(self, number: int, weight: Tensor, bias: Tensor, rarity: Tensor) -> None:
+        """Set the weights of a head for texts of length 1, (outputs, width), its bias, (outputs,), and the rarity."""
+        self.rarity.copy_(rarity)
         parts = weight[:, : self.vocabulary], weight[:, self.vocabulary :]
         for tables, values in zip((self.words, self.pairs), parts, strict=True):
-            cast(nn.Embedding, tables[number]).weight.copy_(values.T)
+            cast(nn.Embedding, tables[number]).weight.copy_(values.T / SHARPNESS)
         self.biases[number].copy_(bias)
 
 
-def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
-    """Scale the presence (N, places), 0 or 1, so the c places of a text with the same id add up to 1 + ln c."""
+def _damp_repeats(ids: Tensor, presence: Tensor, rarity: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale the presence (N, places), 0 or 1, so the c places of a text with the same id add up to (1 + ln c) * rarity.
+
+    Also returns for each place its share of the square of that sum.
+    """
     counts = _count_repeats(ids.where(presence > 0, -1)).to(presence.dtype)
-    return presence * (1 + counts.log()) / counts
+    sums = presence * (1 + counts.log()) * rarity
+    return sums / counts, sums.square() / counts
 
 
 def _count_repeats(ids: Tensor) -> Tensor:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-import signal
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
+from drivetrain.baselines import measure, run_comparison, simple_models
 from drivetrain.cli.main import main
 from drivetrain.job_spec import load_job
-from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.supervisor import baseline_run, supervisor
+from drivetrain.report import baseline_results
+from drivetrain.report.baseline_results import Baseline
+from drivetrain.supervisor import supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
-from tests.messages import begins_with, says
+from drivetrain.system.signals import Signals
+from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.training.run import Run
+from drivetrain.tuning import assembly
+from tests.messages import begins_with
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import command, have_same_weights, train, write_images
 
@@ -32,7 +39,7 @@ optimize: {cpu_threads: 1}
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(baseline_run.SWITCH, "on")
+    monkeypatch.setenv(baseline_results.SWITCH, "on")
     write_images(tmp_path / "images.npz")
     path = tmp_path / "tiny.yaml"
     path.write_text(TEXT)
@@ -61,63 +68,67 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     assert have_same_weights(run, other)
 
 
+@pytest.fixture
+def trained(job: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that has just ended in this process, without simple models."""
+    monkeypatch.setenv(baseline_results.SWITCH, "off")
+    assert train(job).returncode == 0
+    monkeypatch.setenv(baseline_results.SWITCH, "on")
+    folder = job.parent / "runs" / "tiny-001"
+    return assembly.assemble_run(folder, load_job.load(job), Signals(), PhaseTimer(), is_measured=True)
+
+
 def test_what_takes_too_long_is_ended_and_what_is_known_counts(
-    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(job, "--set", "baselines=off").returncode == 0
-    run = job.parent / "runs" / "tiny-001"
-    monkeypatch.setattr(baseline_run, "MIN_SECONDS", 0.2)
-    monkeypatch.setattr(baseline_run, "STARTING_SECONDS", 0.0)
-    monkeypatch.setattr(baseline_run, "LEAST_SECONDS", 0.1)
-    source = SpecSource(job)
+    monkeypatch.setattr(run_comparison, "MIN_SECONDS", 0.2)
+    monkeypatch.setattr(run_comparison, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(run_comparison, "LEAST_SECONDS", 0.1)
+    fit = measure._fit
+
+    def never_end(*arguments: Any) -> Baseline:
+        while True:
+            fit(*arguments)
+
+    monkeypatch.setattr(measure, "_fit", never_end)
     started = time.monotonic()
-    baseline_run.compare(source, source.load(), run)
+    run_comparison.compare_run(trained)
     assert time.monotonic() - started < 10
-    assert "s were over" in capsys.readouterr().out
-    assert not (run / "baselines.json").exists()
-    # Starting the process and reading the data are not part of the time for computing.
-    monkeypatch.setattr(baseline_run, "STARTING_SECONDS", 600.0)
-    baseline_run.compare(source, source.load(), run)
-    assert "linear model" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "were over before all were fitted" in out
+    assert "network" in out
+    assert [row["name"] for row in read_baselines(trained)] == ["constant"]
 
 
-def test_a_stop_ends_them_and_the_run_is_complete(job: Path) -> None:
-    process = subprocess.Popen(
-        command(job, "--set", "baselines=full"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    with process:
-        end = time.monotonic() + 120
-        while not _is_fitting(process.pid):
-            assert time.monotonic() < end
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+def read_baselines(run: Run) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((run.folder / "baselines.json").read_text())["baselines"]
+    return rows
+
+
+def test_what_fails_is_told_and_what_is_known_counts(
+    trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(simple_models, "fit_linear", fail)
+    run_comparison.compare_run(trained)
+    assert "no room" in capsys.readouterr().out
+    assert [row["name"] for row in read_baselines(trained)] == ["constant"]
+
+
+@pytest.mark.parametrize(
+    ("action", "cause"), [("term", "stopped by SIGTERM"), ("twice", "stopped by SIGTERM"), ("kill", "137")]
+)
+def test_a_stop_or_death_ends_them_and_the_run_is_complete(job: Path, action: str, cause: str) -> None:
+    words = [sys.executable, "-m", "tests.faults.driver", *command(job)[3:]]
+    environment = os.environ | {"FAULT": f"baselines:1:{action}"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env=environment)
     run = job.parent / "runs" / "tiny-001"
-    assert process.returncode == 0, output
-    assert "stopped by SIGTERM" in output
+    assert done.returncode == 0, done.stderr
+    assert cause in done.stdout
     assert json.loads((run / "state.json").read_text())["status"] == "done"
     assert (run / "report.html").exists()
-
-
-def _is_fitting(parent: int) -> bool:
-    try:
-        children = psutil.Process(parent).children()
-        return any(baseline_run.MODULE in child.cmdline() for child in children)
-    except psutil.Error:
-        return False
-
-
-def test_data_that_has_changed_since_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(job, "--set", "baselines=off").returncode == 0
-    run = job.parent / "runs" / "tiny-001"
-    (job.parent / "images.npz").unlink()
-    write_images(job.parent / "images.npz")
-    with (job.parent / "images.npz").open("ab") as file:
-        file.write(b"more")
-    source = SpecSource(job)
-    baseline_run.compare(source, source.load(), run)
-    assert says(capsys.readouterr().out, "ended-exit-code", 3)
 
 
 def test_a_job_alone_has_its_first_number_without_a_run(job: Path) -> None:
@@ -145,9 +156,11 @@ def test_a_batch_script_may_name_a_copy_of_the_job(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_whose_metric_was_never_a_number_is_compared_with_nothing(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its report was never written."""
-    (tmp_path / "result.json").write_text('{"best": {"metric": "validation/rmse", "value": null}, "seconds": 1.0}')
-    monkeypatch.setattr(baseline_run, "_fit_in_child", lambda *_: pytest.fail("models are fitted"))
-    baseline_run.compare(SpecSource(job), load_job.load(job), tmp_path)
+    (trained.folder / "result.json").write_text(
+        '{"best": {"metric": "validation/rmse", "value": null}, "seconds": 1.0}'
+    )
+    monkeypatch.setattr(run_comparison, "_fit", lambda *_: pytest.fail("models are fitted"))
+    run_comparison.compare_run(trained)
