@@ -5,9 +5,8 @@ The format cannot execute code. Reading limits the header's size, because a forg
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -18,6 +17,7 @@ from drivetrain.data.decoded_size import free_memory
 from drivetrain.errors import CheckpointError
 from drivetrain.pretrained.folder import LARGE_WEIGHTS
 from drivetrain.system.fault_points import fault_point
+from drivetrain.system.files import sync_file
 from drivetrain.system.units import format_bytes
 
 Tensors = Mapping[str, Tensor]
@@ -82,67 +82,52 @@ def load(network: nn.Module, weights: Tensors, fresh: Collection[str] = ()) -> d
     return misfits
 
 
-_DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.bool: "BOOL",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""Names of dtypes in the format."""
-_ALIGNMENT_BYTES = 8
-"""Number of bytes that the header's length is a multiple of."""
-
-
 def write(path: Path, tensors: Tensors) -> None:
-    """Write a file tensor by tensor and fsync it; the library's writer would hold the whole file in memory.
-
-    Tensors that share memory, such as tied weights, are written once per name.
+    """Write a file and fsync it; the library holds no copy of the tensors.
 
     Raises:
         OSError: if the file cannot be written.
         CheckpointError: if the format does not support the dtype of a tensor.
     """
     fault_point("write tensors")
-    with path.open("wb") as file:
-        for piece in encode(tensors):
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    addresses, separate = set[int](), dict[str, Tensor]()
+    for name, value in tensors.items():
+        tensor = value.detach().cpu().contiguous()
+        # The library refuses tensors that share memory, such as tied weights and slices.
+        if tensor.untyped_storage().data_ptr() in addresses or tensor.untyped_storage().nbytes() > tensor.nbytes:
+            tensor = tensor.clone()
+        addresses.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    try:
+        path.touch()
+        mode = path.stat().st_mode
+        safetensors.torch.save_file(separate, path)
+        path.chmod(mode)  # the library lets only the owner read it
+    except KeyError as error:
+        name = next(name for name, tensor in separate.items() if tensor.dtype == error.args[0])
+        raise CheckpointError(
+            f"{name} is of type {str(error.args[0]).removeprefix('torch.')}",
+            "types that safetensors has: floats up to 64 bit, complex64, integers, bool",
+            "keep it in one of these",
+        ) from None
+    except safetensors.SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from None
+    sync_file(path)
 
 
-def encode(tensors: Tensors) -> Iterator[memoryview]:
-    """Yield the bytes of a file: its header, then each tensor.
-
-    Raises:
-        CheckpointError: if the format does not support the dtype of a tensor.
-    """
-    # Largest elements come first, as in the library's writer, so each tensor is aligned to its element size.
-    rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header, end = {}, 0
-    for name, value in rows:
-        if value.dtype not in _DTYPE_NAMES:
-            raise CheckpointError(
-                f"{name} is of type {str(value.dtype).removeprefix('torch.')}",
-                "types that safetensors has: floats up to 64 bit, complex64, integers, bool",
-                "keep it in one of these",
+def holds(path: Path, tensors: Tensors) -> bool:
+    """Return whether a file has exactly these tensors, bit by bit; false for a damaged one."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return set(file.keys()) == tensors.keys() and all(
+                _have_same_bits(file.get_tensor(name), value) for name, value in tensors.items()
             )
-        start, end = end, end + value.numel() * value.element_size()
-        header[name] = {"dtype": _DTYPE_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    yield memoryview(len(text).to_bytes(8, "little") + text)
-    for _, value in rows:
-        flat = value.detach().to("cpu").contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data
+    except (OSError, safetensors.SafetensorError):
+        return False
+
+
+def _have_same_bits(stored: Tensor, value: Tensor) -> bool:
+    plain = value.detach().cpu().contiguous()
+    is_alike = (stored.dtype, stored.shape) == (plain.dtype, plain.shape)
+    return is_alike and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (stored, plain)))

@@ -11,7 +11,6 @@ that will be replaced is first renamed (`.old-step-120`); after a kill in betwee
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system import run_files
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import blame_storage, hash_file, storage_error, sync_folder, write_json, write_text
+from drivetrain.system.files import blame_storage, storage_error, sync_folder, write_json, write_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints.manifest import (
     FROZEN_FORMAT,
@@ -263,22 +262,17 @@ def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
     """Create the file `path` as a link to an identical file in a checkpoint of `folder`; write it if there is none.
 
     Every checkpoint stays complete: it can be verified, copied and removed on its own. Without hard links on the file
-    system, the file is written each time. Files are compared by SHA-256, so a damaged file is not linked.
+    system, the file is written each time. Files are compared bit by bit, so a damaged file is not linked.
 
     Raises:
         OSError: if it cannot be written.
     """
-    digest = hashlib.sha256()
-    size = 0
-    for piece in safetensors_file.encode(tensors):
-        digest.update(piece)
-        size += len(piece)
     for earlier in folder.glob(f"*/{FROZEN_FILE}"):
         try:
-            if not earlier.is_symlink() and earlier.stat().st_size == size and hash_file(earlier) == digest.hexdigest():
+            if not earlier.is_symlink() and safetensors_file.holds(earlier, tensors):
                 os.link(earlier, path)
                 sync_folder(path.parent)
                 return
-        except OSError:  # it cannot be read or linked: no hard links on this file system, or too many links to one file
+        except OSError:  # it cannot be linked: no hard links on this file system, or too many links to one file
             path.unlink(missing_ok=True)
     safetensors_file.write(path, tensors)
