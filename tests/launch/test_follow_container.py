@@ -174,6 +174,25 @@ def test_a_signal_is_forwarded_under_its_name(monkeypatch: pytest.MonkeyPatch, n
     assert sent == [name]
 
 
+def test_an_engine_that_ends_slowly_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answers while its containers save, but ends each log: the line came six times."""
+    logs = iter(([b"1\n"], [b"1\n"], [b"1\n"], [b"1\n", b"2\n"], [b"1\n", b"2\n", b"3\n"]))
+
+    def read_log(container: Any, since: int) -> Iterator[bytes]:
+        lines = next(logs)
+        yield from lines
+        if lines[-1] != b"3\n":
+            raise OSError
+
+    monkeypatch.setattr(follow_container, "_read_log", read_log)
+    assert list(follow_container.read_to_end(EndedContainer(0))) == [b"1\n", b"2\n", b"3\n"]
+    assert [says(line, "connection-engine-lost-waiting", 60) for line in capsys.readouterr().err.splitlines()] == [
+        True
+    ] * 2
+
+
 @pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize(
     ("code", "returns", "message"),

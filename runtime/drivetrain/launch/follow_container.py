@@ -59,7 +59,7 @@ def read_to_end(container: Any) -> Generator[bytes, None, int]:
     """
     import docker
 
-    count, since, is_restarted = 0, 0.0, False
+    count, told_at, since, is_restarted = 0, -1, 0.0, False
     while True:
         skip = 0 if is_attached(container) else count
         try:
@@ -73,6 +73,11 @@ def read_to_end(container: Any) -> Generator[bytes, None, int]:
         except docker.errors.APIError:  # an answer
             raise
         except engine_lost():
+            if told_at != count:  # an engine that is ending answers again and again, but gives no output
+                say_aside(
+                    f"the connection to the Docker engine was lost; waiting up to {RESTART_SECONDS:.0f} s for its restart"
+                )
+            told_at = count
             _wait_for_engine(container)
             is_restarted = True
             continue
@@ -107,12 +112,7 @@ def engine_lost() -> tuple[type[Exception], ...]:
 
 
 def _wait_for_engine(container: Any) -> None:
-    """Wait until the engine answers again.
-
-    Raises:
-        Stopped: if it does not within RESTART_SECONDS.
-    """
-    say_aside(f"the connection to the Docker engine was lost; waiting up to {RESTART_SECONDS:.0f} s for its restart")
+    """Wait until the engine answers again; raises Stopped if it does not within RESTART_SECONDS."""
     end = time.monotonic() + RESTART_SECONDS
     while True:
         time.sleep(0.2)  # an engine that is ending still answers for a moment
