@@ -132,7 +132,7 @@ COMMANDS = {
     "bench lr": "bench lr jobs/digits.yaml",
     "bench memory": "bench memory jobs/digits.yaml",
     "bench models": "bench models jobs/digits.yaml",
-    "bench speed": "bench speed jobs/digits.yaml --output posture",
+    "bench speed": "bench speed jobs/digits.yaml",
     "compare": "compare runs runs",
     "evaluate": "evaluate runs --output jobs/posture",
     "export": "export runs --output posture.onnx",

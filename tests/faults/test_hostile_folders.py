@@ -41,13 +41,13 @@ JOB_COMMANDS = {
     "plan": ["plan", "job.yaml"],
     "fetch": ["fetch", "job.yaml"],
     "init": ["init", "photos", "--output", "drafted.yaml"],
-    "bench memory": ["bench", "memory", "job.yaml", "--output", "memory"],
-    "bench lr": ["bench", "lr", "job.yaml", "--output", "rates", "--steps", "20"],
+    "bench memory": ["bench", "memory", "job.yaml"],
+    "bench lr": ["bench", "lr", "job.yaml", "--steps", "20"],
     "bench models": ["bench", "models", "job.yaml", "--seconds", "20"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
     "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={space: {train.optimizer.lr: [0.01, 0.02]}}"],
-    "bench speed": ["bench", "speed", "job.yaml", "--rounds", "3", "--output", "bench"],
+    "bench speed": ["bench", "speed", "job.yaml", "--rounds", "3"],
 }
 LONG = ("bench memory", "bench lr", "repeat", "sweep", "bench speed")
 RUN_COMMANDS = {

@@ -214,7 +214,6 @@ def test_training_goes_to_the_image_too(
     ("line", "flags"),
     [
         ("repeat jobs/digits.yaml --folds 5 --new", ("--new", "--folds", "5")),
-        ("repeat jobs/digits.yaml --seeds 2 --plain", ("--plain", "--seeds", "2")),
         ("sweep jobs/digits.yaml --trials 7", ("--trials", "7")),
     ],
 )

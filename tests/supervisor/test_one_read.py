@@ -100,7 +100,7 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     monkeypatch.chdir(tmp_path)
     sources: list[SpecSource] = []
     monkeypatch.setattr(measuring_child, "measure", lambda kind, folder, source, *others: sources.append(source) or 0)
-    MemoryRequest(spec, output=tmp_path / "out").measure({})
+    MemoryRequest(spec).measure({})
     edit(spec)
     assert job_of(read_child_source([str(spec), *sources[0].options()])) == AS_STARTED
 

@@ -74,7 +74,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (folder / "state.json").write_text('{"status": "done"}')
         (folder / "data.json").write_text('{"files": {}}')
         replay = plans.load(Path(options["--plan"])).values() if "--plan" in command else None
-        values = plans.resolve(job, tiny.machine(), plain="--plain" in command, replay=replay)
+        values = plans.resolve(job, tiny.machine(), replay=replay)
         (folder / "plan.json").write_text(json.dumps(values.to_json()))
         if job.train.batch_size == "auto":
             (folder / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(names))}))
@@ -139,12 +139,16 @@ def test_runs_with_other_settings_do_not_count(
 ) -> None:
     job = small_job.write_job(tmp_path)
     assert start(job, "--seeds", "2") == 0
-    assert start(job, "--seeds", "2", "--plain") == 0
-    assert started_runs[2:] == ["small-seed0-002", "small-seed1-002"]
-    assert says(capsys.readouterr().out, "done-trained-without-plain")
+    path = tmp_path / "runs" / "small-seed0-001" / "plan.json"
+    values = json.loads(path.read_text())
+    values["decisions"] = [row | {"source": "plain"} for row in values["decisions"]]
+    path.write_text(json.dumps(values))
+    assert start(job, "--seeds", "2") == 0
+    assert started_runs[2:] == ["small-seed0-002"]
+    assert says(capsys.readouterr().out, "done-trained-plain")
     (tmp_path / "runs" / "small-seed0-002" / "ranks" / "1").mkdir(parents=True)
-    assert start(job, "--seeds", "2", "--plain") == 0
-    assert started_runs[4:] == ["small-seed0-003"]
+    assert start(job, "--seeds", "2") == 0
+    assert started_runs[3:] == ["small-seed0-003"]
     assert says(capsys.readouterr().out, "done-trained-processes-now", 2, 1)
 
 

@@ -99,7 +99,7 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
     images = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
     images[np.arange(160), labels * 2] += 120
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
-    job, out = tmp_path / "tiny.yaml", tmp_path / "found"
+    job, out = tmp_path / "tiny.yaml", tmp_path / "runs" / "bench-lr-tiny"
     job.write_text(TEXT)
     command = [
         sys.executable,
@@ -108,21 +108,19 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
         "bench",
         "lr",
         str(job),
-        "--output",
-        str(out),
         "--steps",
         "40",
         "--set",
         "train.optimizer.name=sgd",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads((out / "lr.json").read_text())
     assert stored["optimizer"] == "sgd"
     rates = [row["lr"] for row in stored["steps"]]
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 10, 40)[: len(rates)])
     assert not (out / "state.json").exists()
-    assert not (tmp_path / "runs").exists()
+    assert list((tmp_path / "runs").iterdir()) == [out]
     line = re.search(r"optimizer: \{name: sgd, lr: (\S+)\}", done.stdout)
     assert line, done.stdout
     assert float(line[1]) == stored["suggested"]

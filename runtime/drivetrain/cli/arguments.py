@@ -83,20 +83,19 @@ def _add_plan(add: Add) -> None:
     )
     _add_set(command)
     command.add_path("--hardware", "FILE", "plan for another machine: the output of `plan --json` without JOB there")
-    command.add_switch("--plain", "turn all optimizations off")
     command.add_switch("--all", "include settings that do not apply to this machine and job")
     command.add_switch("--json", "print JSON, which `train --plan` reads; without JOB, JSON for `--hardware`")
 
 
-def _add_verbose(command: CommandParser) -> None:
+def _add_plain(command: CommandParser) -> None:
     command.add_argument(
         "-v", "--verbose", action="store_true", help="also print every setting, and details of data and network"
     )
+    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
 
 
 def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.parse_parent) -> CommandParser:
     _add_job(command)
-    _add_verbose(command)
     command.add_argument(
         "--runs",
         type=parse,
@@ -104,13 +103,13 @@ def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.p
         metavar="DIR",
         help="parent of the run folders (default: runs)",
     )
-    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     return command
 
 
 def _add_training(add: Add) -> None:
     """Commands that train."""
     command = _add_runs(add("train", "train a job, or resume its unfinished run"))
+    _add_plain(command)
     command.add_path("--plan", "FILE", "use the settings of a stored plan instead of choosing them")
     _add_start(command)
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
@@ -121,9 +120,8 @@ def _add_training(add: Add) -> None:
             "train in a Docker container under the job's resource limits (use this on the host, not inside a container)",
         )
     )
-    _add_verbose(command)
+    _add_plain(command)
     command.add_choice("--device", ("cpu", "gpu"), "use a CPU or a GPU image")
-    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     _add_start(command)
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
     command.add_switch("--network", "give the container network access, for your own code")
@@ -173,8 +171,6 @@ def _add_measuring(add: Add) -> None:
     def add_kind(kind: str, text: str) -> CommandParser:
         command = kinds.add_parser(kind, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=f"bench {kind}")
-        if kind != "models":
-            command.add_path("--output", "DIR", f"output folder (default: runs/bench-{kind}-<name>)")
         _add_job(command)
         return command
 
@@ -186,7 +182,8 @@ def _add_measuring(add: Add) -> None:
     command.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
     command.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
     command.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
-    add_kind("memory", "peak memory of each micro-batch size")
+    command = add_kind("memory", "peak memory of each micro-batch size")
+    command.add_path("--output", "DIR", "output folder (default: runs/bench-memory-<name>)")
     command = add_kind("models", "simple models on a job's data: what a network has to beat")
     help_text = "time for all of them (default: 60; inf: as long as they take)"
     command.add_argument("--seconds", type=float, default=60.0, help=help_text)

@@ -99,7 +99,7 @@ def _show_hardware(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Show every decision, or without a job the hardware alone."""
     if options.job is None:
-        if options.set or options.hardware or options.plain or options.all:
+        if options.set or options.hardware or options.all:
             raise SpecError("drivetrain plan: JOB is missing", "without JOB no option but --json", "name a job file")
         return _show_hardware(options)
     from drivetrain.hardware import facts, gpu_selection
@@ -120,7 +120,7 @@ def plan(options: argparse.Namespace) -> int:
         machine, container_note = expected_container.expect_hardware(machine, job)
         if container_note:
             show(container_note)
-    resolved = plans.resolve(job, machine, plain=options.plain)
+    resolved = plans.resolve(job, machine)
     if options.json:
         say_json(resolved.to_json())
     else:

@@ -48,7 +48,6 @@ class RepeatRequest:
     """Number of seeds; 3 without folds."""
     folds: int | None = None
     """Number of parts of the training data; each part is the validation data once."""
-    plain: bool = False
     new: bool = False
     """Whether new runs begin in place of unfinished runs."""
 
@@ -65,9 +64,8 @@ def repeat(request: RepeatRequest) -> int:
     variants = _list_variants(request, job)
     make_folder(request.runs)
     job = _keep_earliest_defaults(request, source, job, variants)
-    options = ("--plain",) if request.plain else ()
     run_of: dict[str, Path] = {}
-    with child_runs.open_child_runs(source, job, request.runs, *options) as children:
+    with child_runs.open_child_runs(source, job, request.runs) as children:
         for variant, changes in variants.items():
             if code := _train_variant(request, children, job, variant, changes, run_of):
                 say(
@@ -106,7 +104,7 @@ def _train_variant(
     variant_job = replace(children.source, assignments=assignments).load()
     if done := run_folder.find_finished(request.runs, variant_job):
         processes = same_conditions.count_processes(job, request.runs)
-        difference = same_conditions.describe_difference(done, processes, earlier_runs, plain=request.plain)
+        difference = same_conditions.describe_difference(done, processes, earlier_runs)
         if not difference and (file := same_conditions.find_changed_file(done, variant_job)):
             difference = f"{file} has changed since"
         if not difference:
@@ -117,7 +115,7 @@ def _train_variant(
     say(f"{variant}: run {len(run_of) + 1}")
     first_run = earlier_runs[0] if earlier_runs else None
     options = ["--new"] if request.new else []
-    if first_run and not request.plain:
+    if first_run:
         options += ["--plan", str(first_run / PLAN_FILE)]
     code, result = children.train(assignments, *options, shown=first_run, baselines=not run_of)
     if not code:

@@ -32,20 +32,19 @@ def count_processes(job: Job, runs: Path) -> int:
     return world.count_local_ranks(job, gpu_selection.select_gpus(detect(runs), job.limits.gpus))
 
 
-def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *, plain: bool) -> str:
+def describe_difference(run: Path, processes: int, other_runs: Sequence[Path]) -> str:
     """Describe how a finished run's training differs from the command; empty if it does not differ.
 
     Args:
         processes: number of processes that the command would train with.
         other_runs: runs that are counted together with this run.
-        plain: whether the command has all optimizations off.
     """
     try:
         plan = plans.read_plan(run)
     except CheckpointError as error:
         return f"has no usable plan: {error.given}"
-    if plan.is_plain != plain:
-        return "was trained with --plain" if plan.is_plain else "was trained without --plain"
+    if plan.is_plain:
+        return "was trained with --plain"
     count = 1 + len(list((run / "ranks").glob("*")))
     if count != processes:
         return f"was trained by {count} processes, now {processes}"

@@ -29,7 +29,6 @@ class SweepRequest:
     runs: Path = Path("runs")
     trials: int | None = None
     """Number of trials, in place of `sweep.trials`."""
-    plain: bool = False
     new: bool = False
 
 
@@ -56,9 +55,8 @@ def sweep(request: SweepRequest) -> int:
     from drivetrain.supervisor import sweep_folder, sweep_trials
 
     sweep_trials.make_distributions(job)
-    options = ["--if-unfinished", *(["--plain"] if request.plain else [])]
     with (
-        sweep_folder.open_folder(request.runs, job, plain=request.plain, new=request.new) as folder,
-        child_runs.open_child_runs(source, folder.job, folder.path, *options) as children,
+        sweep_folder.open_folder(request.runs, job, new=request.new) as folder,
+        child_runs.open_child_runs(source, folder.job, folder.path, "--if-unfinished") as children,
     ):
         return sweep_trials.SweepTrials(folder, children, request.assignments).train()

@@ -57,7 +57,7 @@ class SweepFolder:
 
 
 @contextlib.contextmanager
-def open_folder(runs: Path, job: Job, *, plain: bool, new: bool) -> Iterator[SweepFolder]:
+def open_folder(runs: Path, job: Job, *, new: bool) -> Iterator[SweepFolder]:
     """Open the latest sweep if its settings match, else start a new one.
 
     Raises:
@@ -67,7 +67,7 @@ def open_folder(runs: Path, job: Job, *, plain: bool, new: bool) -> Iterator[Swe
     """
     make_folder(runs)
     name, count = f"{job.name}-sweep", same_conditions.count_processes(job, runs)
-    conditions = f"with{'' if plain else 'out'} --plain and with {count} processes for a trial"
+    conditions = f"with {count} processes for a trial"
     latest = next(reversed(run_folder.list_numbered(runs, name)), None)
     if latest and not new:
         refuse_links(latest)

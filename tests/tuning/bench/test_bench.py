@@ -226,14 +226,12 @@ def bench_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         *sets,
         "--against",
         "train.batch_size=8",
-        "--output",
-        str(folder / "out"),
         "--rounds",
         "3",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "out", done.stdout
+    return folder / "runs" / "bench-speed-tiny", done.stdout
 
 
 @pytest.mark.nightly
@@ -266,7 +264,7 @@ def test_the_command_measures_a_real_job(bench_run: tuple[Path, str]) -> None:
     [
         (["--rounds", "2"], "--rounds 2"),
         (["--against", "train.batchsize=8"], 'did you mean "batch_size"'),
-        (["--set", "data.train=nowhere", "--output", "OUT"], "nowhere"),
+        (["--set", "data.train=nowhere"], "nowhere"),
     ],
 )
 def test_options_that_make_no_sense(
@@ -277,6 +275,6 @@ def test_options_that_make_no_sense(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("drivetrain.system.signals.install_handler", lambda handler: None)
-    arguments = [str(tmp_path) if option == "OUT" else option for option in options]
-    assert main.main(["bench", "speed", str(ROOT / "jobs" / "digits.yaml"), *arguments]) in (2, 3)
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["bench", "speed", str(ROOT / "jobs" / "digits.yaml"), *options]) in (2, 3)
     assert expected in capfd.readouterr().err

@@ -15,7 +15,7 @@ import drivetrain
 from drivetrain.errors import DrivetrainError
 from drivetrain.tuning.processes import memory
 from drivetrain.tuning.processes.memory import MemoryRow
-from tests.paths import IMPORTS, ROOT
+from tests.paths import IMPORTS
 
 TEXT = """
 name: tiny
@@ -34,9 +34,9 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
         tmp_path / "images.npz", images=np.random.default_rng(0).integers(0, 255, (60, 16, 16), np.uint8), labels=labels
     )
     (tmp_path / "tiny.yaml").write_text(TEXT)
-    out = tmp_path / "found"
-    command = [sys.executable, "-m", "drivetrain", "bench", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    out = tmp_path / "runs" / "bench-memory-tiny"
+    command = [sys.executable, "-m", "drivetrain", "bench", "memory", "tiny.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads((out / "memory.json").read_text())
     assert [(row["micro_batch"], row["recomputed"]) for row in stored["rows"]] == [
@@ -46,7 +46,7 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
     assert "blocks recomputed" in done.stdout
     assert "available" in done.stdout
     assert not (out / "state.json").exists()
-    assert not (tmp_path / "runs").exists()
+    assert list((tmp_path / "runs").iterdir()) == [out]
 
 
 @pytest.mark.nightly
