@@ -70,7 +70,7 @@ def test_files_that_are_no_images_are_named(images: Run, tmp_path: Path, capsys:
     (photos / "Thumbs.db").write_bytes(b"x")
     (photos / ".hidden").write_bytes(b"x")
     assert len(predict_rows(model, [photos], tmp_path / "out.jsonl")) == 1
-    assert says(capsys.readouterr().err, "files-images-left", photos / "Thumbs.db")
+    assert says(capsys.readouterr().err, "files-images-left", "1 .db")
     assert main.main(["predict", str(model), str(tmp_path / "fotos")]) == DataError.exit_code
     assert f'did you mean "{photos}"?' in capsys.readouterr().err
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job.values import parse_fold
 
-Source = TypeVar("Source")
 COPIES_KEY = "copies"
 """Key in the stored preprocessing; it marks runs whose split keeps copies together."""
 Groups = npt.NDArray[np.int64]
@@ -225,22 +223,6 @@ class Division:
             if shared_count
             else []
         )
-
-
-@dataclass
-class Parts(Generic[Source]):
-    """Rows for training and for validation, with the sources that they come from."""
-
-    train: Source
-    train_rows: Ids
-    validation: Source
-    """`train` if validation rows are held out of the training data."""
-    validation_rows: Ids
-
-    @property
-    def sources(self) -> list[Source]:
-        """The distinct sources of samples."""
-        return [self.train] if self.validation is self.train else [self.train, self.validation]
 
 
 @dataclass(frozen=True)

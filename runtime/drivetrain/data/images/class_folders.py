@@ -69,6 +69,13 @@ def read(folder: Path, key: str) -> FolderListing:
     return listing
 
 
+def list_all(folder: Path, key: str) -> tuple[list[str], list[str]]:
+    """List the paths of all images in a folder and its subfolders, as `read` lists those of a class; also returns notes."""
+    skipped = _SkippedFiles()
+    names = list(_iterate_images(folder, "", (), skipped, key))
+    return [os.path.join(folder, name) for name in names], list(skipped.notes(folder))
+
+
 @dataclass
 class _SkippedFiles:
     """Files and folders that were skipped inside class folders, for notes, and links."""
@@ -88,7 +95,7 @@ class _SkippedFiles:
             yield f"{folder}: files without an image extension are skipped: {list_names(counts)}"
         if self.leftovers:
             counts = [f"{name} ({count:,})" if count > 1 else name for name, count in sorted(self.leftovers.items())]
-            yield f"{folder}: folders of thumbnails, deleted files and the like are no classes and are skipped: {list_names(counts)}"
+            yield f"{folder}: folders of thumbnails, deleted files and the like are skipped: {list_names(counts)}"
         if self.loops:
             yield f"{folder}: symbolic links to a parent folder are not followed: {list_names(self.loops)}"
 
@@ -107,7 +114,7 @@ def _iterate_images(
     entries = sorted(_list_entries(root / subfolder, key, skipped), key=lambda entry: entry.name)
     image_stems = {os.path.splitext(entry.name)[0] for entry in entries if _is_image(entry.name)}
     for entry in entries:
-        name = f"{subfolder}/{entry.name}"
+        name = os.path.join(subfolder, entry.name)
         if _is_folder(entry):
             yield from _iterate_images(root, name, (*above, real_path), skipped, key)
             continue

@@ -6,20 +6,29 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from drivetrain.data import copies, stateless_random
+from drivetrain.data import copies, stateless_random, target_columns
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import held_out, image_files, mirroring, near_copies, npz_images, pixel_scale, source
+from drivetrain.data.images import (
+    class_folders,
+    held_out,
+    image_files,
+    image_targets,
+    mirroring,
+    near_copies,
+    npz_images,
+    pixel_scale,
+    source,
+)
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.image_files import Files
-from drivetrain.data.images.image_paths import EXTENSIONS, is_leftover
+from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import (
     BYTES,
@@ -32,8 +41,7 @@ from drivetrain.data.images.preprocess import (
 )
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
-from drivetrain.data.notes import list_names
-from drivetrain.data.partition import Division, Parts
+from drivetrain.data.partition import Division
 from drivetrain.data.source import BadSample, Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
@@ -87,8 +95,8 @@ def _choose_preprocessing(
         shape, decoding_notes = pixel_scale.measure_training_files(source.images, rows, shape, source.key)
     source.images = source.images.fit_to(geometry.size, geometry.channels, shape)
 
-    compute_head = partial(source.compute_head, rows)
-    head = recorded.head("", compute_head) if recorded else compute_head()
+    build_head = partial(image_targets.build_head, source.target, source.rows, rows, source.key)
+    head = recorded.head("", build_head) if recorded else build_head()
     split = parts.build_measured_split(head)
     # Computed for a recorded run too: classes and size come from this data.
     preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape)
@@ -155,9 +163,14 @@ def _list_values(values: list[float]) -> str:
 
 
 @dataclass
-class ImageParts(Parts[ImageSource]):
+class ImageParts:
     """Images of a job in memory or files, divided into training and validation."""
 
+    train: ImageSource
+    train_rows: Ids
+    validation: ImageSource
+    """`train` if validation images are held out of the training data."""
+    validation_rows: Ids
     job: ImageJob
     stored: dict[str, int]
     """Part of the division that the preprocessing stores."""
@@ -179,11 +192,11 @@ class ImageParts(Parts[ImageSource]):
         train, validation = self.train_split, self.validation
         assert train is not None
         if validation is self.train:
-            rows, code_notes = validation.keep_scored(self.validation_rows, head)
+            rows, code_notes = target_columns.keep_scored(validation.target, self.validation_rows, head)
             return train, _build_split(validation, rows, head), code_notes
         images, shape = pixel_scale.read_as_trained(validation.images, validation.rows, prepare, validation.key)
         validation.images = images.fit_to(self.geometry.size, self.geometry.channels, shape)
-        rows, code_notes = validation.keep_scored(validation.rows, head)
+        rows, code_notes = target_columns.keep_scored(validation.target, validation.rows, head)
         split = _build_split(validation, rows, head)
         scale_notes = pixel_scale.check_some(split, prepare, validation.key)
         notes = [f"validation: {note}" for note in scale_notes]
@@ -200,7 +213,7 @@ class ImageParts(Parts[ImageSource]):
             facts={"oblong": {"share": share, "fit": self.geometry.resize.fit}},
             files={
                 one.key: one.images.names
-                for one in self.sources
+                for one in (self.train, self.validation)
                 if isinstance(one.images, Files) and not one.images.cells
             },
         )
@@ -210,7 +223,7 @@ def read_parts(job: ImageJob, form: LabelForm, recorded: InputRecord | None, fil
     """Read and divide the images of a job; raises DataError if the images cannot be used."""
     data = job.data
     train = source.read(job.resolve(data.train), data.path_column, form, "data.train", files, data.bad_samples)
-    train.check_targets()
+    image_targets.check(train.target, train.rows, train.key)
     image_geometry = source.decide_geometry(job, train, recorded, image_input.read_expected(job))
     image_geometry.notes.extend(_note_contradictions(train))
     if isinstance(data.validation, str):
@@ -322,7 +335,9 @@ def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Image
             listed.bad += rows.bad
             listed.notes += rows.notes
         elif path.is_dir():
-            _list_folder(path, listed)
+            names, notes = class_folders.list_all(path, key)
+            listed.names += names
+            listed.notes += notes
         else:
             listed.names.append(str(path))
     if listed.cells and len(sources) > 1:
@@ -332,28 +347,3 @@ def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Image
             f"pass {listed.cells.table} alone",
         )
     return *image_files.check_images("", listed.names, listed.cells), listed
-
-
-def _list_folder(folder: Path, listed: ManifestRows) -> None:
-    """Add the images of a folder and its subfolders to `listed`, sorted, without hidden ones, each folder once."""
-    visited: set[str] = set()
-    other_files: list[str] = []
-    skipped: set[str] = set()
-    for inner_folder, folders, names in os.walk(folder, followlinks=True):
-        visited.add(os.path.realpath(inner_folder))
-        skipped |= {name for name in folders if is_leftover(name)}
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name not in skipped
-            and os.path.realpath(os.path.join(inner_folder, name)) not in visited
-        )
-        for name in sorted(name for name in names if not name.startswith(".")):
-            file_list = listed.names if name.lower().endswith(EXTENSIONS) else other_files
-            file_list.append(os.path.join(inner_folder, name))
-    if skipped:
-        description = "folders of thumbnails, deleted files and the like are skipped"
-        listed.notes.append(f"{folder}: {description}: {list_names(sorted(skipped))}")
-    if other_files:
-        listed.notes.append(f"{folder}: files that are no images are left out: {list_names(other_files)}")

@@ -17,7 +17,7 @@ from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, image_paths, image_targets, npz_images, resize
+from drivetrain.data.images import class_folders, image_files, image_paths, npz_images, resize
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
@@ -53,21 +53,9 @@ class ImageSource:
     groups: Sequence[str] = ()
     """Group name of each image, if the job has a group column."""
 
-    def check_targets(self) -> None:
-        """Check the targets of the usable rows."""
-        image_targets.check(self.target, self.rows, self.key)
-
-    def compute_head(self, train_rows: Ids) -> Head:
-        """Build the head of the usable rows; `train_rows` are the training rows among them."""
-        return image_targets.build_head(self.target, self.rows, train_rows, self.key)
-
     def build_tensor(self, rows: Ids, head: Head) -> Tensor:
         """Build the targets of some rows."""
         return target_columns.build_tensor(self.target, rows, head, self.key)
-
-    def keep_scored(self, rows: Ids, head: Head) -> tuple[Ids, list[str]]:
-        """Keep the rows without codes in the numbers to predict, and note the others."""
-        return target_columns.keep_scored(self.target, rows, head)
 
     def note_codes(self, head: Head, budget: float = 1.0, *, is_new: bool = False) -> list[str]:
         """Return notes on numbers to predict that are codes such as -9999, each with its image."""
