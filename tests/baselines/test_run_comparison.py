@@ -59,7 +59,7 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     assert len(lines) == 2
     assert f"{rows['linear']['validation/accuracy']:.4f}" in lines[0]
     assert "Against simple models" in (run / "report.html").read_text()
-    assert "Against simple models" in (run / "model-card.md").read_text()
+    assert "Against simple models" in (run / "report.md").read_text()
     without = train(job, "--set", "baselines=off", "--new")
     assert without.returncode == 0, without.stderr
     assert "baselines: " not in without.stdout

@@ -82,11 +82,18 @@ def test_runs_of_the_same_name_are_told_apart(
 
 
 def test_runs_with_different_best_metrics(runs: list[Path]) -> None:
-    change_json(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
+    change_json(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/f1", value=0.96))
     assert compare(runs) == 0
     text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")
     assert says(text, "comparable-runs-different-main")
-    assert "| best validation/loss | - | 0.06 |" in text
+    assert "| best validation/f1 | - | 0.96 |" in text
+
+
+def test_weights_that_a_loss_chose_are_compared_by_a_score(runs: list[Path]) -> None:
+    change_json(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
+    assert compare(runs) == 0
+    text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")
+    assert "# comparison: 98.6 %\n\nbest validation/accuracy of 2 runs" in text
 
 
 def test_a_run_without_anything_but_its_log(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ def test_a_stopped_run_says_by_which_metric_its_data_let_it_choose(tmp_path: Pat
 
 def test_no_row_of_the_data_lacks_its_item() -> None:
     """The first row, the numbers of samples, had an empty cell before it."""
-    section = data_section(["144 training and 16 validation images, 2 classes", "channels 3: some are in color"])
+    notes = ["144 training and 16 validation images, 2 classes", "channels 3: some are in color"]
+    section = data_section(Record("tiny-001", result={"data": notes}))
     assert section is not None
     (table,) = section.blocks
     assert [row[0] for row in table.rows] == ["samples", "channels 3"]

@@ -21,7 +21,7 @@ from drivetrain.report.write import write
 from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import PACKAGE, ROOT
-from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, write_rows
+from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, telemetry, write_rows
 from tests.report_page import read_page
 
 
@@ -293,9 +293,41 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
     assert says((run / "report.md").read_text(), "run-continues-shown")
 
 
+def test_the_headline_is_a_score_and_not_a_loss(run: Path) -> None:
+    """The count of right samples and its interval say how sure it is; a loss alone is set in smaller type."""
+    text = text_of(run)
+    assert re.search(r"; 3\d\d of 360 right: 9\d to 9\d %", text)
+    change_json(run / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.0587))
+    text = text_of(run)
+    assert text.startswith("# digits-001: 98.6 %\n\nvalidation/accuracy with the best validation/loss, at step 495")
+    assert '<h1 class="plain">' not in (run / "report.html").read_text()
+    change_json(run / "result.json", lambda r: r["best"].update(metrics={"validation/loss": 0.0587}))
+    assert text_of(run).startswith("# digits-001: 0.0587\n\nbest validation/loss, at step 495")
+    assert '<h1 class="plain">' in (run / "report.html").read_text()
+
+
+def test_an_error_has_the_unit_of_its_column(run: Path) -> None:
+    best = {"metric": "validation/rmse", "value": 3.25, "step": 1, "epoch": 1, "metrics": {}}
+    numbers = {"": {"columns": ["price"], "pairs": [[[1.0], [2.0]]]}}
+    change_json(run / "result.json", lambda r: r.update(best=best, confusion=numbers, epochs=1))
+    text = text_of(run)
+    assert "# digits-001: 3.25\n" in text
+    assert "in the unit of price" in text
+    assert "| 1 epoch |" in text
+    assert "of 1 samples" not in text, "a plot of one dot"
+
+
+def test_a_chart_has_more_than_one_value(run: Path) -> None:
+    rows = [{"step": step, "epoch": 0, "train/loss": 1.0 / step} for step in range(1, 9)]
+    write_rows(run / "metrics.jsonl", [*rows, {"step": 8, "epoch": 0, "validation/accuracy": 0.9, "lr": 0.1}])
+    write_rows(run / "telemetry.jsonl", telemetry()[:1])
+    write(run)
+    source = (run / "report.html").read_text(encoding="utf-8")
+    assert re.findall("<figcaption><b>([^<]*)</b>", source) == ["Loss", "Time by phase"]
+
+
 def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     assert "Made from" not in text_of(run), "one that has not ended has no record of it"
-    assert not (run / "model-card.md").exists()
     made_from = {"image": {"name": "cpu", "id": "sha256:11"}, "torch": "2.13.0", "drivetrain": "0.1.0"}
     made_from |= {"data": {"data.train": "d1"}, "code": {"net.py": "c1"}, "model": "m1"}
     change_json(run / "state.json", lambda s: s.update(commits=["c" * 40, "d" * 40], made_from=made_from))
@@ -311,15 +343,8 @@ def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     ):
         assert row in text.replace("\\", ""), row
     assert "drivetrain train runs/digits-001/job.yaml --plan runs/digits-001/plan.json" in text.replace("\\", "")
-    card = (run / "model-card.md").read_text().replace("\\", "")
-    for line in (
-        "| SHA-256 of the weights | m1 |",
-        "| task | image-classification |",
-        "drivetrain evaluate digits-001",
-        "## Limits",
-    ):
-        assert line in card, line
-    assert says(card, "also-selected-weights")
+    assert "drivetrain evaluate digits-001" in text
+    assert says(text, "also-selected-weights")
     wrong = {"data": 3, "code": [], "image": "x"}
     change_json(run / "state.json", lambda s: s.update(commits={}, made_from=wrong))
     assert "not under git" in text_of(run)

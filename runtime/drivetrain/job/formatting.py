@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 DETAILED_METRICS = ("balanced_accuracy", "log_loss", "brier", "ece", "average_precision", "kappa", "mape")
 """Metrics that are recorded and reported, but left out of lines on the terminal."""
@@ -59,6 +59,18 @@ def format_metric(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
+
+
+def choose_score(metric: str, names: Iterable[str]) -> str:
+    """Return the metric that a person can judge a model by: in place of a loss the accuracy, or else the first other metric of
+    the same head among `names`.
+    """
+    head, _, kind = metric.rpartition("/")
+    if kind != "loss":
+        return metric
+    scores = [name for name in names if name.rpartition("/")[0] == head and name != metric]
+    readable_scores = [name for name in scores if name.removeprefix(f"{head}/") not in DETAILED_METRICS]
+    return f"{head}/accuracy" if f"{head}/accuracy" in scores else next(iter(readable_scores), metric)
 
 
 def format_metrics(metrics: Mapping[str, float], required: str, separator: str) -> str:

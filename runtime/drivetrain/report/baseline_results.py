@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drivetrain.job import lower_is_better
-from drivetrain.job.formatting import format_metric
+from drivetrain.job.formatting import choose_score, format_metric
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_duration, format_number
 from drivetrain.report.record import Record, Summary
@@ -230,15 +230,14 @@ def compare_network(
 
     Args:
         data: the content of baselines.json.
-        metric: the metric that chose the network's weights. Where that is a loss and there is an accuracy, the accuracy
-            takes its place: people can judge its differences. The final test, if there was one,
-            takes the place of the validation: its samples did not choose the weights, which favours the network.
+        metric: the metric that chose the network's weights. A score takes the place of a loss: people can judge its
+            differences. The final test, if there was one, takes the place of the validation: its samples did not choose
+            the weights, which favours the network.
         metrics: those of the network's chosen weights, on the validation samples and of the final test.
         network_name: the `model:` of the job, such as `linear`.
     """
     rows, skipped = from_json(data)
-    if metric.endswith("/loss") and (accuracy := metric.removesuffix("loss") + "accuracy") in metrics:
-        metric = accuracy
+    metric = choose_score(metric, metrics)
     if not rows or metric not in metrics:
         return None
     samples, test_metric = data.get("validation_samples"), metric.replace("validation/", "test/", 1)

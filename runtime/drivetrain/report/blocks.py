@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.log_series import Series
+from drivetrain.system.printable import printable
 
 
 class Tone(StrEnum):
@@ -130,6 +131,13 @@ class Section:
     """Whether the page shows its blocks on demand: they say how the run was made, not how good the model is."""
 
 
+def make_head_section(anchor: str, title: str, head: str, blocks: Sequence[Block]) -> Section:
+    """Make a section on one head; the only head of a job has no name."""
+    name = printable(head)
+    anchor, title = (f"{anchor}-of-{name}", f"{title} of {name}") if name else (anchor, title)
+    return Section(anchor.replace(" ", "-"), title, tuple(blocks))
+
+
 @dataclass(frozen=True)
 class Tile:
     """A headline number: name, value, remark, and its share of a limit (0..1)."""
@@ -151,6 +159,8 @@ class Headline:
     """How the run ended, in one sentence."""
     value: str
     label: str
+    is_score: bool = True
+    """Whether the value is one that a person reads; a loss is not, and is shown smaller."""
     tone: Tone = Tone.PLAIN
     tiles: tuple[Tile, ...] = ()
     alerts: tuple[tuple[str, str], ...] = ()

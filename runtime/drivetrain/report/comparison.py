@@ -21,7 +21,7 @@ from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
+from drivetrain.report.formatting import format_duration, format_json, format_number, format_score, to_strict_json
 from drivetrain.report.log_series import has_wide_range, thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.report.render.page import write_pages
@@ -86,21 +86,21 @@ def _read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 
 def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
-    results = [(run.summary.best, run) for run in runs if run.summary.best]
-    metrics = {best.metric for best, _ in results}
+    scores = {run.name: score for run in runs if (score := run.summary.find_score())}
+    metrics = {metric for metric, _ in scores.values()}
     tiles = tuple(
         Tile(
             run.name,
-            format_number(run.summary.best.value) if run.summary.best else "no result",
+            format_score(*scores[run.name]) if run.name in scores else "no result",
             f"{format_duration(run.summary.seconds)}, {format_number(run.summary.samples_per_second)} samples/s",
         )
         for run in runs
     )
     if len(metrics) == 1:
         metric = metrics.pop()
-        best = (min if lower_is_better(metric) else max)(best.value for best, _ in results)
-        names = [run.name for result, run in results if result.value == best]
-        value, label = format_number(best), f"best {metric} of {len(runs)} runs: {list_names(names)}"
+        best = (min if lower_is_better(metric) else max)(value for _, value in scores.values())
+        names = [name for name, (_, value) in scores.items() if value == best]
+        value, label = format_score(metric, best), f"best {metric} of {len(runs)} runs: {list_names(names)}"
     else:
         value, label = f"{len(runs)} runs", "not comparable: the runs have different main metrics"
     return Headline(
@@ -110,6 +110,7 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
         ending="runs side by side; settings that are equal in all runs are not listed",
         value=value,
         label=label,
+        is_score=not any(metric.endswith("loss") for metric in metrics),
         tiles=tiles,
     )
 

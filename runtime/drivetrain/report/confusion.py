@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, TypeVar
 
 from drivetrain.report.formatting import shorten
@@ -12,6 +13,8 @@ from drivetrain.system.run_records import read_mapping
 
 HeadTable = TypeVar("HeadTable")
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
+NORMAL_95 = 1.96
+"""Standard errors to each side that hold 95 % of a normal distribution."""
 MIN_BIN_SAMPLES = 10
 """Samples of similar confidence from which their share of correct predictions says something."""
 
@@ -36,6 +39,11 @@ class Confusion:
         """Number of correct predictions."""
         return sum(row[i] for i, row in enumerate(self.matrix))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share of correct predictions."""
+        return compute_interval(self.hits, self.total)
+
     def list_mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
         """List the most frequent mistakes: true class, prediction, count, share of the true class's samples."""
         cells = [(count, i, j) for i, row in enumerate(self.matrix) for j, count in enumerate(row) if i != j and count]
@@ -54,6 +62,16 @@ class Confusion:
                 precision = hits / predicted[i] if predicted[i] else 0.0
                 rows.append((self.classes[i], samples, precision, hits / samples, 2 * hits / (samples + predicted[i])))
         return sorted(rows, key=lambda row: row[4])[:limit]
+
+
+def compute_interval(hits: int, total: int) -> tuple[float, float]:
+    """Compute where the true share lies with 95 % probability (Wilson 1927); 0 to 1 without samples."""
+    if not total:
+        return 0.0, 1.0
+    squared, share = NORMAL_95**2, hits / total
+    middle = (share + squared / (2 * total)) / (1 + squared / total)
+    half = NORMAL_95 * sqrt(share * (1 - share) / total + squared / (4 * total**2)) / (1 + squared / total)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def read_confusions(data: object) -> list[Confusion]:

@@ -79,6 +79,11 @@ def format_score(metric: str, value: float) -> str:
     return format_share(value) if in_percent else format_number(value)
 
 
+def format_count(count: float, noun: str) -> str:
+    """Format a number with its noun, which gets an s: `1 epoch`, `2 epochs`."""
+    return f"{format_number(count)} {noun}" + ("" if count == 1 else "s")
+
+
 def format_json(value: object) -> str:
     """Any JSON value in readable form."""
     if value is None:

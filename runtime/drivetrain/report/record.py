@@ -18,6 +18,7 @@ from drivetrain import errors
 from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware, from_json
 from drivetrain.job import JOBS, lower_is_better
+from drivetrain.job.formatting import choose_score
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.plan.plan import Plan, parse_plan
 from drivetrain.report.formatting import format_json
@@ -229,6 +230,14 @@ class Summary:
     def to_json(self) -> dict[str, object]:
         """Return plain JSON data."""
         return asdict(self)
+
+    def find_score(self) -> tuple[str, float] | None:
+        """Return name and value of the metric that a person judges the model by; None without an evaluation."""
+        if self.best is None:
+            return None
+        metrics = {**self.best.metrics, self.best.metric: self.best.value}
+        name = choose_score(self.best.metric, metrics)
+        return name, metrics[name]
 
     def choose_evaluation(self) -> tuple[Mapping[str, float], str]:
         """Metrics, and of what they are: of the model, or of the last epoch if the run has recorded none of a model."""

@@ -1,4 +1,4 @@
-"""Writes the report of a run: report.html, report.md, report.json and its model card, from the files of its folder only.
+"""Writes the report of a run: report.html, report.md (the model card, too) and report.json, from the files of its folder only.
 
     Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
 
@@ -7,26 +7,22 @@ Without torch. The supervisor writes the report in a separate process: `python -
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from drivetrain.job.formatting import DETAILED_METRICS
-from drivetrain.report.baseline_results import baselines_section, compare_best
-from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
+from drivetrain.report.baseline_results import compare_best
+from drivetrain.report.blocks import Headline, Tile, Tone
 from drivetrain.report.confusion import read_confusions, read_label_tables
-from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
+from drivetrain.report.formatting import format_count, format_duration, format_json, format_number, format_score
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, describe_exit, read, summarize
-from drivetrain.report.render.markdown import render_markdown
 from drivetrain.report.render.page import write_pages
-from drivetrain.report.sections import body
 from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.body import list_sections, provenance_section
+from drivetrain.report.sections.body import list_sections
 from drivetrain.report.sections.mistakes import read_columns
 from drivetrain.report.sections.plan import list_differences
-from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import MODEL_CARD_FILE, RunFiles
+from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import read_mapping
 from drivetrain.system.units import format_bytes
 
@@ -34,8 +30,7 @@ _TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running"
 
 
 def write(run: Path) -> Record:
-    """Write the files into the run folder, the model card if the run has ended well; returns what they are made of. The
-    same files give the same bytes.
+    """Write the files into the run folder, and return the record that they show. The same record gives the same bytes.
 
     Raises:
         CheckpointError: if the folder holds no run.
@@ -45,8 +40,6 @@ def write(run: Path) -> Record:
     summary = summarize(record)
     headline, sections = _make_headline(record, summary), list_sections(record, summary)
     write_pages(RunFiles(run), "report", _list_results(record, summary), headline, sections)
-    if card := make_model_card(record, summary):
-        RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
     return record
 
 
@@ -86,56 +79,9 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
     }
 
 
-def make_model_card(record: Record, summary: Summary) -> str:
-    """Make the card as Markdown; empty for a run that has not ended well."""
-    if not record.made_from:
-        return ""
-    result = record.result
-    sections = [
-        Section("model", "Model", (Table(("item", "value"), tuple(_list_facts(record, summary))),)),
-        body.data_section(result.get("data")),
-        baselines_section(record, summary),
-        body.final_test_section(record, summary),
-        *(body.confusion_section(table_or_matrix) for table_or_matrix in read_confusions(result.get("confusion"))),
-        *(body.labels_section(table_or_matrix) for table_or_matrix in read_label_tables(result.get("confusion"))),
-        Section("limits", "Limits", tuple(map(Text, _list_limits(record, summary)))),
-        provenance_section(record),
-    ]
-    return render_markdown(_make_headline(record, summary), [section for section in sections if section])
-
-
-def _list_facts(record: Record, summary: Summary) -> Iterator[tuple[str, str]]:
-    train = read_mapping(record.spec, "train")
-    yield "task", format_json(summary.task)
-    if model := record.result.get("model"):
-        yield "network", format_json(model)
-    if summary.parameters is not None:
-        trained = f"{format_number(summary.trainable or 0)} were trained"
-        yield "parameters", f"{format_number(summary.parameters)}, of which {trained}"
-    for key in ("loss", "optimizer", "schedule"):
-        setting = train.get(key)
-        if name := setting.get("name") if isinstance(setting, Mapping) else setting:
-            yield key, format_json(name)
-    if summary.epochs is not None and summary.steps is not None:
-        yield "trained for", f"{format_number(summary.epochs)} epochs, {format_number(summary.steps)} steps"
-    yield "use", f"drivetrain predict {record.name} INPUT"
-
-
-def _list_limits(record: Record, summary: Summary) -> Iterator[str]:
-    if summary.test:
-        yield "The final test was made once, with data on which nothing was chosen. Other data can give other values."
-    else:
-        yield (
-            "The values are those of the validation data, which also selected the weights, so they are a little too good. "
-            "A final test (`data.test`) has not been made."
-        )
-    yield f"Measure it with data of the place where it will be used: `drivetrain evaluate {record.name} --data PATH`."
-    yield "What the model must not be used for, and whom its mistakes can harm, only its makers know: add it here."
-
-
 def _make_headline(record: Record, summary: Summary) -> Headline:
     """Make the top of the report."""
-    best, ending = summary.best, _describe_ending(summary)
+    score, ending = summary.find_score(), _describe_ending(summary)
     if record.state and not record.result and record.metrics:
         ending += "; the numbers come from its logs, since it has not written its result"
     what = [summary.job, summary.task]
@@ -148,8 +94,9 @@ def _make_headline(record: Record, summary: Summary) -> Headline:
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
         ending=ending,
-        value=format_score(best.metric, best.value) if best else "no result",
-        label="; ".join(filter(None, (_format_label(summary), _describe_baselines(record, summary)))),
+        value=format_score(*score) if score else "no result",
+        label="; ".join(filter(None, (_format_label(record, summary), _describe_baselines(record, summary)))),
+        is_score=score is None or not score[0].endswith("loss"),
         tiles=tuple(_make_tiles(summary, record)),
         alerts=tuple(_list_alerts(record)),
     )
@@ -182,20 +129,37 @@ def _list_alerts(record: Record) -> list[tuple[str, str]]:
     return warnings
 
 
-def _format_label(summary: Summary) -> str:
-    best = summary.best
-    if best is None:
+def _format_label(record: Record, summary: Summary) -> str:
+    """Describe the value in the headline: its metric, when it was reached, and the samples behind it."""
+    score = summary.find_score()
+    if summary.best is None or score is None:
         return "no evaluation yet"
-    parts = []
-    if best.step is not None:
-        parts.append("at step " + _format_progress(best.step, summary.steps))
-    if best.epoch is not None:
-        parts.append("epoch " + _format_progress(best.epoch, summary.epochs))
-    return f"best {best.metric}" + (f", {', '.join(parts)}" if parts else "")
+    chosen_by = summary.best.metric
+    words = [f"best {chosen_by}" if score[0] == chosen_by else f"{score[0]} with the best {chosen_by}"]
+    if summary.best.step is not None:
+        words.append("at step " + _format_progress(summary.best.step, summary.steps))
+    if summary.best.epoch is not None:
+        words.append("epoch " + _format_progress(summary.best.epoch, summary.epochs))
+    return "; ".join(filter(None, (", ".join(words), _describe_samples(record, score[0]))))
 
 
-def _format_progress(now: float, total: float | None) -> str:
-    return format_number(now) + (f" of {format_number(total)}" if total else "")
+def _describe_samples(record: Record, metric: str) -> str:
+    """Return the count of right samples with its 95 % interval for classes, the unit for an error of one column of numbers."""
+    _, _, head_and_kind = metric.partition("/")
+    head, _, kind = head_and_kind.rpartition("/")
+    evaluated = record.result.get("confusion")
+    for confusion in read_confusions(evaluated):
+        if confusion.head == head and confusion.total:
+            low, high = (round(100 * bound) for bound in confusion.interval)
+            return f"{confusion.hits:,} of {confusion.total:,} right: {low} to {high} %"
+    columns = read_mapping(read_mapping({"heads": evaluated}, "heads"), head).get("columns")
+    if kind in ("rmse", "mae") and isinstance(columns, list) and len(columns) == 1:
+        return f"in the unit of {format_json(columns[0])}"
+    return ""
+
+
+def _format_progress(done: float, total: float | None) -> str:
+    return format_number(done) + (f" of {format_number(total)}" if total else "")
 
 
 def _make_tiles(summary: Summary, record: Record) -> list[Tile]:
@@ -205,7 +169,7 @@ def _make_tiles(summary: Summary, record: Record) -> list[Tile]:
         _make_memory_tile(summary, record),
     ]
     if summary.steps is not None:
-        epochs = "" if summary.epochs is None else f"{format_number(summary.epochs)} epochs"
+        epochs = "" if summary.epochs is None else format_count(summary.epochs, "epoch")
         tiles.append(Tile("steps", format_number(summary.steps), epochs))
     if summary.parameters is not None:
         frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
@@ -213,12 +177,12 @@ def _make_tiles(summary: Summary, record: Record) -> list[Tile]:
         tiles.append(Tile("parameters", format_number(summary.parameters), remark))
     # Beside a model stand its own metrics; the last epoch can be worse or better.
     metrics, remark = summary.choose_evaluation()
-    headline_metric = summary.best.metric if summary.best else ""
-    return tiles + [
-        Tile(name, format_score(name, value), remark)
-        for name, value in metrics.items()
-        if name.rsplit("/", 1)[-1] not in DETAILED_METRICS and name != headline_metric
-    ]
+    score = summary.find_score()
+    for name, value in metrics.items():
+        is_detail = name.rsplit("/", 1)[-1] in DETAILED_METRICS
+        if not is_detail and not (score and name == score[0]):
+            tiles.append(Tile(name, format_score(name, value), remark))
+    return tiles
 
 
 def _make_memory_tile(summary: Summary, record: Record) -> Tile:

@@ -12,7 +12,7 @@ import torch
 from drivetrain.data.dataset import Head, mark_partial
 from drivetrain.errors import CheckpointError
 from drivetrain.job.data import Data
-from drivetrain.job.formatting import format_metric, format_metrics
+from drivetrain.job.formatting import choose_score, format_metric, format_metrics
 from drivetrain.models import code_consent, forward, saved_model
 from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system.console import say
@@ -42,7 +42,10 @@ class FinalWeights:
         """Return a description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
-        return f"best {self.metric} {format_metric(self.value)} after epoch {self.epoch}"
+        score, best = choose_score(self.metric, self.metrics), f"best {self.metric} {format_metric(self.value)}"
+        if score != self.metric:
+            best = f"{score} {format_metric(self.metrics[score])} with the {best}"
+        return f"{best} after epoch {self.epoch}"
 
 
 def choose_weights(run: Run) -> FinalWeights:

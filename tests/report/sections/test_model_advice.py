@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import binomtest
 
 from drivetrain.report import __main__ as report_command
-from drivetrain.report.advice.model_rules import compute_interval
 from drivetrain.report.advice.recommendation import Advice
+from drivetrain.report.confusion import compute_interval
 from drivetrain.report.record import read, summarize
 from drivetrain.report.sections.advice import list_advice, list_model_advice
 from tests.messages import get_message, says, says_only

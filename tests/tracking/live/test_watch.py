@@ -55,6 +55,13 @@ def test_the_best_epoch_is_that_of_the_training(run: Path) -> None:
     assert (view.metric, view.best) == ("validation/f1", (0.8, 3))
 
 
+def test_a_loss_that_chooses_the_weights_is_shown_by_a_score(run: Path) -> None:
+    change_json(run / "progress.json", lambda p: p.update(best="validation/loss"))
+    view = RunReader(run).read()
+    assert (view.metric, view.score_name) == ("validation/loss", "validation/accuracy")
+    assert view.best == (view.score.last, 6)
+
+
 def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path) -> None:
     rows = [("precision", "fp32"), ("prefix_precision", "fp32"), ("cpu_threads", 2), ("channels_last", True)]
     decisions = [{"name": name, "value": value} for name, value in rows]

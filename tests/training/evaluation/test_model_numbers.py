@@ -41,7 +41,7 @@ def test_tiles_card_and_report_show_the_delivered_weights(tmp_path: Path) -> Non
     assert {
         f"validation/{name}": pytest.approx(value, rel=1e-5) for name, value in evaluated_metrics.items()
     } == metrics
-    for page in ("report.md", "model-card.md", "report.html"):
+    for page in ("report.md", "report.html"):
         text = (run / page).read_text()
         assert f"{metrics['validation/rmse']:.4g}" in text, page
         assert f"{last:.4g}" not in text.split("Curves")[0].split("curves")[0], page

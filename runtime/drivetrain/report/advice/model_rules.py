@@ -42,8 +42,6 @@ UNEVEN_RATIO = 3.0
 """Ratio of largest to smallest class from which on weights can help."""
 MAX_HALF_INTERVAL = 0.05
 """Half of the interval of an accuracy from which on its second digit says nothing."""
-NORMAL_95 = 1.96
-"""Standard errors to each side that hold 95 % of a normal distribution."""
 
 
 def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -212,7 +210,7 @@ def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]
     if best is None or lower_is_better(best.metric):
         return
     for confusion in read_confusions(record.result.get("confusion")):
-        low, high = compute_interval(confusion.hits, confusion.total)
+        low, high = confusion.interval
         if high - low > 2 * MAX_HALF_INTERVAL:
             yield Advice(
                 "judge it on more samples",
@@ -221,16 +219,6 @@ def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]
                 "drivetrain repeat JOB --folds 5",
             )
             return
-
-
-def compute_interval(hits: int, total: int) -> tuple[float, float]:
-    """Where the true share lies with 95 % probability (Wilson 1927); 0 to 1 without samples."""
-    if not total:
-        return 0.0, 1.0
-    squared, part = NORMAL_95**2, hits / total
-    middle = (part + squared / (2 * total)) / (1 + squared / total)
-    half = NORMAL_95 * sqrt(part * (1 - part) / total + squared / (4 * total**2)) / (1 + squared / total)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 MODEL_RULES: tuple[Rule, ...] = (

@@ -8,7 +8,19 @@ from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import baselines_section
-from drivetrain.report.blocks import Block, Curves, Details, Dot, FoldedCurves, Scatter, Section, Table, Text, Tone
+from drivetrain.report.blocks import (
+    Block,
+    Curves,
+    Details,
+    Dot,
+    FoldedCurves,
+    Scatter,
+    Section,
+    Table,
+    Text,
+    Tone,
+    make_head_section,
+)
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series, has_wide_range
@@ -37,7 +49,6 @@ _TITLES = {
     "scale": "fp16 loss scale",
     "scaled_rmse": "RMSE, each column divided by its deviation",
 }
-_FIRST = ("loss",)
 _FOLDED = ("lr", "grad_norm", "scale", *DETAILED_METRICS)
 """Kinds of curves that the page shows on demand."""
 NOT_EVALUATED = ("lr", "grad_norm", "scale")
@@ -60,10 +71,11 @@ def list_sections(record: Record, summary: Summary) -> list[Section]:
         *worst_sections(record.mistakes),
         *number_sections(record.result.get("confusion"), record.mistakes),
         *explanation_sections(record.explanation),
+        limits_section(record, summary),
         plan_section(plan) if plan else None,
         effective_section(plan) if plan else None,
         notes_section(plan) if plan else None,
-        data_section(record.result.get("data"), record.result.get("model")),
+        data_section(record),
         machine_section(hardware) if hardware else None,
         time_section(record.telemetry, summary, hardware),
         ranks_section(record.ranks),
@@ -85,10 +97,9 @@ def next_section(record: Record, summary: Summary) -> Section | None:
 
 
 def curves_section(record: Record, best: Best | None) -> Section | None:
-    """A plot for each kind of value; series of the same kind share it. The step whose weights were kept is marked.
+    """Plot each kind of value over the steps, and mark the step of `best`, the evaluation whose weights were kept.
 
-    Args:
-        best: the evaluation whose weights were kept.
+    Series of the same kind share a plot. A plot of single values is left out: the headline shows them.
     """
     scale = 1.0 if record.epoch_steps is None else 1 / record.epoch_steps
     start_mark: tuple[tuple[str, float], ...] = ()
@@ -101,11 +112,12 @@ def curves_section(record: Record, best: Best | None) -> Section | None:
         if series:
             groups.setdefault(kind, []).append(series.scale(format_json(source or kind), scale))
     axis = "step" if record.epoch_steps is None else "epoch"
-    plots = {
-        kind: _make_plot(kind, axis, group, start_mark if kind in NOT_EVALUATED else (*start_mark, *weights_mark))
-        for kind, group in groups.items()
-    }
-    visible = sorted((kind for kind in plots if kind not in _FOLDED), key=lambda kind: kind not in _FIRST)
+    plots: dict[str, Curves] = {}
+    for kind, group in groups.items():
+        if max(map(len, group)) > 1:
+            marks = start_mark if kind in NOT_EVALUATED else (*start_mark, *weights_mark)
+            plots[kind] = _make_plot(kind, axis, group, marks)
+    visible = sorted((kind for kind in plots if kind not in _FOLDED), key=lambda kind: kind != "loss")
     folded = [kind for kind in _FOLDED if kind in plots]
     blocks: list[Block] = [plots[kind] for kind in visible]
     if folded:
@@ -115,7 +127,7 @@ def curves_section(record: Record, best: Best | None) -> Section | None:
 
 
 def _make_plot(kind: str, axis: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
-    is_logarithmic = kind in ("loss", "grad_norm") and has_wide_range(y for one in series for y in one.ys)
+    is_logarithmic = kind in ("loss", "grad_norm") and has_wide_range(y for curve in series for y in curve.ys)
     title = _choose_title(kind) + (" (log scale)" if is_logarithmic else "")
     return Curves(title, axis, tuple(series), marks=marks, logarithmic=is_logarithmic)
 
@@ -151,8 +163,7 @@ def confusion_section(confusion: Confusion) -> Section:
                 "Share correct, over the probability of the prediction", "probability", dots, kinds, has_diagonal=True
             )
         )
-    of = f" of {format_json(confusion.head)}" if confusion.head else ""
-    return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
+    return make_head_section("confusion", "Confusion matrix", confusion.head, blocks)
 
 
 def labels_section(table: LabelTable) -> Section:
@@ -160,17 +171,43 @@ def labels_section(table: LabelTable) -> Section:
     description = f"{format_number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
     rows = sorted(table.rows, key=lambda row: (not row.true, row.f1, row.name))
     blocks = (Text(f"{description}probability of 0.5."), Table(HEADER, tuple(row.format_cells() for row in rows)))
-    of = f" of {format_json(table.head)}" if table.head else ""
-    return Section(f"labels{of.replace(' ', '-')}", f"Labels{of}", blocks)
+    return make_head_section("labels", "Labels", table.head, blocks)
 
 
-def data_section(notes: object, model: object = None) -> Section | None:
-    """Notes on data and network: sizes, skipped samples, lengths and padding of texts."""
-    if not isinstance(notes, list) or not notes:
+def data_section(record: Record) -> Section | None:
+    """Show the notes on the data (sizes, skipped samples, lengths and padding of texts), the network and how it was trained."""
+    notes, model = record.result.get("data"), record.result.get("model")
+    rows = []
+    for note in notes if isinstance(notes, list) else ():
+        name, _, value = format_json(note).partition(": ")
+        rows.append((name, value) if value else ("samples", name))
+    if model:
+        rows.append(("network", format_json(model)))
+    train = read_mapping(record.spec, "train")
+    for key in ("loss", "optimizer", "schedule"):
+        setting = train.get(key)
+        setting_name = setting.get("name") if isinstance(setting, Mapping) else setting
+        if setting_name:
+            rows.append((key, format_json(setting_name)))
+    return Section("data", "Data and model", (Table(("item", "value"), tuple(rows)),)) if rows else None
+
+
+def limits_section(record: Record, summary: Summary) -> Section | None:
+    """Say how far the result of a finished run can be trusted, and for what."""
+    if not record.made_from:
         return None
-    rows = [format_json(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
-    table = Table(("item", "value"), tuple((head, value) if value else ("samples", head) for head, _, value in rows))
-    return Section("data", "Data", (table,))
+    if summary.test:
+        trust = "The final test was made once, with data on which nothing was chosen. Other data can give other values."
+    else:
+        trust = (
+            "The values are those of the validation data, which also selected the weights, so they are a little too good. "
+            "A final test (`data.test`) has not been made."
+        )
+    measure = (
+        f"Measure it with data of the place where it will be used: `drivetrain evaluate {record.name} --data PATH`."
+    )
+    harm = "What the model must not be used for, and whom its mistakes can harm, only its makers know: add it here."
+    return Section("limits", "Limits", (Text(trust), Text(measure), Text(harm)))
 
 
 def events_section(events: list[Mapping[str, object]]) -> Section | None:

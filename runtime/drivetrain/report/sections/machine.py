@@ -70,7 +70,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     blocks += _compare_forecast(summary)
     throttled = telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
     charts = _make_charts(telemetry, summary, hardware, throttled)
-    blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
+    blocks += [chart for chart in charts if any(len(series) > 1 for series in chart.series)]
     blocks += _describe_gpus(telemetry)
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota throttled this run for {format_duration(throttled.ys[-1])}.", Tone.WARN))

@@ -7,7 +7,18 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from drivetrain.report.blocks import Block, Dot, Gallery, SamplePicture, Scatter, Section, Table, Text, Tone
+from drivetrain.report.blocks import (
+    Block,
+    Dot,
+    Gallery,
+    SamplePicture,
+    Scatter,
+    Section,
+    Table,
+    Text,
+    Tone,
+    make_head_section,
+)
 from drivetrain.report.formatting import align_numbers, format_json, format_number, format_share, shorten
 from drivetrain.system.printable import printable
 from drivetrain.system.run_records import read_integer, read_mapping, read_number, read_objects
@@ -27,10 +38,9 @@ def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
         bytes_left -= sum(len(photo.data) for photo in photos)
         if not photos:
             continue
-        name = f" of {format_json(head)}" if head else ""
         text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
         blocks = (text, make_sample_block(photos, bytes_left >= 0))
-        yield Section(f"mistakes{name.replace(' ', '-')}", f"Most confident mistakes{name}", blocks)
+        yield make_head_section("mistakes", "Most confident mistakes", head, blocks)
 
 
 def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
@@ -77,15 +87,14 @@ def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterat
             )
             blocks.append(Table(("sample", "column", "true", "predicted", "error"), tuple(error_rows)))
         if blocks:
-            of_head = f" of {format_json(head)}" if head else ""
-            yield Section(f"numbers{of_head.replace(' ', '-')}", f"Predicted against true{of_head}", tuple(blocks))
+            yield make_head_section("numbers", "Predicted against true", head, blocks)
 
 
 def _plots(columns: list[str], pairs: object) -> Iterator[Scatter]:
     """A plot for each column: each validation sample of a fixed choice is a dot, on the diagonal if it is right."""
     for index, column in enumerate(columns[:MAX_PLOTS]):
         dots = tuple(dot for pair in (pairs if isinstance(pairs, list) else ()) if (dot := _dot(pair, index)))
-        if dots:
+        if len(dots) > 1:
             title = f"{column}: predicted, over the true value, of {len(dots):,} samples"
             yield Scatter(title, "true", dots, (("sample", Tone.PLAIN),), has_diagonal=True)
 

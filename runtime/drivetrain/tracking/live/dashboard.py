@@ -100,7 +100,7 @@ def _remark(text: str, *, warn: bool = False) -> Text:
 
 def _list_scores(view: RunView) -> Iterator[_Row]:
     yield "loss", _format(view.loss.last), view.loss, _remark(_format_first(view.loss))
-    head, _, kind = view.metric.partition("/")[2].rpartition("/")
+    head, _, kind = view.score_name.partition("/")[2].rpartition("/")
     if view.score.last is not None:
         best = f"best {_format(view.best[0])}, epoch {view.best[1]}" if view.best else ""
         name, start = (head, f"{kind} ") if head else ("validation", "loss ") if kind == "loss" else (kind, "")

@@ -170,7 +170,11 @@ def watch(folder: Path) -> int:
                 break
             time.sleep(PAINT_SECONDS if painter else LINE_SECONDS)
         if not painter:
-            best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
+            best = (
+                f", best {view.score_name} {format_metric(view.best[0])} after epoch {view.best[1]}"
+                if view.best
+                else ""
+            )
             say(f"{view.status} at step {view.step}{best}")
     except KeyboardInterrupt:
         pass

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import optimizations
+from drivetrain.job.formatting import choose_score
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import run_files
 from drivetrain.system.printable import printable
@@ -51,9 +52,12 @@ class RunView:
     """Whether the training may end earlier, for example by early stopping."""
     loss: Sparkline = field(default_factory=Sparkline)
     metric: str = ""
+    """The metric that chooses the weights."""
+    score_name: str = ""
+    """The metric that is shown: a score in place of a loss."""
     score: Sparkline = field(default_factory=Sparkline)
     best: tuple[float, int] | None = None
-    """The best value of the metric, and its epoch."""
+    """The score of the best epoch so far, and this epoch."""
     heads: dict[str, tuple[str, Sparkline]] = field(default_factory=dict)
     """By head, if there are several: the name of its score, such as accuracy, and its values."""
     speed: Sparkline = field(default_factory=Sparkline)
@@ -180,10 +184,12 @@ class RunReader:
             self._add_head_score(name, value)
         watched = parse_number(row.get(view.metric))
         if watched is not None and view.metric != "train/loss":
-            view.score.add(watched)
+            view.score_name = choose_score(view.metric, scores)
+            score = scores.get(view.score_name, watched)
+            view.score.add(score)
             self.best = self.best or BestValue(view.metric)
             if self.best.update(watched, step, epoch, scores.get("validation/loss")):
-                view.best = watched, epoch + 1
+                view.best = score, epoch + 1
 
     def _add_head_score(self, name: str, value: float) -> None:
         """Record one score per head: the one that is watched in any head, else the first."""
