@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from drivetrain.report.blocks import Curves, Dot, Headline, Scatter, Section, StackedBar, Tone
+from drivetrain.report.blocks import Curves, Headline, Scatter, Section, StackedBar
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.log_series import Series
 from drivetrain.report.render.page import render_page
@@ -142,7 +142,7 @@ def test_titles_and_names_are_escaped() -> None:
     evil = '</text><script>alert("x")</script>'
     frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), (("<b>", 0.0),))
     assert evil in labels(draw_curves(frame))
-    plot = Scatter(evil, evil, (Dot(0.0, 1.0, "k"),), (("k", Tone.PLAIN),))
+    plot = Scatter(evil, evil, "k", ((0.0, 1.0),))
     assert parse_plot(draw_scatter(plot)).get("aria-label") == evil
 
 

@@ -312,7 +312,7 @@ def test_an_error_has_the_unit_of_its_column(run: Path) -> None:
     change_json(run / "result.json", lambda r: r.update(best=best, confusion=numbers, epochs=1))
     text = text_of(run)
     assert "# digits-001: 3.25\n" in text
-    assert "in the unit of price" in text
+    assert "the unit of price" in text
     assert "| 1 epoch |" in text
     assert "of 1 samples" not in text, "a plot of one dot"
 

@@ -15,7 +15,7 @@ from drivetrain.system.console import guard_output, say, say_error
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the report; the exit code is 0, or that of the error."""
+    """Write the report and print the advice; returns the exit code."""
     guard_output()
     try:
         if len(arguments) != 1:
@@ -23,8 +23,8 @@ def main(arguments: Sequence[str]) -> int:
                 f"{len(arguments)} arguments", "one run folder", "python -m drivetrain.report runs/NAME-001"
             )
         record = write(Path(arguments[0]))
-        for one in list_model_advice(record, summarize(record)):
-            say(f"advice: {one.change}: {one.why}; {one.line}")
+        for advice in list_model_advice(record, summarize(record)):
+            say(f"advice: {advice.change}: {advice.why}; {advice.line}")
     except DrivetrainError as error:
         say_error(error)
         return error.exit_code

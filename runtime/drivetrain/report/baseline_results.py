@@ -1,4 +1,4 @@
-"""The simple models beside a network: baselines.json in a run folder, and what it says about the network."""
+"""Compares a network with the simple models in baselines.json of its run folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Baseline:
     """By metric, half the width of the 95 % interval of its difference from the network, on the same samples."""
 
     def format_rows(self) -> str:
-        """`2,000 of 12,000 samples` if it was not fitted to all, else an empty text."""
+        """Format the samples that it was fitted to: `2,000 of 12,000 samples`; empty for all samples."""
         return f"{self.rows:,} of {self.of:,} samples" if self.rows < self.of else ""
 
     def format_title(self, *, article: bool = False) -> str:
@@ -72,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A network beside the simple models, by one metric."""
+    """A network and the simple models, compared by one metric."""
 
     metric: str
     network: float
@@ -94,7 +94,7 @@ class Comparison:
         return sorted(rated, key=lambda row: row.metrics[self.metric], reverse=not lower_is_better(self.metric))
 
     def compute_lead(self) -> float | None:
-        """By how much the network is better than the best simple model; below 0 if it is worse, None without one."""
+        """Compute how much better the network is than the best simple model; below 0 if it is worse, None without simple models."""
         ranked = self.sort_rows()
         if not ranked:
             return None
@@ -102,12 +102,12 @@ class Comparison:
         return -gap if lower_is_better(self.metric) else gap
 
     def find_margin(self) -> float | None:
-        """Half the width of the 95 % interval of the lead over the best simple model; None if it is unknown."""
+        """Return half the width of the 95 % interval of the lead over the best simple model; None if it is unknown."""
         ranked = self.sort_rows()
         return ranked[0].margins.get(self.metric) if ranked else None
 
     def format_line(self) -> str:
-        """Format all of them by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
+        """Format all models by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
         rows = [f"network {format_metric(self.network)}"]
         for row in self.sort_rows():
             extra = [f"{row.seconds:.1f} s"] if row.name != CONSTANT else []
@@ -155,9 +155,9 @@ class Comparison:
         samples += f"{self.metric.split('/')[0]} samples"
         if margin is None and lead:
             better = "network has" if lead > 0 else f"{title} {'have' if best.name == TREES else 'has'}"
-            other = f" than {best.format_title(article=True)}" if lead > 0 else ""
+            loser = f" than {best.format_title(article=True)}" if lead > 0 else ""
             return (
-                f"the {better} the better {self.metric.rpartition('/')[2]}{other}, by {gap}; how much of that is chance, "
+                f"the {better} the better {self.metric.rpartition('/')[2]}{loser}, by {gap}; how much of that is chance, "
                 f"{samples} do not tell{hint}"
             )
         subject = best.format_title(article=True) if best.name == CONSTANT else f"the {title}"
@@ -166,7 +166,7 @@ class Comparison:
         return f"{subject} {_choose_verb(best)} as good within what {samples} can tell (+-{_format_gap(margin)}){hint}"
 
     def _describe_alternative(self, best: Baseline) -> str:
-        """How to have a simple model; a network that is `model: linear` itself is another one than scikit-learn's."""
+        """Describe how to get the simple model; a job with `model: linear` is pointed to scikit-learn's."""
         is_linear = best.name == LINEAR and self.network_name == LINEAR
         return SCIKIT_LINEAR if is_linear else ALTERNATIVES.get(best.name, best.name)
 
@@ -193,10 +193,10 @@ def to_json(
     """Return the content of baselines.json.
 
     Args:
-        outcomes: in the order in which they became known; of one name the last counts.
-        samples: validation samples.
-        seconds: the time that they were given.
-        test_samples: of the final test, if there is one.
+        outcomes: fitted and skipped models; a later outcome replaces an earlier one of the same name.
+        samples: number of validation samples.
+        seconds: time limit for all simple models.
+        test_samples: number of samples of the final test, if there is one.
         time_order: the column of times in whose order the rows are that were divided at random, if there is one.
     """
     latest = {outcome.name: outcome for outcome in outcomes}
@@ -233,7 +233,7 @@ def compare_network(
         metric: the metric that chose the network's weights. A score takes the place of a loss: people can judge its
             differences. The final test, if there was one, takes the place of the validation: its samples did not choose
             the weights, which favours the network.
-        metrics: those of the network's chosen weights, on the validation samples and of the final test.
+        metrics: metrics of the network's chosen weights, on the validation samples and in the final test.
         network_name: the `model:` of the job, such as `linear`.
     """
     rows, skipped = from_json(data)
@@ -244,15 +244,16 @@ def compare_network(
     is_tested = test_metric in metrics and any(test_metric in row.metrics for row in rows)
     if is_tested and isinstance(data.get("test_samples"), int):
         metric, samples = test_metric, data["test_samples"]
-    is_complete = LINEAR in {*(row.name for row in rows), *(one.name for one in skipped)}
-    reason = next((one.reason for one in skipped if one.name == LINEAR), "")
+    skipped_reasons = {model.name: model.reason for model in skipped}
+    is_complete = LINEAR in skipped_reasons or any(row.name == LINEAR for row in rows)
+    reason = skipped_reasons.get(LINEAR, "")
     sample_count = samples if isinstance(samples, int) else None
     time_order = str(data.get("time_order") or "") if metric.startswith("validation/") else ""
     return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name, time_order)
 
 
 def compare_best(record: Record, summary: Summary) -> Comparison | None:
-    """Return the network beside the simple models, as `compare_network`; None without either."""
+    """Compare the best weights of a run with the simple models; None without an evaluation or without simple models."""
     best = summary.best
     if best is None:
         return None

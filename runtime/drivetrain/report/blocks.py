@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drivetrain.report.confusion import Confusion
-from drivetrain.report.log_series import Series
+from drivetrain.report.log_series import Point, Series
 from drivetrain.system.printable import printable
 
 
@@ -62,25 +62,13 @@ class FoldedCurves:
 
 
 @dataclass(frozen=True)
-class Dot:
-    """A point of a scatter plot."""
-
-    x: float
-    y: float
-    kind: str
-
-
-@dataclass(frozen=True)
 class Scatter:
-    """Points of up to three kinds in one plot, over `axis`; the last kind is drawn largest, on top."""
+    """Named points of a scatter plot, over `axis`, with a line where both values are the same."""
 
     title: str
     axis: str
-    dots: tuple[Dot, ...]
-    kinds: tuple[tuple[str, Tone], ...]
-    """Every kind with its tone: plain, quiet, or good."""
-    has_diagonal: bool = False
-    """Whether a line shows where both values are the same."""
+    name: str
+    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True)
@@ -130,12 +118,12 @@ class Section:
     is_folded: bool = False
     """Whether the page shows its blocks on demand: they say how the run was made, not how good the model is."""
 
-
-def make_head_section(anchor: str, title: str, head: str, blocks: Sequence[Block]) -> Section:
-    """Make a section on one head; the only head of a job has no name."""
-    name = printable(head)
-    anchor, title = (f"{anchor}-of-{name}", f"{title} of {name}") if name else (anchor, title)
-    return Section(anchor.replace(" ", "-"), title, tuple(blocks))
+    @classmethod
+    def make_for_head(cls, anchor: str, title: str, head: str, blocks: Sequence[Block]) -> Section:
+        """Make a section on one head; the only head of a job has no name."""
+        name = printable(head)
+        anchor, title = (f"{anchor}-of-{name}", f"{title} of {name}") if name else (anchor, title)
+        return cls(anchor.replace(" ", "-"), title, tuple(blocks))
 
 
 @dataclass(frozen=True)

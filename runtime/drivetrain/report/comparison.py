@@ -151,7 +151,7 @@ class ComparedRun:
 
 
 def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
-    """Results, curves, and differences in specs, plans and machines."""
+    """List the results, the curves, and the differences in specs, plans and machines."""
     names = tuple(run.name for run in runs)
     sections = [Section("results", "Results", (Table(("result", *names), tuple(_list_results(runs))),))]
     if curves := list(make_curve_plots(runs)):
@@ -159,7 +159,7 @@ def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
         visible: tuple[Block, ...] = tuple(plot for plot in curves if plot not in folded)
         title = f"{len(folded)} more: {', '.join(plot.title for plot in folded)}"
         sections.append(Section("curves", "Curves", (*visible, FoldedCurves(title, folded)) if folded else visible))
-    for anchor, rows in _differences_by_part(runs).items():
+    for anchor, rows in _differences_by_section(runs).items():
         title = TITLES[anchor]
         no_differences = Text(f"No differences between the {len(runs)} runs.", Tone.QUIET)
         table: Block = Table((title.lower(), *names), tuple(rows)) if rows else no_differences
@@ -179,14 +179,14 @@ def make_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
             for run in runs
         },
         "differences": {
-            part: {key: dict(zip(names, values, strict=True)) for key, *values in rows}
-            for part, rows in _differences_by_part(runs).items()
+            anchor: {key: dict(zip(names, values, strict=True)) for key, *values in rows}
+            for anchor, rows in _differences_by_section(runs).items()
         },
     }
 
 
-def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[str, ...]]]:
-    """Return the differences in spec, plan and machine."""
+def _differences_by_section(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[str, ...]]]:
+    """Return the differences in spec, plan and machine, by the anchor of their section."""
     return {
         "spec": list_differences([flatten(run.record.spec) for run in runs]),
         "plan": list_differences([_read_plan(run.record) for run in runs]),
@@ -195,10 +195,7 @@ def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[st
 
 
 def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
-    """List the keys whose values are not the same in all runs, in the order in which they first appear.
-
-    A key that an earlier version did not have is as good as one without a value.
-    """
+    """List the keys whose values differ between runs, in order of first appearance. A missing key counts as a missing value."""
     keys = dict.fromkeys(key for mapping in values for key in mapping)
     rows = [
         (key, *(ABSENT if mapping.get(key) is None else format_json(mapping[key]) for mapping in values))
@@ -208,7 +205,7 @@ def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, 
 
 
 def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of results: a name, and a value of each run."""
+    """Yield each row of the results table: a name, then a value for each run."""
     summaries = [run.summary for run in runs]
     yield "status", *(s.status for s in summaries)
     for metric in dict.fromkeys(s.best.metric for s in summaries if s.best):

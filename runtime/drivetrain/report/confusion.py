@@ -1,4 +1,4 @@
-"""How often the classes of one head were predicted rightly: confusion matrices, and the counts of labels that can be true together."""
+"""Counts of right and wrong predictions for a head: a confusion matrix of exclusive classes, or a table of independent labels."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Confusion:
 
     @property
     def total(self) -> int:
-        """Number of samples."""
+        """Count the samples."""
         return sum(map(sum, self.matrix))
 
     @property
     def hits(self) -> int:
-        """Number of correct predictions."""
+        """Count the correct predictions."""
         return sum(row[i] for i, row in enumerate(self.matrix))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the share of correct predictions."""
+        """Compute the 95 % interval of the accuracy."""
         return compute_interval(self.hits, self.total)
 
     def list_mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
@@ -51,9 +51,7 @@ class Confusion:
         return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
 
     def list_weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
-        """List the classes with the lowest F1: name, samples, precision, recall, F1; without those that have no samples
-        or mistakes.
-        """
+        """List the classes with the lowest F1 (name, samples, precision, recall, F1), except classes without samples or mistakes."""
         predicted = [sum(column) for column in zip(*self.matrix, strict=True)]
         rows = []
         for i, row in enumerate(self.matrix):
@@ -99,7 +97,7 @@ def _read_confusion(head: str, value: Any) -> Confusion | None:
 
 
 def _read_reliability(value: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
-    """The points of a reliability curve, from the sums of each bin; none if they are malformed or of an earlier version."""
+    """Yield the points of a reliability curve from the sums of each bin; malformed bins are skipped."""
     bins = read_mapping(value, "calibration").get("bins")
     for sums in bins if isinstance(bins, list) else ():
         try:
@@ -112,24 +110,24 @@ def _read_reliability(value: Mapping[str, Any]) -> Iterator[tuple[float, float]]
 
 @dataclass(frozen=True)
 class LabelRow:
-    """One label: samples that have it, samples that were predicted to, both, and the average precision."""
+    """A label: samples that have it, samples predicted to have it, correct predictions, and the average precision."""
 
     name: str
     true: int
     guessed: int
-    both: int
+    hits: int
     average_precision: float
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall; 0 if neither is defined."""
-        return 2 * self.both / (self.true + self.guessed) if self.true + self.guessed else 0.0
+        """Compute the harmonic mean of precision and recall; 0 if neither is defined."""
+        return 2 * self.hits / (self.true + self.guessed) if self.true + self.guessed else 0.0
 
     def format_cells(self) -> tuple[str, ...]:
         """Format the row under HEADER; a dash where a number is not defined."""
-        precision = f"{self.both / self.guessed:.3f}" if self.guessed else "-"
+        precision = f"{self.hits / self.guessed:.3f}" if self.guessed else "-"
         recall, area = (
-            f"{x:.3f}" if self.true else "-" for x in (self.both / max(1, self.true), self.average_precision)
+            f"{x:.3f}" if self.true else "-" for x in (self.hits / max(1, self.true), self.average_precision)
         )
         f1 = f"{self.f1:.3f}" if self.true + self.guessed else "-"
         return (shorten(self.name, 60), f"{self.true:,}", f"{self.guessed:,}", precision, recall, f1, area)
@@ -152,11 +150,11 @@ def read_label_tables(data: object) -> list[LabelTable]:
 def _read_label_table(head: str, value: Any) -> LabelTable | None:
     try:
         rows = [
-            LabelRow(printable(str(name)), int(true), int(guessed), int(both), float(area))
-            for name, (true, guessed, both, area) in zip(value["classes"], value["labels"], strict=True)
+            LabelRow(printable(str(name)), int(true), int(guessed), int(hits), float(area))
+            for name, (true, guessed, hits, area) in zip(value["classes"], value["labels"], strict=True)
         ]
         samples = int(value["samples"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    is_valid = all(0 <= row.both <= min(row.true, row.guessed) and 0 <= row.average_precision <= 1.001 for row in rows)
+    is_valid = all(0 <= row.hits <= min(row.true, row.guessed) and 0 <= row.average_precision <= 1.001 for row in rows)
     return LabelTable(head, samples, tuple(rows)) if is_valid and rows else None

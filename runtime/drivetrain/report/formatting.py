@@ -13,13 +13,13 @@ from drivetrain.system.printable import printable_text
 
 
 def shorten(text: str, size: int) -> str:
-    """At most `size` characters; cut in the middle with an ellipsis, since names often differ at their ends."""
+    """Cut a text to `size` characters, with an ellipsis in the middle, since names often differ at their ends."""
     end_length = size // 3
     return text if len(text) <= size else f"{text[: size - end_length - 1]}…{text[len(text) - end_length :]}"
 
 
 def format_number(value: float | None) -> str:
-    """Four significant digits; whole numbers in full."""
+    """Format with four significant digits, whole numbers in full."""
     if value is None:
         return "unknown"
     if not math.isfinite(value):
@@ -30,9 +30,9 @@ def format_number(value: float | None) -> str:
 
 
 def align_numbers(values: Sequence[float]) -> list[str]:
-    """Numbers with the same decimals: those that give the largest one four significant digits.
+    """Format numbers with the same decimals, so that the largest has four significant digits.
 
-    Whole numbers, and one that would lose all its digits, are written as `format_number` does.
+    Whole numbers, and numbers too small for these decimals, get the form of `format_number`.
     """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not largest or all(float(value).is_integer() for value in values if math.isfinite(value)):
@@ -64,9 +64,9 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours} h {minutes_over:02} min" if hours else f"{minutes} min {seconds_over:02} s"
 
 
-def format_share(part: float) -> str:
+def format_share(share: float) -> str:
     """Format a fraction in percent."""
-    return f"{100 * part:.1f} %".replace(".0 %", " %")
+    return f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
 PERCENT_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy")
@@ -85,7 +85,7 @@ def format_count(count: float, noun: str) -> str:
 
 
 def format_json(value: object) -> str:
-    """Any JSON value in readable form."""
+    """Format any JSON value for people."""
     if value is None:
         return "nothing"
     if isinstance(value, bool | int | float | str):
@@ -98,7 +98,7 @@ def to_strict_json(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): to_strict_json(item) for key, item in value.items()}
+        return {str(key): to_strict_json(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [to_strict_json(item) for item in value]
+        return [to_strict_json(child) for child in value]
     return printable_text(value) if isinstance(value, str) else value

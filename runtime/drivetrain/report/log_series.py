@@ -1,4 +1,4 @@
-"""A series of values over steps or seconds, read from a log, and the CPU starvation that such series show."""
+"""A series of values over steps or seconds, read from a log, and the CPU starvation computed from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Series:
         return len(self.xs)
 
     def add(self, x: float, y: float) -> None:
-        """Append a value; existing values at this x or later are replaced."""
+        """Append a value, and replace existing values at this x or later."""
         self.drop(x)
         if math.isfinite(y):
             self.xs.append(x)
@@ -79,8 +79,7 @@ def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues
     Args:
         rows: rows of a log; those without `axis` are skipped.
         axis: the key of x.
-        continues: what to do if x drops because a run was resumed. True: x continues from its last value. False: the
-            steps
+        continues: whether x continues from its last value where it drops because a run was resumed; otherwise the steps
             were repeated, and the first attempt is dropped.
     """
     by_key: dict[str, Series] = {}
@@ -103,22 +102,22 @@ def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues
 
 
 def has_wide_range(values: Iterable[float]) -> bool:
-    """Whether values are drawn on a logarithmic scale: all are above 0, and the largest is many times the smallest."""
+    """Return whether a logarithmic scale suits the values: all are above 0, and the largest is many times the smallest."""
     ys = list(values)
     return min(ys) > 0 and max(ys) > WIDE_RANGE * min(ys)
 
 
 def thin_points(series: Series, limit: int = 1000) -> list[Point]:
-    """At most `limit` points; minimum and maximum of every interval are kept, so no spike is lost."""
+    """Reduce a series to `limit` points; every interval keeps its minimum and maximum, so no spike is lost."""
     points = list(zip(series.xs, series.ys, strict=True))
     if len(points) <= limit:
         return points
     intervals = (limit - 2) // 2
     selected = [points[0]]
-    inner = points[1:-1]
+    middle = points[1:-1]
     for index in range(intervals):
-        part = inner[index * len(inner) // intervals : (index + 1) * len(inner) // intervals]
-        low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
+        interval = middle[index * len(middle) // intervals : (index + 1) * len(middle) // intervals]
+        low, high = min(interval, key=lambda p: p[1]), max(interval, key=lambda p: p[1])
         selected += sorted({low, high})
     return [*selected, points[-1]]
 
@@ -148,10 +147,10 @@ class CpuStarvation:
 
 
 def measure_starvation(telemetry: Mapping[str, Series], hardware: Hardware | None) -> CpuStarvation | None:
-    """CPU starvation over the whole run; None if nothing was counted.
+    """Measure the CPU starvation of the whole run; None if nothing was counted.
 
-    A thread also waits because of the quota, which is reported separately, and for the run's own threads. So no more
-    counts than what the run left unused of its CPUs.
+    A thread also waits because of the quota, which is reported separately, and for the run's own threads. So the result is at
+    most the CPU time that the run left unused.
     """
     waited, stolen, busy = (
         telemetry.get(key, Series(key)) for key in ("waited_seconds", "stolen_seconds", "cpu_percent")
@@ -160,15 +159,15 @@ def measure_starvation(telemetry: Mapping[str, Series], hardware: Hardware | Non
         return None
     seconds = busy.xs[-1] - busy.xs[0]
     spans = zip(busy.xs, busy.xs[1:], busy.ys[1:], strict=False)
-    used = sum((after - before) * percent / 100 for before, after, percent in spans)
+    used = sum((end - start) * percent / 100 for start, end, percent in spans)
     allowed = seconds * (hardware.cpu.quota or hardware.cpu.budget)
     throttled, ready, stolen_seconds = (
         _sum_rises(series) for series in (telemetry.get("throttled_seconds", Series("")), waited, stolen)
     )
-    lost = min(max(0.0, ready - throttled), max(0.0, allowed - used))
+    others = min(max(0.0, ready - throttled), max(0.0, allowed - used))
     return CpuStarvation(
-        lost,
-        lost / max(1e-9, allowed),
+        others,
+        others / max(1e-9, allowed),
         stolen_seconds,
         stolen_seconds / max(1e-9, seconds * hardware.cpu.host),
     )

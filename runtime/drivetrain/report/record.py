@@ -1,7 +1,7 @@
 """Reads the files of a run folder, and sums a run up in numbers.
 
-Files may be missing, or truncated in the middle of a line by a kill. The numbers are those of the trainer's own summary or,
-if that is missing, from the logs.
+Files may be missing, or truncated in the middle of a line by a kill. The numbers come from the trainer's own summary or, if it
+is missing, from the logs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CONSEQUENCES = {
 
 @dataclass(frozen=True)
 class MissingRecord:
-    """A missing or damaged file: what is wrong, and what the report lacks because of it."""
+    """A missing or damaged file, its problem, and the consequence for the report."""
 
     file: str
     problem: str
@@ -103,12 +103,12 @@ class Record:
 
     @property
     def made_from(self) -> Mapping[str, Any]:
-        """Digests of what a finished run was made from; empty if it has not ended well."""
+        """Return the digests of data, code and weights of a finished run; empty if it has not ended well."""
         return read_mapping(self.state, "made_from")
 
     @property
     def ending(self) -> RunResult:
-        """The part of the result that others than the report read, too."""
+        """Return the values of the result that other commands read, too."""
         return RunResult(self.result)
 
 
@@ -127,14 +127,12 @@ def read(run: Path) -> Record:
     is_due = RunState(record.state).status in (None, "done")
     record.result = _read_object(record, run, run_files.RESULT_FILE, is_optional=not is_due)
     record.events = list(_read_rows(record, run, run_files.EVENTS_FILE, is_optional=True))
-    record.extension, record.trace, record.mistakes, record.baselines, progress = (
-        _read_object(record, run, name, is_optional=True)
-        for name in (
-            *(run_files.EXTENSION_FILE, run_files.OPERATORS_FILE, run_files.MISTAKES_FILE),
-            *(run_files.BASELINES_FILE, run_files.PROGRESS_FILE),
-        )
-    )
+    record.extension = _read_object(record, run, run_files.EXTENSION_FILE, is_optional=True)
+    record.trace = _read_object(record, run, run_files.OPERATORS_FILE, is_optional=True)
+    record.mistakes = _read_object(record, run, run_files.MISTAKES_FILE, is_optional=True)
+    record.baselines = _read_object(record, run, run_files.BASELINES_FILE, is_optional=True)
     record.explanation = _read_object(record, run, run_files.EXPLANATION_FILE, is_optional=True)
+    progress = _read_object(record, run, run_files.PROGRESS_FILE, is_optional=True)
     record.watched_metric = printable(str(progress.get("best") or ""))
     record.ranks = rank_record.read_records(run)
     return record
@@ -145,7 +143,7 @@ def _add_gap(record: Record, name: str, problem: str, consequence: str | None = 
 
 
 def _count_epoch_steps(epochs: Series | None) -> float | None:
-    """Optimizer steps of an epoch, from the number of the epoch at each step."""
+    """Count the optimizer steps of an epoch, by the number of the epoch at each step."""
     if epochs is None or not epochs or epochs.ys[-1] < 2:
         return None
     # The last epoch may have been cut short, so the one before it counts.
@@ -199,7 +197,7 @@ def _read_plan(record: Record, run: Path) -> None:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result. Times in seconds, memory in bytes; None for what is unknown."""
+    """The result. Times in seconds, memory in bytes; None for an unknown value."""
 
     job: str
     task: str
@@ -240,7 +238,7 @@ class Summary:
         return name, metrics[name]
 
     def choose_evaluation(self) -> tuple[Mapping[str, float], str]:
-        """Metrics, and of what they are: of the model, or of the last epoch if the run has recorded none of a model."""
+        """Return the metrics of the model, or of the last epoch if the run has recorded no model, and which of the two they are."""
         metrics = self.best.metrics if self.best else {}
         return (metrics, "model") if metrics else (self.last, "last epoch")
 
@@ -308,14 +306,14 @@ def summarize(record: Record) -> Summary:
 
 
 def read_forecast(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The forecast in a result: its finite numbers, and the moments of its end as it was forecast and as it was."""
+    """Read the forecast in a result: its finite numbers, and the forecast and the real moment of the end."""
     forecast = read_mapping(result, "forecast")
     moments = {key: format_json(forecast[key]) for key in ("end", "ended") if isinstance(forecast.get(key), str)}
     return {**read_numbers(result, "forecast"), **moments}
 
 
 def _choose_best(record: Record) -> Best | None:
-    """Choose the best value as the run recorded it, or else by its logs."""
+    """Return the best value that the run recorded; without one, find it in the logs."""
     if best := record.ending.best:
         return replace(best, metric=format_json(best.metric))
     metric = _find_watched_metric(record)
@@ -327,7 +325,7 @@ def _choose_best(record: Record) -> Best | None:
 
 
 def _find_watched_metric(record: Record) -> str | None:
-    """The metric that selects the best weights: the run's, else the spec's, else a validation score, else a loss."""
+    """Find the metric that selects the best weights: in the run, the spec, or the logs, where a validation score precedes a loss."""
     if record.watched_metric:
         return record.watched_metric
     requested = read_mapping(record.spec, "checkpoint").get("best") or _find_task_metric(record.spec)
@@ -339,7 +337,7 @@ def _find_watched_metric(record: Record) -> str | None:
 
 
 def _find_task_metric(spec: Mapping[str, Any]) -> str | None:
-    """Find the metric that a task chooses by itself: with several heads that of the heaviest one."""
+    """Find the default metric of a task: with several heads, the metric of the heaviest head."""
     kind = JOBS.get(str(spec.get("task")))
     try:
         return kind.model_validate(spec).best() if kind else None

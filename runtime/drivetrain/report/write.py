@@ -57,7 +57,7 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
         if record.baselines
         else None,
         "alerts": [text for text, _ in _list_alerts(record)],
-        "advice": [{key: vars(one)[key] for key in ("change", "why", "gain", "line")} for one in advice],
+        "advice": [{key: vars(change)[key] for key in ("change", "why", "gain", "line")} for change in advice],
         "gaps": [{"file": gap.file, "wrong": gap.problem, "lost": gap.consequence} for gap in record.gaps],
         "hardware": hardware.to_json() if hardware else None,
         "plan": plan.to_json() if plan else None,
@@ -84,13 +84,13 @@ def _make_headline(record: Record, summary: Summary) -> Headline:
     score, ending = summary.find_score(), _describe_ending(summary)
     if record.state and not record.result and record.metrics:
         ending += "; the numbers come from its logs, since it has not written its result"
-    what = [summary.job, summary.task]
+    subject = [summary.job, summary.task]
     run, epoch, step = (record.extension.get(key) for key in ("run", "epoch", "step"))
     if run:
-        what.append(f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}")
+        subject.append(f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}")
     return Headline(
         run=record.name,
-        what=" · ".join(what),
+        what=" · ".join(subject),
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
         ending=ending,
@@ -118,7 +118,7 @@ def _describe_ending(summary: Summary) -> str:
 
 
 def _list_alerts(record: Record) -> list[tuple[str, str]]:
-    """Warnings that must not be missed, with the section that has the details."""
+    """List warnings that must not be missed, each with the section that has the details."""
     warnings = [(f"{gap.file}: {gap.problem}; {gap.consequence}", "gaps") for gap in record.gaps]
     warnings += [
         (f"{name}: requested {format_json(row.get('asked'))}, effective {format_json(row.get('seen'))}", "seen")
@@ -135,16 +135,16 @@ def _format_label(record: Record, summary: Summary) -> str:
     if summary.best is None or score is None:
         return "no evaluation yet"
     chosen_by = summary.best.metric
-    words = [f"best {chosen_by}" if score[0] == chosen_by else f"{score[0]} with the best {chosen_by}"]
+    phrases = [f"best {chosen_by}" if score[0] == chosen_by else f"{score[0]} with the best {chosen_by}"]
     if summary.best.step is not None:
-        words.append("at step " + _format_progress(summary.best.step, summary.steps))
+        phrases.append("at step " + _format_progress(summary.best.step, summary.steps))
     if summary.best.epoch is not None:
-        words.append("epoch " + _format_progress(summary.best.epoch, summary.epochs))
-    return "; ".join(filter(None, (", ".join(words), _describe_samples(record, score[0]))))
+        phrases.append("epoch " + _format_progress(summary.best.epoch, summary.epochs))
+    return "; ".join(filter(None, (", ".join(phrases), _describe_samples(record, score[0]))))
 
 
 def _describe_samples(record: Record, metric: str) -> str:
-    """Return the count of right samples with its 95 % interval for classes, the unit for an error of one column of numbers."""
+    """Describe the right samples of classes with their 95 % interval, or the unit of an error."""
     _, _, head_and_kind = metric.partition("/")
     head, _, kind = head_and_kind.rpartition("/")
     evaluated = record.result.get("confusion")

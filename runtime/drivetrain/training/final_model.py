@@ -42,19 +42,15 @@ class FinalWeights:
         """Return a description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
-        score, best = choose_score(self.metric, self.metrics), f"best {self.metric} {format_metric(self.value)}"
-        if score != self.metric:
-            best = f"{score} {format_metric(self.metrics[score])} with the {best}"
-        return f"{best} after epoch {self.epoch}"
+        score = choose_score(self.metric, self.metrics)
+        reached = "" if score == self.metric else f"{score} {format_metric(self.metrics[score])} with the "
+        return f"{reached}best {self.metric} {format_metric(self.value)} after epoch {self.epoch}"
 
 
 def choose_weights(run: Run) -> FinalWeights:
     """Load the weights of the best evaluation, else of an earlier best evaluation, else of the last step.
 
-    An event is recorded if the weights are not from the best evaluation.
-
-    Raises:
-        CheckpointError: if no checkpoint of the run can be read.
+    Records an event unless they are from the best evaluation; raises CheckpointError if no checkpoint can be read.
     """
     metric, problems = run.best_metric.best.metric, []
     if run.best_metric.best.best is None:

@@ -1,5 +1,5 @@
-"""Rules about what a run costs: the machine and its limits (CPU quota, other processes, memory, an idle or a hot GPU, a process
-that the others wait for), and settings of the job (loading, checkpoints, padding, the stem, requests without effect)."""
+"""Rules about the cost of a run: the machine and its limits (CPU quota, other processes, memory, an idle or a hot GPU, a slow
+process), and settings of the job (loading, checkpoints, padding, the stem, requests without effect)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COSTLY_EXCHANGE = 0.2
 
 
 def _advise_on_throttling(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The CPU quota throttled the run."""
+    """Check whether the CPU quota throttled the run."""
     throttled = record.telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
     seconds = throttled.ys[-1] if throttled else 0.0
     hardware, threads = record.hardware, read_decisions(record).get("cpu_threads")
@@ -68,7 +68,7 @@ def _advise_on_throttling(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_crowding(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Other processes used the CPUs that this run may use."""
+    """Check whether other processes used the CPUs of this run."""
     starvation = measure_starvation(record.telemetry, record.hardware)
     lost_share = max(starvation.others_share, starvation.stolen_share) if starvation else 0.0
     if starvation is None or lost_share < CROWDED_SHARE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
@@ -94,15 +94,15 @@ def _advise_on_crowding(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_memory(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The memory peak is close to the limit, or so far below that others could use the rest."""
+    """Check whether the memory peak is close to the limit, or so far below it that another container could use the difference."""
     used, limit = record.telemetry.get("memory_used"), summary.memory_limit
     # What processes have mapped says nothing about a limit: shared pages and the page cache can exceed it.
     peak = max(used.ys, default=0.0) if used else 0.0
     if not limit or not peak:
         return
-    part, batch = peak / limit, _read_micro_batch(record)
-    description = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} of memory used, {format_share(part)}"
-    if part > TIGHT_SHARE and batch and batch > 1:
+    used_share, batch = peak / limit, _read_micro_batch(record)
+    description = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} of memory used, {format_share(used_share)}"
+    if used_share > TIGHT_SHARE and batch and batch > 1:
         yield Advice(
             "use a smaller micro-batch",
             description,
@@ -110,7 +110,7 @@ def _advise_on_memory(record: Record, summary: Summary) -> Iterator[Advice]:
             f"optimize: {{micro_batch: {batch // 2}}}",
             1e9,
         )
-    elif part < LOOSE_SHARE and limit > 1024 * MIB:
+    elif used_share < LOOSE_SHARE and limit > 1024 * MIB:
         enough_mib = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
         if enough_mib * MIB < limit * 0.75:
             yield Advice(
@@ -123,7 +123,7 @@ def _advise_on_memory(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The GPU was idle for a tenth of the time or more."""
+    """Check whether the GPU was idle for a tenth of the time or more."""
     busy = record.telemetry.get("gpu_percent")
     if not busy or len(busy) < 10:
         return
@@ -144,7 +144,7 @@ def _advise_on_idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_hot_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The GPU was so hot that it reduces its clock, or soon will."""
+    """Check whether the GPU was so hot that it reduced its clock, or soon will."""
     temperatures = record.telemetry.get("gpu_temperature")
     hot_share = sum(degrees >= HOT_CELSIUS for degrees in temperatures.ys) / len(temperatures) if temperatures else 0.0
     if temperatures and hot_share >= MIN_TIME_SHARE:
@@ -159,13 +159,15 @@ def _advise_on_hot_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _read_micro_batch(record: Record) -> int | None:
     """Read the samples per micro-batch, as the run computed them."""
-    piece, batch_size = read_decisions(record).get("micro_batch"), get_nested(record.spec, "train", "batch_size")
-    size = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else batch_size
-    return size if isinstance(size, int) else None
+    micro_batch, batch_size = read_decisions(record).get("micro_batch"), get_nested(record.spec, "train", "batch_size")
+    # A bool is an int, too: `false` means that the batch was not split.
+    if isinstance(micro_batch, int) and not isinstance(micro_batch, bool) and micro_batch > 0:
+        return micro_batch
+    return batch_size if isinstance(batch_size, int) else None
 
 
 def _advise_on_slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
-    """One process is slower than the others, which wait for it at each step."""
+    """Check whether the processes wait for a slow one at each step."""
     slowest_rank = find_slowest(record.ranks)
     if slowest_rank is None or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
@@ -181,16 +183,16 @@ def _advise_on_slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_exchange(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Sending gradients takes a large part of each step."""
-    part = compute_exchange(record.ranks)
-    if part < COSTLY_EXCHANGE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
+    """Check whether sending gradients takes a large share of each step."""
+    exchange_share = compute_exchange(record.ranks)
+    if exchange_share < COSTLY_EXCHANGE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
-    seconds = part * min(one.seconds for one in record.ranks)
-    least = f"at least {format_share(part)} of the time of each"
+    seconds = exchange_share * min(rank.seconds for rank in record.ranks)
+    least = f"at least {format_share(exchange_share)} of the time of each"
     reason = f"the exchange between {len(record.ranks)} processes takes {least}"
     if get_nested(record.spec, "train", "batch_size") != "auto":
         change = "use larger batches, which exchange less often per sample; they change what is learned"
-        yield Advice(change, reason, describe_saving(part / 2), "train: {batch_size: auto}", seconds / 2)
+        yield Advice(change, reason, describe_saving(exchange_share / 2), "train: {batch_size: auto}", seconds / 2)
 
 
 MACHINE_RULES: tuple[Rule, ...] = (
@@ -205,7 +207,7 @@ MACHINE_RULES: tuple[Rule, ...] = (
 
 
 def _advise_on_waiting(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The network waited for batches."""
+    """Check whether the network waited for batches."""
     seconds = summary.phases.get("input", 0.0)
     waiting_share, hardware = compute_time_share(seconds, summary), record.hardware
     if waiting_share < MIN_TIME_SHARE or hardware is None:
@@ -228,22 +230,22 @@ def _advise_on_waiting(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_saving(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Checkpoints took a large share of the time."""
+    """Check whether checkpoints took a large share of the time."""
     seconds = summary.phases.get("checkpoint", 0.0)
-    part = compute_time_share(seconds, summary)
+    saving_share = compute_time_share(seconds, summary)
     every = get_nested(record.spec, "checkpoint", "every")
-    if part >= MIN_TIME_SHARE and every not in (None, "15m"):
+    if saving_share >= MIN_TIME_SHARE and every not in (None, "15m"):
         yield Advice(
             "save checkpoints less often",
             f"checkpoints every {every} took {format_duration(seconds)}",
-            describe_saving(part),
+            describe_saving(saving_share),
             "checkpoint: {every: 15m}",
             seconds,
         )
 
 
 def _advise_on_padding(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Batches of texts were padded, and the job itself turned unpadding off."""
+    """Check whether batches of texts were padded because the job turned unpadding off."""
     padded_share, remaining_share = (read_fact(record, "padding", name) for name in ("longest", "parts"))
     if padded_share is None or remaining_share is None or not is_turned_off(record, "unpadding"):
         return
@@ -260,7 +262,7 @@ def _advise_on_padding(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_stem(record: Record, summary: Summary) -> Iterator[Advice]:
-    """A ResNet got the stem for small images by default, which costs many times the FLOPs of the other one."""
+    """Check whether a ResNet got the stem for small images, which costs many times the FLOPs of the large stem."""
     small_flop, large_flop = (read_fact(record, "stem", name) for name in ("small", "large"))
     if not small_flop or not large_flop:
         return
@@ -276,7 +278,7 @@ def _advise_on_stem(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_vain_settings(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Requested settings that did not take effect."""
+    """List the requested settings that did not take effect."""
     settings = read_mapping(record.spec, "optimize")
     for name, row in list_differences(record.plan):
         if name in settings and settings[name] != "auto":

@@ -45,7 +45,7 @@ MAX_HALF_INTERVAL = 0.05
 
 
 def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The validation loss rose long before the end."""
+    """Check whether the validation loss rose long before the end."""
     losses = record.metrics.get(LOSS)
     if losses is None or len(losses) < MIN_EPOCHS or summary.status != "done":
         return
@@ -72,28 +72,28 @@ def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]
 
 
 def _gains_later(record: Record, metric: str, epoch: int) -> bool:
-    """Whether a metric that chooses the weights is better after this epoch than until it, by more than chance."""
+    """Return whether the metric that chooses the weights improved after this epoch, by more than chance."""
     series = record.metrics.get(metric)
     if metric == LOSS or series is None or len(series) <= epoch:
         return False
-    sign = -1.0 if lower_is_better(metric) else 1.0
-    values = [sign * value for value in series.ys]
+    direction = -1.0 if lower_is_better(metric) else 1.0
+    values = [direction * value for value in series.ys]
     # The best of many evaluations is above the best of few by chance alone.
     return max(values[epoch:]) - max(values[:epoch]) > 2 * _compute_standard_error(record, max(values))
 
 
 def _compute_standard_error(record: Record, value: float) -> float:
-    """One standard error of a share among the validation samples; 0 for what is no share."""
+    """Compute the standard error of a share of the validation samples; 0 for a metric that is no share."""
     samples = sum(confusion.total for confusion in read_confusions(record.result.get("confusion")))
     return sqrt(value * (1 - value) / samples) if samples and 0 < value < 1 else 0.0
 
 
 def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The metric that chooses the weights, or the validation loss, was still improving at the end."""
+    """Check whether the metric that chooses the weights, or the validation loss, was still improving at the end."""
     best, epochs = summary.best, get_nested(record.spec, "train", "epochs")
     if best is None or summary.status != "done" or not isinstance(epochs, int):
         return
-    # What is perfect gains nothing, and of `train.within` the time is the limit.
+    # A perfect score cannot improve, and with `train.within` the time is the limit.
     is_perfect = best.metric.rsplit("/", 1)[-1] in PERCENT_METRICS and best.value >= 1
     if is_perfect or get_nested(record.spec, "train", "within"):
         return
@@ -102,16 +102,16 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
         series = record.metrics.get(metric)
         if series is None or len(series) < 2:
             continue
-        sign = -1.0 if lower_is_better(metric) else 1.0
-        values = [sign * value for value in series.ys]
+        direction = -1.0 if lower_is_better(metric) else 1.0
+        values = [direction * value for value in series.ys]
         quarter = max(1, len(values) // 4)
         earlier, last = max(values[:-quarter]), values[-1]
         min_gain = max(_compute_standard_error(record, last), min_share * abs(earlier))
         if last == max(values) and last - earlier > min_gain:
             yield Advice(
                 "train for more epochs",
-                f"{metric} was still improving: {format_metric(sign * earlier)} until epoch {len(values) - quarter}, "
-                f"{format_metric(sign * last)} at the end",
+                f"{metric} was still improving: {format_metric(direction * earlier)} until epoch {len(values) - quarter}, "
+                f"{format_metric(direction * last)} at the end",
                 "a better model",
                 f"train: {{epochs: {2 * epochs}}}",
             )
@@ -119,7 +119,7 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
 
 
 def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
-    """A batch that holds most of the samples leaves a handful of steps."""
+    """Check whether a large batch leaves only a handful of steps."""
     batch, epochs = get_nested(record.spec, "train", "batch_size"), summary.epochs
     # Heads that are solved see all samples at once, whatever the batch.
     is_solved = record.result.get("solved")
@@ -136,7 +136,7 @@ def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The training loss hardly fell, so the rate is far too low or far too high."""
+    """Check whether the training loss hardly fell, which a rate far too low or far too high causes."""
     losses = record.metrics.get("train/loss")
     if losses is None or len(losses) < 2 or summary.status != "done":
         return
@@ -153,7 +153,7 @@ def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advic
 
 
 def _advise_on_cropping(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Most images lose their ends, and the result is not good."""
+    """Check whether most images are cropped and the result is not good."""
     is_cropped = get_nested(record.result, "facts", "oblong", "fit") == "crop"
     cropped = (read_fact(record, "oblong", "share") or 0.0) if is_cropped else 0.0
     accuracy = summary.best.metrics.get("validation/accuracy") if summary.best else None
@@ -167,7 +167,7 @@ def _advise_on_cropping(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The training loss jumped again and again to more than what it was before the training."""
+    """Check whether the training loss repeatedly jumped above its initial value."""
     losses = record.metrics.get("train/loss")
     if losses is None or not losses:
         return
@@ -186,7 +186,7 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice]:
-    """A class is predicted much worse than the others."""
+    """Find a class with a much lower F1 than the average."""
     for confusion in read_confusions(record.result.get("confusion")):
         by_f1 = confusion.list_weakest(len(confusion.classes))
         weakest = next((row for row in by_f1 if row[1] >= MIN_CLASS_SAMPLES), None)
@@ -205,7 +205,7 @@ def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice
 
 
 def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]:
-    """There are too few validation samples for the digits of the accuracy."""
+    """Check whether there are too few validation samples to trust the second digit of the accuracy."""
     best = summary.best
     if best is None or lower_is_better(best.metric):
         return

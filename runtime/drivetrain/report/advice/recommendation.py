@@ -1,4 +1,4 @@
-"""One recommendation, and what the rules that give them read from a record."""
+"""A recommendation, and helpers with which its rule reads a record."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Rule = Callable[[Record, Summary], Iterator[Advice]]
 
 
 def compute_time_share(seconds: float, summary: Summary) -> float:
-    """Share of the total time; 0 for a run that is too short."""
+    """Compute the share of the total time; 0 for a run that is too short."""
     total_seconds = summary.seconds or 0.0
     return seconds / total_seconds if total_seconds >= MIN_RUN_SECONDS else 0.0
 
 
-def describe_saving(part: float) -> str:
+def describe_saving(share: float) -> str:
     """Return the expected gain, as text."""
-    return f"up to {format_share(part)} less time"
+    return f"up to {format_share(share)} less time"
 
 
 def read_decisions(record: Record) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_decisions(record: Record) -> dict[str, Any]:
 
 
 def is_turned_off(record: Record, name: str) -> bool:
-    """Return whether it is off because the job says so; what was turned off by default has a reason."""
+    """Return whether the job itself turned the optimization off; a default that is off has a reason."""
     rows = record.plan.decisions if record.plan else ()
     return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
 

@@ -1,4 +1,4 @@
-"""Makes elements of SVG: the only place of a report where text becomes markup, and whatever is no element is escaped."""
+"""Makes elements of SVG: the only place of a report where text becomes markup; everything except elements is escaped."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from markupsafe import Markup, escape
 
 def element(tag: str, *children: str, **attributes: object) -> Markup:
     """Make an element; `text_anchor` becomes `text-anchor`, `class_` becomes `class`."""
-    marks = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(_format(x))}"' for name, x in attributes.items())
+    pairs = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(_format(x))}"' for name, x in attributes.items())
     body = "".join(map(escape, children))
-    return Markup(f"<{tag}{marks}>{body}</{tag}>" if body else f"<{tag}{marks}/>")
+    return Markup(f"<{tag}{pairs}>{body}</{tag}>" if body else f"<{tag}{pairs}/>")
 
 
 def _format(value: object) -> str:

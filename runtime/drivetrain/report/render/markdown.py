@@ -32,7 +32,7 @@ MAX_MATRIX_CLASSES = 12
 
 
 def render_markdown(headline: Headline, sections: Sequence[Section]) -> str:
-    """Render the whole text."""
+    """Write the headline and all sections as Markdown."""
     lines = [
         f"# {_escape(headline.run)}: {_escape(headline.value)}",
         f"{_escape_line(headline.label)}. {_escape(headline.what)}.",
@@ -53,7 +53,7 @@ def _render_tile(tile: Tile) -> tuple[str, str, str]:
 
 
 def _render_blocks(blocks: Sequence[Block]) -> Iterator[str]:
-    """Render blocks in order; adjacent plots share one table."""
+    """Yield blocks in order as Markdown; adjacent plots share one table."""
     waiting: list[Curves] = []
     for block in blocks:
         if isinstance(block, Curves | FoldedCurves):
@@ -120,10 +120,10 @@ def _render_table(table: Table) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape all Markdown markup, also addresses, which some readers turn into links."""
+    """Replace all Markdown markup by its escaped form, also in addresses, which some readers turn into links."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _escape_line(text: str) -> str:
-    """Escape a text that begins a line, where it could be a heading, a list, a quote or a rule."""
+    """Replace the markup of a text that begins a line, where it could be a heading, a list, a quote or a rule."""
     return _LINE_START.sub(r"\1\\\2", _escape(text))

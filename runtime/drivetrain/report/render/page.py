@@ -28,7 +28,7 @@ _NUMBER = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
 
 
 def render_page(headline: Headline, sections: Sequence[Section]) -> str:
-    """Render the whole page."""
+    """Write the headline and all sections as an HTML page."""
     return _load_template().render(headline=headline, sections=list(_name_anchors(sections)))
 
 
@@ -58,7 +58,7 @@ def _load_template() -> Template:
 
 
 def _keep_units(value: object) -> object:
-    """Keep a number and its unit on one line; what is markup already stays as it is."""
+    """Keep a number and its unit on one line; markup is returned unchanged."""
     return _NUMBER.sub("\N{NO-BREAK SPACE}", value) if type(value) is str else value
 
 
@@ -68,7 +68,7 @@ def _split_name(name: str) -> list[str]:
 
 
 def _name_anchors(sections: Sequence[Section]) -> Iterator[tuple[str, Section]]:
-    """Give every section an id of its own, in which a name of the data is letters, digits and dashes."""
+    """Give every section a unique id of letters, digits and dashes."""
     anchors: set[str] = set()
     for section in sections:
         anchor = re.sub(r"[^\w-]", "-", section.anchor)
@@ -101,7 +101,7 @@ def align_legend(plot: Curves) -> list[tuple[Series, str]]:
 
 
 def mark_columns(table: Table) -> list[str]:
-    """Return the class of every column: single words, such as the names of runs, are never broken."""
+    """Return the class of every column: single words, for example names of runs, are never broken."""
     return [_choose_class(cells) for cells in zip(table.columns, *table.rows, strict=True)]
 
 

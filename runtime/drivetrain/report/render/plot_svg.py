@@ -1,8 +1,8 @@
 """Draws curves, scatter plots and confusion matrices as inline SVG: axes with readable ticks, grid, labels.
 
-Colors and lines are those of the page's style, so one picture serves light and dark mode. Drawn here and not by matplotlib,
-because a report is written at the end of every run: importing matplotlib and drawing nine plots took more CPU time than all
-else between the last step and the end of the process; and it is 57 MB with what it needs.
+Colors and lines come from the page's style, so one picture serves light and dark mode. Matplotlib is not used, because a report
+is written at the end of every run: importing it and drawing nine plots took more CPU time than everything between the last
+step and the end of the process, and it is 57 MB with its dependencies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from drivetrain.report.blocks import Curves, Scatter, Tone
+from drivetrain.report.blocks import Curves, Scatter
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.formatting import format_tick, shorten
 from drivetrain.report.log_series import Point, Series, compute_running_mean, thin_points
@@ -31,7 +31,6 @@ MAX_AXIS_VALUE = 1e280
 """The limits of an axis, and of a logarithmic one also the inverse: with a margin they must be numbers, too."""
 FINE_TICK_DECADES = 2.5
 """Decades of a logarithmic axis up to which 2 and 5 are ticks, too."""
-_DOT_SIZES = {Tone.PLAIN: 2.5, Tone.QUIET: 2.0, Tone.GOOD: 4.0}
 LINE_COLORS = 8
 """Number of line colors that the page defines: `.line-1` and so on."""
 HEADROOM = 1.14
@@ -53,14 +52,14 @@ class Axis:
     logarithmic: bool = False
 
     def locate(self, value: float) -> float:
-        """Where a value lies, from 0 at the low end to 1 at the high end."""
+        """Compute the place of a value, from 0 at the low end to 1 at the high end."""
         if self.logarithmic:
             low, high = math.log(self.low), math.log(self.high)
             return (math.log(value) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def choose_ticks(self, count: int, *, integer: bool = False) -> list[float]:
-        """Readable values on the axis; at most `count` if they are evenly spaced."""
+        """Choose readable values on the axis; at most `count` if they are evenly spaced."""
         if self.logarithmic:
             return _choose_decades(self.low, self.high, count) or choose_even_ticks(self.low, self.high, count)
         return choose_even_ticks(self.low, self.high, count, integer=integer)
@@ -83,27 +82,27 @@ def fit_axis(values: Iterable[float], margin: float, *, logarithmic: bool = Fals
 
 
 def choose_even_ticks(low: float, high: float, count: int, *, integer: bool = False) -> list[float]:
-    """Ticks at equal distances between two values."""
+    """Choose ticks at equal distances between two values."""
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     distances = [power * step * scale for scale in (1, 10) for step in STEPS[:-1]]
     if integer:
         distances = [step for step in distances if step >= 1 and step == round(step)] or [1.0]
     for distance in distances:
-        first, last = math.ceil(low / distance - 1e-9), math.floor(high / distance + 1e-9)
-        if last - first < count:
+        lowest, highest = math.ceil(low / distance - 1e-9), math.floor(high / distance + 1e-9)
+        if highest - lowest < count:
             break
     # Rounded to the distance's own digits: 3 * 0.1 is not 0.3.
     digits = max(0, 2 - math.floor(math.log10(distance)))
-    return [round(position * distance, digits) + 0.0 for position in range(first, last + 1)]
+    return [round(position * distance, digits) + 0.0 for position in range(lowest, highest + 1)]
 
 
 def _choose_decades(low: float, high: float, count: int) -> list[float]:
-    """Powers of ten, and twice and five times them if there are few; fewer than two say nothing."""
-    parts = (1.0, 2.0, 5.0) if math.log10(high / low) < FINE_TICK_DECADES else (1.0,)
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    stride = max(1, math.ceil((last - first) / count))
-    powers = [10.0**exponent for exponent in range(first, last + 1, stride)]
-    ticks = [part * power for power in powers for part in parts if low <= part * power <= high]
+    """Choose powers of ten, with 2 and 5 times each if they are few; returns none rather than a single tick."""
+    factors = (1.0, 2.0, 5.0) if math.log10(high / low) < FINE_TICK_DECADES else (1.0,)
+    lowest, highest = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks = []
+    for exponent in range(lowest, highest + 1, max(1, math.ceil((highest - lowest) / count))):
+        ticks += [tick for factor in factors if low <= (tick := factor * 10.0**exponent) <= high]
     return ticks if len(ticks) > 1 else []
 
 
@@ -150,7 +149,7 @@ def draw_text(label: str, x: float, y: float, anchor: str) -> Markup:
 
 
 def _draw_picture(title: str, around: Sequence[str], inside: Sequence[str], above: Sequence[str] = ()) -> Markup:
-    """Draw a plot; what is inside is cut at its edges, as an inner picture is."""
+    """Draw a plot; elements `inside` are cut at its edges, as SVG cuts an inner picture."""
     width, height = RIGHT - LEFT, BOTTOM - TOP
     box = {"viewBox": f"{LEFT:g} {TOP:g} {width:g} {height:g}", "x": LEFT, "y": TOP, "width": width, "height": height}
     body = (*around, element("svg", *inside, **box), *above)
@@ -159,24 +158,21 @@ def _draw_picture(title: str, around: Sequence[str], inside: Sequence[str], abov
 
 def draw_scatter(plot: Scatter) -> Markup:
     """Draw dots, and a line where both values are the same."""
-    axes = Plot(fit_axis((dot.x for dot in plot.dots), 0.04), fit_axis((dot.y for dot in plot.dots), 0.08))
-    inside: list[Markup] = []
-    if plot.has_diagonal:
-        ends = [max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)]
-        inside += axes.draw_line([(end, end) for end in ends], "limit")
-    for kind, tone in plot.kinds:
-        points = [(dot.x, dot.y) for dot in plot.dots if dot.kind == kind]
-        inside += axes.draw_dots(points, _DOT_SIZES[tone], f"dot tone-{tone}")
+    axes = Plot(fit_axis((x for x, _ in plot.points), 0.04), fit_axis((y for _, y in plot.points), 0.08))
+    ends = [max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)]
+    inside = axes.draw_line([(end, end) for end in ends], "limit") + axes.draw_dots(plot.points, 2.5, "dot line-1")
     return _draw_picture(plot.title, axes.draw_axes(axes.y.choose_ticks(5), axes.x.choose_ticks(6), plot.axis), inside)
 
 
 def draw_curves(frame: Curves) -> Markup:
     """Draw one plot."""
     lines = [_list_lines(series, frame.logarithmic) for series in frame.series]
-    all_points = [point for group in lines for points in group for point in points]
+    all_points = [point for line_group in lines for points in line_group for point in points]
     across = fit_axis([*(x for x, _ in all_points), *(x for _, x in frame.marks)], 0.01)
     plot = Plot(across, _fit_y_axis(frame, all_points))
-    inside = [part for index, group in enumerate(lines) for part in _draw_series(plot, group, index % LINE_COLORS + 1)]
+    inside: list[Markup] = []
+    for index, line_group in enumerate(lines):
+        inside += _draw_series(plot, line_group, index % LINE_COLORS + 1)
     columns = plot.x.choose_ticks(6, integer=frame.axis in ("step", "epoch"))
     around = plot.draw_axes(plot.y.choose_ticks(6 if frame.logarithmic else 5), columns, frame.axis)
     if frame.limit:
@@ -194,7 +190,7 @@ def draw_curves(frame: Curves) -> Markup:
 
 
 def _list_lines(series: Series, logarithmic: bool) -> list[list[Point]]:
-    """List the points of a series; those of a noisy one, then its mean. Both are computed on the displayed scale."""
+    """List the points of a series, followed by its running mean if it is noisy, both on the displayed scale."""
     points = [(x, y) for x, y in thin_points(series) if y > 0 or not logarithmic]
     shape = series.keep_positive().map_values(math.log) if logarithmic else series
     if not shape.is_noisy():
@@ -204,9 +200,13 @@ def _list_lines(series: Series, logarithmic: bool) -> list[list[Point]]:
 
 def _draw_series(plot: Plot, lines: list[list[Point]], color: int) -> list[Markup]:
     """Draw a line, or a pale one and its mean on top; a line of one or two points has dots."""
-    pale = [part for points in lines[:-1] for part in plot.draw_line(points, f"curve pale line-{color}")]
-    dots = plot.draw_dots(lines[-1], 2, f"dot line-{color}") if len(lines[-1]) < 3 else []
-    return [*pale, *plot.draw_line(lines[-1], f"curve line-{color}"), *dots]
+    elements: list[Markup] = []
+    for points in lines[:-1]:
+        elements += plot.draw_line(points, f"curve pale line-{color}")
+    elements += plot.draw_line(lines[-1], f"curve line-{color}")
+    if len(lines[-1]) < 3:
+        elements += plot.draw_dots(lines[-1], 2, f"dot line-{color}")
+    return elements
 
 
 def _fit_y_axis(frame: Curves, points: list[Point]) -> Axis:
@@ -276,9 +276,9 @@ def _draw_counts(confusion: Confusion, cell: float, corner: tuple[float, float])
 
 
 def _paint_cells(confusion: Confusion) -> bytes:
-    """Paint the cells as a PNG, one pixel each: a hundred classes would need ten thousand rectangles.
+    """Draw the cells as a PNG, one pixel each: a hundred classes would need ten thousand rectangles.
 
-    Written here, since a report is written without Pillow, too.
+    Pillow is not used, since a report must not depend on it.
     """
     lines = bytearray()
     for i, row in enumerate(confusion.matrix):

@@ -15,15 +15,15 @@ MAX_SUGGESTIONS = 3
 
 
 def list_advice(record: Record, summary: Summary) -> list[Advice]:
-    """Suggested changes: what makes the model better, then what saves the most time; at most three."""
-    suggestions = [one for rule in JOB_RULES + MACHINE_RULES for one in rule(record, summary)]
-    faster = sorted(suggestions, key=lambda one: -one.weight)
+    """List at most three changes: first for a better model, then by the time that they save."""
+    suggestions = [advice for rule in JOB_RULES + MACHINE_RULES for advice in rule(record, summary)]
+    faster = sorted(suggestions, key=lambda advice: -advice.weight)
     return [*list_model_advice(record, summary), *faster][:MAX_SUGGESTIONS]
 
 
 def list_model_advice(record: Record, summary: Summary) -> list[Advice]:
-    """Suggested changes that make the model better, or that say how good it is."""
-    return [one for rule in MODEL_RULES for one in rule(record, summary)]
+    """List changes for a better model, or for a better estimate of its quality."""
+    return [advice for rule in MODEL_RULES for advice in rule(record, summary)]
 
 
 def advice_section(record: Record, summary: Summary) -> Section | None:
@@ -31,7 +31,7 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
     suggestions = list_advice(record, summary)
     if not suggestions and (not summary.phases or (summary.seconds or 0.0) < MIN_RUN_SECONDS):
         return None
-    rows = tuple((one.line, one.change, one.gain, one.why) for one in suggestions)
+    rows = tuple((advice.line, advice.change, advice.gain, advice.why) for advice in suggestions)
     table: Block = Table(("change in the job file", "what it does", "expected gain", "reason"), rows)
     no_advice = Text("No setting was found that would make this model better, or its run faster or safer.", Tone.GOOD)
     return Section("advice", "Recommendations", (table if rows else no_advice,))

@@ -8,19 +8,7 @@ from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import baselines_section
-from drivetrain.report.blocks import (
-    Block,
-    Curves,
-    Details,
-    Dot,
-    FoldedCurves,
-    Scatter,
-    Section,
-    Table,
-    Text,
-    Tone,
-    make_head_section,
-)
+from drivetrain.report.blocks import Block, Curves, Details, FoldedCurves, Scatter, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series, has_wide_range
@@ -97,7 +85,7 @@ def next_section(record: Record, summary: Summary) -> Section | None:
 
 
 def curves_section(record: Record, best: Best | None) -> Section | None:
-    """Plot each kind of value over the steps, and mark the step of `best`, the evaluation whose weights were kept.
+    """Draw each kind of value over the steps, and mark the step of `best`, the evaluation whose weights were kept.
 
     Series of the same kind share a plot. A plot of single values is left out: the headline shows them.
     """
@@ -142,8 +130,8 @@ def confusion_section(confusion: Confusion) -> Section:
     right = f"{format_number(confusion.hits)} of {format_number(confusion.total)} validation samples correct ({format_share(share_right)})"
     blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), confusion]
     mistakes = tuple(
-        (shorten(truth, 60), shorten(guess, 60), format_number(count), format_share(part))
-        for truth, guess, count, part in confusion.list_mistakes()
+        (shorten(truth, 60), shorten(guess, 60), format_number(count), format_share(share))
+        for truth, guess, count, share in confusion.list_mistakes()
     )
     if mistakes:
         blocks.append(Table(("true class", "predicted", "count", "share of class"), mistakes))
@@ -154,16 +142,9 @@ def confusion_section(confusion: Confusion) -> Section:
     if weakest:
         blocks.append(Table(("lowest F1", "samples", "precision", "recall", "F1"), weakest))
     if len(confusion.reliability) > 1:
-        dots = tuple(
-            Dot(confidence, correct, "samples of similar confidence") for confidence, correct in confusion.reliability
-        )
-        kinds = (("samples of similar confidence", Tone.PLAIN),)
-        blocks.append(
-            Scatter(
-                "Share correct, over the probability of the prediction", "probability", dots, kinds, has_diagonal=True
-            )
-        )
-    return make_head_section("confusion", "Confusion matrix", confusion.head, blocks)
+        title = "Share correct, over the probability of the prediction"
+        blocks.append(Scatter(title, "probability", "samples of similar confidence", confusion.reliability))
+    return Section.make_for_head("confusion", "Confusion matrix", confusion.head, blocks)
 
 
 def labels_section(table: LabelTable) -> Section:
@@ -171,7 +152,7 @@ def labels_section(table: LabelTable) -> Section:
     description = f"{format_number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
     rows = sorted(table.rows, key=lambda row: (not row.true, row.f1, row.name))
     blocks = (Text(f"{description}probability of 0.5."), Table(HEADER, tuple(row.format_cells() for row in rows)))
-    return make_head_section("labels", "Labels", table.head, blocks)
+    return Section.make_for_head("labels", "Labels", table.head, blocks)
 
 
 def data_section(record: Record) -> Section | None:
@@ -193,7 +174,7 @@ def data_section(record: Record) -> Section | None:
 
 
 def limits_section(record: Record, summary: Summary) -> Section | None:
-    """Say how far the result of a finished run can be trusted, and for what."""
+    """Describe how far the result of a finished run can be trusted."""
     if not record.made_from:
         return None
     if summary.test:
@@ -227,7 +208,7 @@ def events_section(events: list[Mapping[str, object]]) -> Section | None:
 
 
 def gaps_section(gaps: list[MissingRecord]) -> Section | None:
-    """Files that are missing or damaged."""
+    """List the files that are missing or damaged."""
     rows = tuple((gap.file, gap.problem, gap.consequence) for gap in gaps)
     if not rows:
         return None
@@ -260,7 +241,7 @@ def spec_section(record: Record) -> Section | None:
 
 
 def final_test_section(record: Record, summary: Summary) -> Section | None:
-    """Metrics of the test beside those of the best validation; None without a test."""
+    """Show the metrics of the final test next to the best validation metrics; None without a test."""
     if not summary.test:
         return None
     test = record.result["test"]
@@ -284,7 +265,7 @@ _MAX_CODE_FILES = 30
 
 
 def provenance_section(record: Record) -> Section | None:
-    """Commits, image, versions, and the SHA-256 of data, code and weights."""
+    """Show commits, image, versions, and the SHA-256 of data, code and weights."""
     if not record.made_from:
         return None
     run = f"runs/{record.name}"

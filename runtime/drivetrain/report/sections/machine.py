@@ -1,4 +1,4 @@
-"""The machine's resources, what this run was allowed, and how it used them: over time, by operator, by process."""
+"""The machine's resources, the limits of this run, and their use over time, by operator and by process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 
 
 def machine_section(hardware: Hardware) -> Section:
-    """Return the machine: resources of the host, and what this run was allowed to use."""
+    """Show the resources of the host and the limits of this run."""
     blocks: list[Block] = [Table(("item", "host", "available to this run"), tuple(_list_facts(hardware)))]
     if hardware.gpu_trouble:
         blocks.append(Text(f"GPU: {format_json(hardware.gpu_trouble)}", Tone.WARN))
@@ -59,14 +59,17 @@ def _list_facts(hardware: Hardware) -> list[tuple[str, str, str]]:
 
 
 def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None) -> Section | None:
-    """Time by phase; throughput and memory over time."""
+    """Show the time by phase, and throughput and memory over time."""
     blocks: list[Block] = []
     if summary.phases:
         phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
         names = _PHASES if "forward" in phases else {}
-        sizes = [(format_json(names.get(name, name)), seconds) for name, seconds in phases.items() if seconds > 0]
-        parts = tuple((name, seconds, format_duration(seconds)) for name, seconds in sizes)
-        blocks.append(StackedBar("Time by phase", parts))
+        bar = tuple(
+            (format_json(names.get(name, name)), seconds, format_duration(seconds))
+            for name, seconds in phases.items()
+            if seconds > 0
+        )
+        blocks.append(StackedBar("Time by phase", bar))
     blocks += _compare_forecast(summary)
     throttled = telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
     charts = _make_charts(telemetry, summary, hardware, throttled)
@@ -99,7 +102,7 @@ def _compare_forecast(summary: Summary) -> Iterator[Table]:
 
 
 def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
-    """Other users of the CPUs."""
+    """Describe the CPU time that other processes or virtual machines took."""
     if starvation and starvation.others_share >= REPORTED_SHARE:
         yield (
             f"Other processes used the CPU for {format_duration(starvation.others)} while this run was waiting for it: "
@@ -113,7 +116,7 @@ def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
 
 
 def _describe_efficiency(summary: Summary) -> str:
-    """Achieved FLOP/s relative to what this machine can do."""
+    """Describe the achieved FLOP/s relative to the machine's peak."""
     operations, product = (summary.efficiency.get(key, 0.0) for key in ("operations", "product"))
     if not operations or not product or not summary.samples_per_second:
         return ""
@@ -138,10 +141,10 @@ def _make_charts(
     telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None, throttled: Series
 ) -> list[Curves]:
     ends = [series.xs[-1] for series in telemetry.values() if series]
-    axis, second = _choose_time_unit(max(ends, default=0.0))
+    axis, time_scale = _choose_time_unit(max(ends, default=0.0))
 
     def line(key: str, name: str, scale: float = 1.0) -> Series:
-        return telemetry.get(key, Series(key)).scale(name, second, scale)
+        return telemetry.get(key, Series(key)).scale(name, time_scale, scale)
 
     top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
     unit, bytes_ = ("GiB", 2.0**30) if max(top, summary.memory_limit or 0.0) >= 2**30 else ("MiB", 2.0**20)
@@ -158,21 +161,21 @@ def _make_charts(
         Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
         Curves("Waiting for data, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
     ]
-    charts += _make_gpu_charts(telemetry, axis, second)
+    charts += _make_gpu_charts(telemetry, axis, time_scale)
     if throttled and throttled.ys[-1] > 0:
-        throttled_series = throttled.scale("throttled", second)
+        throttled_series = throttled.scale("throttled", time_scale)
         charts.append(Curves("Throttled by the CPU quota, s", axis, (throttled_series,), from_zero=True))
     return charts
 
 
-def _make_gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
-    """Plots of the GPUs, with a line for each."""
+def _make_gpu_charts(telemetry: Mapping[str, Series], axis: str, time_scale: float) -> list[Curves]:
+    """Draw the readings of the GPUs, with a line for each."""
     starts = [key.removesuffix("_percent") for key in telemetry if re.fullmatch(r"gpu\d*_percent", key)]
     starts = starts or (["gpu"] if "gpu_memory" in telemetry else [])
 
     def lines(scale: float, **names: str) -> tuple[Series, ...]:
         keys = [(f"{start} {name}".strip(), f"{start}_{key}") for key, name in names.items() for start in starts]
-        return tuple(telemetry[key].scale(name, second, scale) for name, key in keys if telemetry.get(key))
+        return tuple(telemetry[key].scale(name, time_scale, scale) for name, key in keys if telemetry.get(key))
 
     size_lines = lines(1 / 2.0**30, memory="in use", allocated="tensors", reserved="reserved")
     limits = telemetry.get("gpu_memory_limit")
@@ -187,13 +190,13 @@ def _make_gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) 
 
 
 def _describe_gpus(telemetry: Mapping[str, Series]) -> list[Block]:
-    """One line per GPU, and a warning if a clock was reduced."""
+    """Describe each GPU in a line, and warn if its clock was reduced."""
     blocks: list[Block] = []
     for key, busy in telemetry.items():
         match = re.fullmatch(r"(gpu\d*)_percent", key)
         if not match or not busy:
             continue
-        parts = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
+        readings = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
         for name, form in (
             ("memory", "{} of memory at peak"),
             ("temperature", "{:.0f} degrees at most"),
@@ -201,8 +204,8 @@ def _describe_gpus(telemetry: Mapping[str, Series]) -> list[Block]:
         ):
             series = telemetry.get(f"{match[1]}_{name}")
             if series:
-                parts.append(form.format(format_bytes(int(max(series.ys))) if name == "memory" else max(series.ys)))
-        blocks.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
+                readings.append(form.format(format_bytes(int(max(series.ys))) if name == "memory" else max(series.ys)))
+        blocks.append(Text(f"{match[1].upper()}: {', '.join(readings)}."))
         throttled = telemetry.get(f"{match[1]}_throttled")
         if throttled and any(throttled.ys):
             text = f"{match[1].upper()}: its clock was throttled in {format_share(sum(throttled.ys) / len(throttled))} of the readings"
@@ -217,7 +220,7 @@ def _choose_time_unit(seconds: float) -> tuple[str, float]:
     return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)
 
 
-# The first word that occurs in an operator's name counts: mkldnn contains mkl.
+# The first key that occurs in an operator's name counts: mkldnn contains mkl.
 _LIBRARIES = {
     "mkldnn": "oneDNN",
     "onednn": "oneDNN",
@@ -249,7 +252,7 @@ def _format_operator(row: Mapping[str, Any], steps: int, total: float) -> tuple[
     calls = int(row["calls"]) / steps
     return (
         shorten(name, 80),
-        next((library for word, library in _LIBRARIES.items() if word in name.lower()), ""),
+        next((library for key, library in _LIBRARIES.items() if key in name.lower()), ""),
         f"{seconds / steps * 1000:.3g}",
         format_share(seconds / total),
         format_number(round(calls)) if calls >= 1 else f"{calls:.1f}",
@@ -282,7 +285,7 @@ def ranks_section(records: Sequence[RankRecord]) -> Section | None:
 
 
 def describe_slowest(records: Sequence[RankRecord]) -> str:
-    """Which process is the slowest, and why."""
+    """Describe which process is the slowest, and why."""
     slowest_rank = find_slowest(records)
     if slowest_rank is None:
         return "All processes were about equally fast."
@@ -308,6 +311,6 @@ def _format_rank(record: RankRecord) -> tuple[str, ...]:
         f"{format_json(record.chip)}, {record.threads} {'thread' if record.threads == 1 else 'threads'}",
         format_number(record.samples),
         format_number(record.speed),
-        *(format_share(record.share(part)) for part in (record.computing, record.data, record.others)),
+        *(format_share(record.share(seconds)) for seconds in (record.computing, record.data, record.others)),
         memory,
     )

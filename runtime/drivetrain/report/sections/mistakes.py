@@ -1,4 +1,4 @@
-"""Single samples: the worst mistakes, predicted numbers against the true ones, and what the model looks at."""
+"""Single samples: the worst mistakes, predicted against true numbers, and explanations of predictions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from drivetrain.report.blocks import (
-    Block,
-    Dot,
-    Gallery,
-    SamplePicture,
-    Scatter,
-    Section,
-    Table,
-    Text,
-    Tone,
-    make_head_section,
-)
+from drivetrain.report.blocks import Block, Gallery, SamplePicture, Scatter, Section, Table, Text, Tone
 from drivetrain.report.formatting import align_numbers, format_json, format_number, format_share, shorten
+from drivetrain.report.log_series import Point
 from drivetrain.system.printable import printable
 from drivetrain.system.run_records import read_integer, read_mapping, read_number, read_objects
 
@@ -40,7 +30,7 @@ def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
             continue
         text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
         blocks = (text, make_sample_block(photos, bytes_left >= 0))
-        yield make_head_section("mistakes", "Most confident mistakes", head, blocks)
+        yield Section.make_for_head("mistakes", "Most confident mistakes", head, blocks)
 
 
 def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
@@ -52,7 +42,7 @@ def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
 
 
 def read_photo(row: Mapping[str, Any]) -> SamplePicture | None:
-    """Read a stored sample; None if it is damaged. What is no picture is left out."""
+    """Read a stored sample, without its picture if that is damaged; None if the rest is damaged, too."""
     try:
         truth, answer = (shorten(printable(str(row[key])), 40) for key in ("truth", "answer"))
         title, probability = shorten(printable(str(row["title"])), 160), format_share(float(row["probability"]))
@@ -80,35 +70,35 @@ def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterat
             continue
         columns = [printable(str(name)) for name in record.get("columns") or ()]
         blocks: list[Block] = [*_plots(columns, record["pairs"])]
-        error_rows = [row for item in read_objects(mistakes, head) if (row := _error_row(item, columns))]
+        error_rows = list(filter(None, (_error_row(mistake, columns) for mistake in read_objects(mistakes, head))))
         if error_rows:
             blocks.append(
                 Text("The samples with the largest errors, relative to the spread of the training data.", Tone.QUIET)
             )
             blocks.append(Table(("sample", "column", "true", "predicted", "error"), tuple(error_rows)))
         if blocks:
-            yield make_head_section("numbers", "Predicted against true", head, blocks)
+            yield Section.make_for_head("numbers", "Predicted against true", head, blocks)
 
 
 def _plots(columns: list[str], pairs: object) -> Iterator[Scatter]:
-    """A plot for each column: each validation sample of a fixed choice is a dot, on the diagonal if it is right."""
+    """Draw a plot for each column: each dot is a validation sample of a fixed choice, on the diagonal if it is right."""
     for index, column in enumerate(columns[:MAX_PLOTS]):
-        dots = tuple(dot for pair in (pairs if isinstance(pairs, list) else ()) if (dot := _dot(pair, index)))
-        if len(dots) > 1:
-            title = f"{column}: predicted, over the true value, of {len(dots):,} samples"
-            yield Scatter(title, "true", dots, (("sample", Tone.PLAIN),), has_diagonal=True)
+        points = tuple(filter(None, (_read_point(pair, index) for pair in (pairs if isinstance(pairs, list) else ()))))
+        if len(points) > 1:
+            title = f"{column}: predicted, over the true value, of {len(points):,} samples"
+            yield Scatter(title, "true", "sample", points)
 
 
-def _dot(pair: Any, index: int) -> Dot | None:
+def _read_point(pair: Any, index: int) -> Point | None:
     try:
         truth, answer = float(pair[0][index]), float(pair[1][index])
     except (IndexError, KeyError, TypeError, ValueError):
         return None
-    return Dot(truth, answer, "sample") if isfinite(truth) and isfinite(answer) else None
+    return (truth, answer) if isfinite(truth) and isfinite(answer) else None
 
 
 def _error_row(row: Any, columns: list[str]) -> tuple[str, ...] | None:
-    """Return the column of a sample with its largest relative error, and what was predicted."""
+    """Return the column of a sample with the largest relative error, its true and its predicted value."""
     try:
         errors = [
             (float(answer) - float(truth), float(truth), float(answer))
@@ -152,7 +142,7 @@ def _describe_empty_maps(count: int) -> str:
 
 
 def read_columns(explanation: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Name, importance and its standard deviation of each column; what is damaged is left out."""
+    """Read name, importance and its standard deviation of each column; damaged rows are skipped."""
     rows = read_objects(read_mapping(explanation, "importance"), "columns")
     columns = [(row.get("column"), read_number(row, "mean"), read_number(row, "spread")) for row in rows]
     return [
@@ -172,7 +162,7 @@ def _make_importance_section(importance: Mapping[str, Any], columns: list[tuple[
     )
     numbers = align_numbers([mean for _, mean, _ in listed]), align_numbers([spread for _, _, spread in listed])
     names = [shorten(name, 60) for name, _, _ in listed]
-    # What is within two deviations of nothing may be chance.
+    # A mean within two deviations of zero may be chance.
     tones = {index: Tone.QUIET for index, (_, mean, spread) in enumerate(listed) if mean <= 2 * spread}
     hidden = [Text(f"{len(columns) - len(listed):,} more are in explanation.json.", Tone.QUIET)]
     table = Table(("column", "worse by", "deviation"), tuple(zip(names, *numbers, strict=True)), tones)

@@ -1,4 +1,4 @@
-"""The plan with its reasons, and requested beside effective settings."""
+"""The plan with its reasons, and the requested and effective settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_section(plan: Plan) -> Section:
 
 
 def effective_section(plan: Plan) -> Section | None:
-    """Requested and effective settings; differences first."""
+    """Show the requested and effective settings, differences first."""
     rows = _list_effective(plan)
     if not rows:
         return None
@@ -79,7 +79,7 @@ def _list_effective(plan: Plan) -> list[tuple[str, Mapping[str, object]]]:
 
 
 def _list_libraries(plan: Plan) -> list[Block]:
-    """Further read-back values: versions and thread counts of libraries."""
+    """List the versions and thread counts of libraries."""
     libraries = read_mapping(plan.seen, "libraries")
     if not libraries:
         return []
