@@ -49,12 +49,12 @@ class PlanRequest:
             f"run it {request_before}, or {alternative}",
         )
 
-    def _describe_difference(self, before: PlanRequest) -> str:
+    def _describe_difference(self, earlier: PlanRequest) -> str:
         """Return the request as text, with the first value that differs from the other plan."""
-        if self.plan is None or before.plan is None:
+        if self.plan is None or earlier.plan is None:
             return str(self)
-        name = next(name for name in {**before.plan, **self.plan} if before.plan.get(name) != self.plan.get(name))
-        return f"with another, in which {name} is {self.plan.get(name)}, not {before.plan.get(name)}"
+        name = next(name for name in {**earlier.plan, **self.plan} if earlier.plan.get(name) != self.plan.get(name))
+        return f"with another, in which {name} is {self.plan.get(name)}, not {earlier.plan.get(name)}"
 
 
 def load_plan(run: Path) -> Plan:
@@ -64,7 +64,7 @@ def load_plan(run: Path) -> Plan:
 
 
 def has_trained(run: Path) -> bool:
-    """Whether the run has trained a step; one that was stopped during measurement is planned and measured anew."""
+    """Return whether the run has trained a step; a run stopped before that is planned and measured again."""
     return (run / PLAN_FILE).exists() and bool(list_checkpoints(run / CHECKPOINTS))
 
 

@@ -33,7 +33,7 @@ class Measurement:
 
     @property
     def vetoed(self) -> bool:
-        """Whether a value was excluded because of its numerical results."""
+        """Return whether a value was excluded because of its numerical results."""
         return "vetoed: " in self.text
 
 
@@ -52,7 +52,7 @@ def make_key(
         workload: layer kinds and sample size.
         batch_size: samples per step.
         structure: names and shapes of all weights and inputs.
-        settings: settings of the job that change what a step computes.
+        settings: settings of the job that change the computation of a step.
     """
     return compute_hash(
         [VERSION, _describe_machine(hardware), workload.to_json(), batch_size, dict(structure), settings]
@@ -73,9 +73,9 @@ def _describe_machine(hardware: Hardware) -> dict[str, object]:
     }
 
 
-def compute_hash(parts: object) -> str:
-    """Compute the hash of what a key covers."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+def compute_hash(content: object) -> str:
+    """Compute the hash of JSON data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _folder(hardware: Hardware) -> Path:

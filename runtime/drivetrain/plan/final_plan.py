@@ -27,7 +27,7 @@ def finalize(
     Args:
         stored: the plan so far; final decisions stay, unless they were measured since.
         workload: properties of model and data.
-        say: reports changes, as details, and settings that change what is learned.
+        say: reports changes, as details, and settings that change the training result.
         measured: measurements by decision.
     """
     plan = refine(stored, job, machine, workload, measured)
@@ -42,13 +42,13 @@ def finalize(
     return plan
 
 
-def list_changes(before: Plan, now: Plan) -> list[str]:
+def list_changes(stored: Plan, present: Plan) -> list[str]:
     """List the decisions that no longer hold in a run that resumes, a line for each with its reason."""
     return [
         f"{row.name} is {format_value(row.value)}, was {format_value(old.value)}: {row.reason}; results may no longer be "
         "bit-identical to those of an uninterrupted run"
-        for row in now.decisions
-        if (old := before.row(row.name)).value != row.value
+        for row in present.decisions
+        if (old := stored.row(row.name)).value != row.value
     ]
 
 
@@ -68,7 +68,7 @@ def refine(
 
 
 def _keep_reason(row: Decision, old: Decision) -> Decision:
-    """An unchanged value keeps its reason; so does a value that was learned from a failure of the trainer."""
+    """Return the old row if its value was learned from a failure; else the new row, with the old reason for an unchanged value."""
     if old.source in LEARNED:
         return old
     if row.source == "file" and old.value == row.value:

@@ -42,7 +42,7 @@ class Decision:
     effect: str
     evidence: str | None = None
     provisional: bool = False
-    """True until model and data are known, and what depends on them is measured."""
+    """True until model and data are known and the value is measured."""
 
     def learn(self, value: Value, source: str, reason: str) -> Decision:
         """Return the decision with a value learned from a failure; evidence for the old value is dropped."""
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether everything is off, but for what a run has learned since."""
+        """Return whether every setting is off, except values learned from a failure."""
         return all(row.source in ("plain", *LEARNED) for row in self.decisions)
 
     def list_enabled(self) -> tuple[Decision, ...]:
@@ -85,7 +85,7 @@ class Plan:
         return tuple(row for row in self.decisions if row.name in off_values and row.value != off_values[row.name])
 
     def with_rows(self, rows: Iterable[Decision]) -> Plan:
-        """Return the plan with these rows in place of those of the same name."""
+        """Return the plan with its rows of the same names replaced."""
         replacements = {row.name: row for row in rows}
         return replace(self, decisions=tuple(replacements.get(row.name, row) for row in self.decisions))
 
@@ -99,7 +99,7 @@ class Plan:
         return self.with_values({name: value for name, value in off_values.items() if name not in names})
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
-        """Environment variables that must be set before the trainer starts; preloads are joined."""
+        """Return the environment variables that must be set before the trainer starts; preloads are joined."""
         return gpu_selection.build_environment(hardware) | optimizations.environment(hardware, self.values())
 
     def to_json(self) -> dict[str, object]:
@@ -186,7 +186,7 @@ def _decide(
 
 
 def _list_notes(job: Job, hardware: Hardware) -> Iterator[str]:
-    """Notes on limits that differ from the request, a GPU that cannot be used, an image for another machine."""
+    """Yield notes on limits that differ from the request, an unusable GPU, or an image for another machine."""
     limits, memory = job.limits, hardware.memory
     if hardware.gpu_trouble:
         yield f"gpu: {hardware.gpu_trouble}"
@@ -255,9 +255,9 @@ def read_plan(run: Path) -> Plan:
 
 
 def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
-    """Parse the plan in the content of a plan.json; of another version's, what this one has no name for is left out.
+    """Parse the content of a plan.json; names of another version are skipped.
 
-    With `is_followed` optimizations without a name here are refused.
+    With `is_followed`, unknown optimizations are refused.
 
     Raises:
         ValueError: if it is no plan.
@@ -275,13 +275,13 @@ def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
     return plan
 
 
-def keep_reasons(fresh: Plan, stored: Plan) -> Plan:
+def keep_reasons(new_plan: Plan, stored: Plan) -> Plan:
     """Return the new plan of a resumed run, with the reasons of the stored plan where a value is the same.
 
     What earlier trainers learned from crashes or from running out of memory overrides everything, even the job.
     """
-    replayed = {row.name: row.value for row in fresh.decisions if row.source == "file"}
-    return fresh.with_rows(
+    replayed = {row.name: row.value for row in new_plan.decisions if row.source == "file"}
+    return new_plan.with_rows(
         row for row in stored.decisions if row.source in LEARNED or replayed.get(row.name) == row.value
     )
 

@@ -29,47 +29,34 @@ WIDE_COLUMNS = 96
 def describe_machine(hardware: Hardware) -> str:
     """Describe the resources of this container in one line."""
     memory = hardware.memory
-    parts = [
+    resources = [
         f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
         f"{format_bytes(memory.limit)} limit of {format_bytes(memory.host)}"
         if memory.limit
         else f"{format_bytes(memory.host)}, no limit",
     ]
-    parts += [f"{gpu.name} {format_bytes(gpu.memory)}" for gpu in hardware.gpus]
-    return f"{hardware.place}: {', '.join(parts)}"
+    resources += [f"{gpu.name} {format_bytes(gpu.memory)}" for gpu in hardware.gpus]
+    return f"{hardware.place}: {', '.join(resources)}"
 
 
 def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) -> RenderableType:
-    """Render the plan: machine, decisions, notes.
-
-    Args:
-        plan: the decisions.
-        job: the user's request.
-        hardware: the usable machine.
-        show_all: whether to include decisions that do not apply to this machine and job.
-    """
+    """Show machine, decisions and notes of a plan; with `show_all` also decisions that do not apply to this machine and job."""
     idle = {} if show_all else _list_idle(plan, job, hardware)
-    parts: list[RenderableType] = [_render_head(plan, job, hardware)]
+    lines: list[RenderableType] = [_render_head(plan, job, hardware)]
     rows = [row for row in plan.decisions if row.name not in idle]
-    parts.append(_DecisionTable(rows))
+    lines.append(_DecisionTable(rows))
     if any(row.provisional for row in rows):
-        parts.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
+        lines.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
     if idle:
         counts = ", ".join(f"{condition}: {count}" for condition, count in Counter(idle.values()).items())
         # A line of its own: a command that a terminal breaks cannot be copied.
-        parts.append(Text(f"  {len(idle)} settings do not apply ({counts})", style="dim"))
-        parts.append(Text("  `drivetrain plan JOB --all` shows them", style="dim"))
-    return Group(*parts, *_render_notes(plan.notes))
+        lines.append(Text(f"  {len(idle)} settings do not apply ({counts})", style="dim"))
+        lines.append(Text("  `drivetrain plan JOB --all` shows them", style="dim"))
+    return Group(*lines, *_render_notes(plan.notes))
 
 
 def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
-    """Render how many settings apply to this machine and job, who set them, and the notes.
-
-    Args:
-        plan: the decisions.
-        job: the user's request.
-        hardware: the usable machine.
-    """
+    """Show how many settings apply to this machine and job, their sources, and the notes."""
     idle = _list_idle(plan, job, hardware)
     rows = [row for row in plan.decisions if row.name not in idle]
     sources = ", ".join(f"{count} {source}" for source, count in Counter(row.source for row in rows).items())
@@ -79,27 +66,19 @@ def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
     return Group(head, *_render_notes(plan.notes))
 
 
-def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
-    """Render the differences from a plan that was shown before; one line if there are none.
-
-    Args:
-        plan: the present plan.
-        before: the plan that was shown.
-        file: where it is stored.
-        job: the user's request.
-        hardware: the usable machine.
-    """
-    old_values = before.values()
+def render_changes(plan: Plan, shown: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
+    """Show the differences from a plan that was `shown` earlier and is stored in `file`; one line if there are none."""
+    old_values = shown.values()
     rows = [row for row in plan.decisions if row.name not in old_values or row.value != old_values[row.name]]
     head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
     count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
     head.append(f"{count} {file}\n  machine  {describe_machine(hardware)}", style="not bold")
-    new_notes = [note for note in plan.notes if note not in before.notes]
+    new_notes = [note for note in plan.notes if note not in shown.notes]
     return Group(head, *([_DecisionTable(rows)] if rows else []), *_render_notes(new_notes))
 
 
 def _list_idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
-    """Decisions that do not apply, each with what is missing."""
+    """List the decisions that do not apply, each with its missing condition."""
     conditions = {o.name: (o.off, o.lacks(job, hardware)) for o in optimizations.every()}
     rows = [(row, *conditions[row.name]) for row in plan.decisions if row.source != "job"]
     return {row.name: lacking for row, off, lacking in rows if lacking and row.value == off}
@@ -160,21 +139,18 @@ _last: dict[str, tuple[Plan, Path]] = {}
 def show(
     plan: Plan, job: Job, machine: Hardware, file: Path, stored: Plan | None, shown_plan: Path | None = None
 ) -> None:
-    """Print the plan in a line, or whole if details are asked for; or its differences from the one that was shown before.
+    """Print a summary of the plan, the whole plan with -v, or only its differences from a plan that was shown earlier.
 
     Args:
-        plan: the present plan.
-        job: the user's request.
-        machine: the usable machine.
         file: where the plan of this run is stored.
         stored: the plan of the run when it was resumed; None for a new run.
-        shown_plan: the plan of another run, which the same command has shown.
+        shown_plan: the plan of another run that the same command has shown.
     """
-    before = (stored, file) if stored else _last.get(job.name)
-    if before is None and shown_plan and shown_plan.exists():
-        before = load(shown_plan), shown_plan
-    if before:
-        open_console().print(render_changes(plan, *before, job, machine))
+    shown = (stored, file) if stored else _last.get(job.name)
+    if shown is None and shown_plan and shown_plan.exists():
+        shown = load(shown_plan), shown_plan
+    if shown:
+        open_console().print(render_changes(plan, *shown, job, machine))
     else:
         open_console().print(render(plan, job, machine) if is_verbose() else render_summary(plan, job, machine))
     _last[job.name] = plan, file

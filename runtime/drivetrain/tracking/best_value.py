@@ -1,4 +1,4 @@
-"""The best value of a metric: the rule by which a training picks its model, and `watch` names the epoch."""
+"""The best value of a metric: a training picks its model by this rule, and `watch` names its epoch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class BestValue:
     def update(self, value: float, step: int, epoch: int, loss: float | None = None) -> bool:
         """Add an evaluation; returns whether it is the best so far, which NaN never is.
 
-        Of two equal values the one with the lower `loss` is better: on few samples an accuracy is soon as high as it
-        gets, while the network still improves.
+        Ties go to the lower `loss`: on few samples an accuracy soon reaches its maximum, while the network still improves.
         """
-        sign = -1 if lower_is_better(self.metric) else 1
-        improved = value == value and (self.best is None or sign * (value - self.best) > self.min_delta)
+        direction = -1 if lower_is_better(self.metric) else 1
+        improved = value == value and (self.best is None or direction * (value - self.best) > self.min_delta)
         if value == self.best and loss is not None and self.loss is not None:
             improved = loss < self.loss
         if improved:

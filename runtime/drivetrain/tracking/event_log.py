@@ -1,4 +1,4 @@
-"""The event log: what happened to a run beside its steps, printed at once and kept in events.jsonl for the report."""
+"""The event log: unusual events of a run, printed at once and stored in events.jsonl for the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EventLog:
 
 
 class OutageLog:
-    """The events about a server that a run is copied to: each reason why it takes nothing once, and once that it does."""
+    """Events about a server that a run is copied to: each new problem once, and its end."""
 
     def __init__(self, events: EventLog, kind: str, address: object) -> None:
         self.events, self.kind, self.address = events, kind, address
@@ -40,7 +40,7 @@ class OutageLog:
         """Why the last attempt failed; empty if it did not."""
 
     def note_attempt(self, error: Failure | OSError | None) -> None:
-        """Report how an attempt ended, None for one that did not fail, if that is news."""
+        """Report the error of an attempt, or None for success, if that is news."""
         problem = ""
         if error is not None:
             problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"

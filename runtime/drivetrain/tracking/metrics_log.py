@@ -1,4 +1,4 @@
-"""The metrics of a run: metrics.jsonl (losses and metrics by step, exact), and TensorBoard event files beside it."""
+"""The metrics of a run: metrics.jsonl (exact losses and metrics by step), and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 
 DAMAGED_FILE = "metrics-damaged-{}.jsonl"
-"""Name of a copy of metrics.jsonl, from before the lines were removed that cannot be read."""
+"""Name of a copy of metrics.jsonl with its unreadable lines."""
 MAX_NAMED_LINES = 10
 FLUSH_SECONDS = 1.0
 """Seconds between two flushes; a write per step would take longer than the step of a small network."""
@@ -35,12 +35,9 @@ class MetricsLog:
     def __init__(
         self, folder: Path, *, after: int | None = None, epoch: int = 0, report: Callable[[str], None] = say
     ) -> None:
-        """Open the files; on resume, rows after step `after` and evaluations at it from `epoch` on are removed first.
+        """Open the files; on resume, remove rows after step `after`, and evaluations at it from `epoch` on.
 
-        `report` reports it if TensorBoard's files cannot be written.
-
-        Raises:
-            StorageError: if they cannot be opened.
+        `report` takes a line if TensorBoard's files cannot be written. Raises StorageError if metrics.jsonl cannot be opened.
         """
         self.files = RunFiles(folder)
         self.pending: list[str] = []
@@ -56,24 +53,24 @@ class MetricsLog:
             self.handle = self.files.open_handle(METRICS_FILE, os.O_WRONLY | os.O_CREAT)
             self.size = os.lseek(self.handle, 0, os.SEEK_END)
 
-    def remove_rows_after(self, after: int, epoch: int) -> None:
-        """Remove rows after step `after`, and evaluations at it from `epoch` on."""
+    def remove_rows_after(self, last_step: int, epoch: int) -> None:
+        """Remove rows after step `last_step`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
         rows, damaged = self._read_rows()
         if damaged:
-            self._keep_damaged(damaged, after)
-        kept = [
-            row
+            self._save_damaged(damaged, last_step)
+        lines = [
+            json.dumps(row) + "\n"
             for row in rows
             # Only rows of steps have a learning rate.
-            if row["step"] < after or (row["step"] == after and (row["epoch"] < epoch or "lr" in row))
+            if row["step"] < last_step or (row["step"] == last_step and (row["epoch"] < epoch or "lr" in row))
         ]
-        self.files.write_text(METRICS_FILE, "".join(json.dumps(row) + "\n" for row in kept))
+        self.files.write_text(METRICS_FILE, "".join(lines))
         self._open()
 
     def _read_rows(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Read the rows, and the numbers of the lines that hold none; a last line that a kill cut off is neither."""
+        """Read the rows, and the numbers of unreadable lines, except a last line that a kill cut off."""
         rows, damaged = [], []
         with self.files.open(METRICS_FILE, "rb") as file:
             for number, line in enumerate(read_lines(file), start=1):
@@ -84,8 +81,8 @@ class MetricsLog:
                     damaged.append(number)
         return rows, damaged
 
-    def _keep_damaged(self, lines: list[int], step: int) -> None:
-        """Copy the file with lines that cannot be read, which the file without them replaces, and say so."""
+    def _save_damaged(self, lines: list[int], step: int) -> None:
+        """Copy the file before its unreadable lines are removed, and report it."""
         copy = next(name for n in itertools.count(1) if not self.files.is_file(name := DAMAGED_FILE.format(n)))
         with (
             blame_storage(self.files.path / copy),
@@ -99,13 +96,9 @@ class MetricsLog:
         EventLog(self.files.run).add("metrics", text, step)
 
     def write(self, step: int, epoch: int, values: Mapping[str, float], *, batch: str = "") -> None:
-        """Write one row. NaN and infinity are written as such: a bad number is never hidden.
+        """Write one row for a step (from 1) of an epoch (from 0). NaN and infinity are written: a bad number is never hidden.
 
-        Args:
-            step: from 1.
-            epoch: from 0.
-            values: by name.
-            batch: the digest of the samples of a step, which no curve shows.
+        `batch` is the digest of the samples of the step, which no curve shows.
         """
         row = {"step": step, "epoch": epoch, **values} | ({"batch": batch} if batch else {})
         self.pending.append(json.dumps(row) + "\n")
@@ -135,7 +128,7 @@ class MetricsLog:
         self.problem = None
 
     def close(self) -> None:
-        """Write what is buffered, and stop the TensorBoard writer."""
+        """Write the buffered rows, and stop the TensorBoard writer."""
         try:
             self.flush()
         finally:

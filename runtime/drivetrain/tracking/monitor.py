@@ -48,7 +48,7 @@ class Monitor:
         folder: gets telemetry.jsonl.
         interval: seconds between samples.
         gpus: GPUs to record.
-        progress: returns what a run adds to every sample, such as its step and speed.
+        progress: returns values that a run adds to every sample, for example its step and speed.
         show: called with the hardware metrics of every few samples, by their TensorBoard tags.
         sampled: called with every sample.
         root: root of the file system, for the memory of groups and processes.
@@ -154,10 +154,10 @@ def _convert_units(sample: Sample) -> dict[str, float]:
 
 
 class Sensors:
-    """Reads some GPUs. Values that a GPU does not support are missing from the reading.
+    """Reads GPUs. Values that a GPU does not support are missing.
 
     Args:
-        gpus: those of the run, in its order.
+        gpus: the GPUs of the run, in its order.
         nvml: a module with pynvml's functions; None imports pynvml if there is a GPU.
     """
 
@@ -192,7 +192,7 @@ class Sensors:
         return values
 
     def close(self) -> None:
-        """Shut the library down."""
+        """Stop the library."""
         if self.open:
             self.open = False
             self.nvml.nvmlShutdown()
@@ -212,7 +212,7 @@ class Sensors:
 
         def read_throttling() -> tuple[int | str, ...]:
             bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            reasons = ", ".join(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+            reasons = ", ".join(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
             return (1, reasons) if reasons else (0,)
 
         return {

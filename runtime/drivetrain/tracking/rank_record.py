@@ -1,4 +1,4 @@
-"""Activity of each process of a run: rank 0 writes it to ranks.json, the live view and the report read it."""
+"""Activity of each process of a run, which rank 0 writes to ranks.json for the live view and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import RANKS_FILE, RunFiles
 
 MIN_SLOWDOWN = 1.15
-"""So many times slower than the others is worth a word; less is noise."""
+"""How many times slower than the others a process must be to be reported; less is noise."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class RankRecord:
 
     @property
     def seconds(self) -> float:
-        """Time of training."""
+        """Sum the seconds of training."""
         return self.computing + self.data + self.others
 
     @property
     def speed(self) -> float:
-        """Samples per second that it would train if it never waited for others; 0 before the first step."""
+        """Compute the samples per second without waiting for others; 0 before the first step."""
         return self.samples / max(1e-9, self.computing + self.data)
 
     def share(self, seconds: float) -> float:
-        """Return the share of some seconds in the time of training."""
+        """Return seconds as a share of the training time."""
         return seconds / max(1e-9, self.seconds)
 
-    def subtract(self, before: RankRecord) -> RankRecord:
+    def subtract(self, earlier: RankRecord) -> RankRecord:
         """Return the record of the time since an earlier record of the same process."""
-        lasted = {name: getattr(self, name) - getattr(before, name) for name in _SUMMED_FIELDS}
-        return RankRecord(**asdict(self) | lasted)
+        increases = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMMED_FIELDS}
+        return RankRecord(**asdict(self) | increases)
 
 
 _SUMMED_FIELDS = ("samples", "computing", "data", "others")
@@ -68,7 +68,7 @@ _PARSER = TypeAdapter(RankRecord)
 
 
 def find_slowest(records: Sequence[RankRecord]) -> RankRecord | None:
-    """Find the process for which the others wait; None if all are about equally fast, or nothing is known yet."""
+    """Find the slowest process; None if all are about equally fast, or before the first step."""
     if len(records) < 2 or not all(record.samples > 0 for record in records):
         return None
     last = min(records, key=lambda record: record.speed)
@@ -81,7 +81,7 @@ def compute_usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float
 
 
 def compute_exchange(records: Iterable[RankRecord]) -> float:
-    """Share of the time that even the process with the shortest waits spends in the exchange: what that costs by itself."""
+    """Compute the share of time that the exchange itself costs: the smallest waiting share of any process."""
     return min((record.share(record.others) for record in records if record.seconds), default=0.0)
 
 

@@ -23,12 +23,12 @@ SENT_FILES = (
 
 
 def flatten(value: object, path: str = "") -> dict[str, object]:
-    """Nested data as one mapping with dotted keys."""
+    """Convert nested data to one mapping with dotted keys."""
     if not isinstance(value, Mapping):
         return {path: value}
     flattened: dict[str, object] = {}
-    for key, item in value.items():
-        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
+    for key, child in value.items():
+        flattened |= flatten(child, f"{path}.{key}" if path else str(key))
     return flattened
 
 

@@ -1,6 +1,6 @@
 """Copies a run to a tracking server: a thread reads the run's folder, and the client of the server sends.
 
-The trainer knows nothing of it. Whatever the client does or the server answers is an event, and the run goes on.
+The trainer knows nothing of it. Whatever the client does or the server answers is an event, and the run continues.
 """
 
 from __future__ import annotations
@@ -121,17 +121,17 @@ class RunTracker:
         has_evaluation, (rows, is_rewritten) = False, self.metrics.read()
         if is_rewritten:  # the run went back to a checkpoint
             self.waiting.clear()
-        now = time.time_ns() // 1_000_000
+        milliseconds = time.time_ns() // 1_000_000
         for row in rows:
             step, numbers = row.get("step"), {name: parse_number(row[name]) for name in row if name not in NO_METRICS}
             values = {name: number for name, number in numbers.items() if number is not None}
             if values and isinstance(step, int):
-                self.waiting.append(Row(step, now, values))
+                self.waiting.append(Row(step, milliseconds, values))
                 has_evaluation |= "lr" not in values  # rows of steps have a learning rate
         return has_evaluation
 
     def _send(self, *, all_rows: bool = False) -> None:
-        """Send the rows that wait, but for the last step, whose evaluation may follow; create the run if it is missing."""
+        """Send the waiting rows except the last step, whose evaluation may follow; create the run if it is missing."""
         if not self.has_begun:
             page, self.sent_step = self.tracker.begin(describe_run(self.run))
             self.has_begun = True

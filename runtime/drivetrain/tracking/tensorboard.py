@@ -47,29 +47,29 @@ class TensorBoardWriter:
         self.thread.start()
 
     def put(self, step: int, values: Mapping[str, Value]) -> None:
-        """Queue values for a step, by tag."""
+        """Add the values of a step, by tag, to the queue."""
         if not self.ended:
             self.queue.put((step, time.time(), dict(values)))
 
     def close(self) -> None:
-        """Write what is queued, and stop."""
+        """Write the queued values, and stop."""
         self.queue.put(None)
         self.closing.set()
         self.thread.join(timeout=10)
 
     def _write_until_closed(self) -> None:
         # The first step should not wait for the import.
-        first = self.queue.get()
-        if first is None:
+        values = self.queue.get()
+        if values is None:
             return
         try:
-            self._write(first)
+            self._write(values)
         except Exception as error:
             # TensorBoard is only a view; metrics.jsonl holds every number.
             self.ended = True
             self.report(f"TensorBoard logging has stopped, the training continues: {error}")
 
-    def _write(self, item: _QueuedValues | None) -> None:
+    def _write(self, queued: _QueuedValues | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -84,15 +84,15 @@ class TensorBoardWriter:
             writer = RecordWriter(file)
             for event in events:
                 writer.write(event.SerializeToString())
-            while item is not None:
-                step, moment, values = item
+            while queued is not None:
+                step, moment, values = queued
                 rows = [_build_value(tag, value) for tag, value in values.items()]
                 event = Event(step=step, wall_time=moment, summary=Summary(value=rows))
                 writer.write(event.SerializeToString())
                 if self.queue.empty():
                     file.flush()
                     self.closing.wait(GATHER_SECONDS)
-                item = self.queue.get()
+                queued = self.queue.get()
 
 
 def _build_value(tag: str, value: Value) -> object:
@@ -120,9 +120,9 @@ MAX_NAMED_CLASSES = 20
 def draw_images(counts: Mapping[str, Any]) -> dict[str, Value]:
     """Draw a picture for each head with exclusive classes, by tag."""
     return {
-        f"confusion/{head}" if head else "confusion": partial(draw_matrix, one["classes"], one["matrix"])
-        for head, one in counts.items()
-        if "matrix" in one
+        f"confusion/{head}" if head else "confusion": partial(draw_matrix, record["classes"], record["matrix"])
+        for head, record in counts.items()
+        if "matrix" in record
     }
 
 

@@ -12,7 +12,7 @@ from drivetrain.system import web
 
 
 class TrackerError(Failure):
-    """A tracking server refused something, or gave no answer; the run goes on."""
+    """A tracking server refused something, or gave no answer; the run continues."""
 
     exit_code = 7
 
@@ -43,7 +43,7 @@ class Tracker(Protocol):
     """A run on a tracking server. A method may raise anything: the same call is made again at the next evaluation."""
 
     def begin(self, run: RunDescription) -> tuple[str, int]:
-        """Create the run, or find the one of an earlier attempt; returns where to look at it, and its last step or -1."""
+        """Create the run, or find it after an earlier attempt; returns its address for people, and its last step or -1."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send the metrics of some steps."""
@@ -52,20 +52,20 @@ class Tracker(Protocol):
         """Send the tags as they became, texts by file name, and the status: done, stopped or failed."""
 
 
-def check_credentials(key: str, address: str, variable: str, named: str | None) -> None:
+def check_credentials(key: str, address: str, variable: str, own_server: str | None) -> None:
     """Check that a server may be sent credentials: the job that names it may be a stranger's.
 
     Args:
         key: of the spec, for the message.
         address: of the server.
-        variable: names the user's own server.
-        named: its value.
+        variable: environment variable that names the user's own server.
+        own_server: its value.
 
     Raises:
         TrackerError: if the user's own environment names another server, or the address is not encrypted.
     """
     scheme, host, _ = web.parse_origin(address)
-    if not named or web.parse_origin(named) != web.parse_origin(address):
+    if not own_server or web.parse_origin(own_server) != web.parse_origin(address):
         action = f"if it is your server, export {variable}={address}"
     elif scheme == "https" or web.is_loopback(host):
         return

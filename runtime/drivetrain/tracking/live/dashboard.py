@@ -1,4 +1,4 @@
-"""Renders the state of a run as a dashboard of 60 to 100 columns, or as a single line."""
+"""Renders a run as a dashboard of 60 to 100 columns, or as a single line."""
 
 from __future__ import annotations
 
@@ -31,19 +31,14 @@ _Row = tuple[RenderableType, ...]
 
 
 def render(view: RunView, width: int) -> RenderableType:
-    """Render the dashboard.
-
-    Args:
-        view: the state of the run.
-        width: columns of the terminal.
-    """
+    """Draw the dashboard for a terminal of `width` columns."""
     title = Text(view.job, style="bold").append(f"  {view.task}  {view.folder}", style="not bold dim")
     status = Text(f"{view.status} {format_clock_time(view.elapsed)}", style=_STYLES.get(view.status, ""))
     share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
     end = format_time_left(view.seconds_left, view.at_most) if view.status == "running" else f"{share:.0%}"
     step = f"step {view.step:,}" + (f" of {view.total:,}" if view.total else "")
     epoch = Text(f"{view.epoch} of {view.epochs or '?'}", style="bold")
-    parts: tuple[RenderableType, ...] = (
+    rows: tuple[RenderableType, ...] = (
         _make_grid([(title, status)], ratios=(1, 0)),
         _make_grid([("plan", Text(" · ".join(view.plan) or "all optimizations off", style="dim"))], ratios=(0, 1)),
         "",
@@ -52,7 +47,7 @@ def render(view: RunView, width: int) -> RenderableType:
         *([_remark(f"the slowest of {len(view.ranks)} processes")] if len(view.ranks) > MAX_PROCESS_ROWS else []),
         *(Text(event, style="yellow", no_wrap=True, overflow="ellipsis") for event in view.events),
     )
-    return Constrain(Group(*parts), min(width, MAX_COLUMNS))
+    return Constrain(Group(*rows), min(width, MAX_COLUMNS))
 
 
 def format_line(view: RunView) -> str:
@@ -67,14 +62,14 @@ def format_line(view: RunView) -> str:
 
 
 def format_time_left(seconds: float | None, at_most: bool) -> str:
-    """`1:20 left`; with `at most` if the training may end earlier."""
+    """Format the time left: `1:20 left`, with `at most` if the training may end earlier."""
     if seconds is None:
         return "estimating time left"
     return f"{'at most ' if at_most else ''}{format_clock_time(seconds)} left"
 
 
 def _make_grid(rows: list[_Row], ratios: tuple[int, ...]) -> Table:
-    """Make a grid in which columns with a ratio share what the others leave; names have ten characters."""
+    """Make a grid; columns with a ratio share the free width, and names have ten characters."""
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for index, ratio in enumerate(ratios):
         is_name = index == 0 and not ratio
@@ -142,7 +137,7 @@ def _list_memory(label: str, used: float | None, limit: float | None) -> Iterato
 
 
 def _list_ranks(view: RunView) -> Iterator[_Row]:
-    """Make a row for each process, for the slowest ones if there are many: its own speed, and what it waits for."""
+    """Yield a row for each process, for the slowest ones if there are many: its own speed and its waiting times."""
     records = view.ranks
     if len(records) < 2:
         return

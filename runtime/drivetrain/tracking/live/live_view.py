@@ -1,6 +1,6 @@
 """The live view: a thread that paints a run from its folder during the training, at a limited rate; `drivetrain watch`.
 
-The picture stays at the bottom of the terminal; text that is printed meanwhile appears above it.
+The picture stays at the bottom of the terminal; text printed by the run appears above it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class LiveView:
         try:
             wait_seconds = PAINT_SECONDS
             while not self.stop.wait(wait_seconds):
-                before = self.cpu_seconds
+                cpu_seconds = self.cpu_seconds
                 self._paint()
-                wait_seconds = choose_pause(self.cpu_seconds - before)
+                wait_seconds = choose_pause(self.cpu_seconds - cpu_seconds)
             self._paint()
         except Exception as error:
             # A failing view must not end the run, which continues with plain lines.
@@ -62,7 +62,7 @@ class LiveView:
         self.cpu_seconds = time.thread_time()
 
     def close(self) -> None:
-        """Paint a last time."""
+        """Show the last state, and restore the streams."""
         self.stop.set()
         self.thread.join()
         self.painter.restore_streams()
@@ -83,7 +83,7 @@ class Painter:
         self.streams: tuple[Any, Any] | None = None
 
     def start(self) -> None:
-        """Redirect stdout and stderr."""
+        """Take over stdout and stderr."""
         self.streams = sys.stdout, sys.stderr
         sys.stdout = sys.stderr = cast(TextIO, self.captured)
 
@@ -108,7 +108,7 @@ class Painter:
             self.lines = len(lines)
 
     def _put(self, text: str) -> None:
-        """Erase the last picture, write the text printed since, then `text`, in a single write."""
+        """Replace the last picture by the text printed since and `text`, in a single write."""
         size = self.console.size
         if self.lines and size.width < self.size.width:
             # A narrower terminal has rewrapped the lines in an unknown way: clear the screen.

@@ -1,4 +1,4 @@
-"""Reads the state of a run from the files of its folder; growing files are read from where the last read ended.
+"""Reads the state of a run from its folder; growing files are read from the end of the last read.
 
 reader = RunReader(folder)
 reader.read()         as often as needed
@@ -33,7 +33,7 @@ MAX_RECENT_READINGS = 30
 
 @dataclass
 class RunView:
-    """The state of a run for display. Times in seconds, memory in bytes; None for what is not known (yet)."""
+    """The state of a run for display. Times in seconds, memory in bytes; None for unknown values."""
 
     folder: Path
     job: str = ""
@@ -95,7 +95,7 @@ class RunReader:
         self._read_spec()
 
     def read(self) -> RunView:
-        """Read what is new, and return the state; what is damaged counts as missing."""
+        """Read new rows, and return the state; a damaged file counts as missing."""
         view, files = self.view, RunFiles(self.view.folder)
         view.status = RunState.read(view.folder).status or "starting"
         if not view.plan:
@@ -127,8 +127,10 @@ class RunReader:
         if not self.ranks or len(self.ranks[0]) != len(records):
             return records
         return tuple(
-            now if now.samples <= before.samples or now.seconds < before.seconds else now.subtract(before)
-            for now, before in zip(records, self.ranks[0], strict=True)
+            latest
+            if latest.samples <= earlier.samples or latest.seconds < earlier.seconds
+            else latest.subtract(earlier)
+            for latest, earlier in zip(records, self.ranks[0], strict=True)
         )
 
     def _read_spec(self) -> None:
@@ -192,7 +194,7 @@ class RunReader:
                 view.best = score, epoch + 1
 
     def _add_head_score(self, name: str, value: float) -> None:
-        """Record one score per head: the one that is watched in any head, else the first."""
+        """Record one score per head: the kind of the watched metric, or else its first score."""
         _, _, metric = name.partition("/")
         head, _, kind = metric.rpartition("/")
         watched = self.view.metric.rpartition("/")[2]
@@ -212,10 +214,11 @@ class RunReader:
         seconds = read_number(row, "seconds") or 0.0
         if seconds + self.offset < self.latest:
             self.offset = self.latest
-        before, self.latest = self.latest, seconds + self.offset
-        view.throttled = max(0.0, throttled - self.throttled) / max(1e-9, self.latest - before) if view.sample else 0.0
-        ready, span = read_number(row, "waited_seconds") or 0.0, max(1e-9, self.latest - before)
-        # Threads also wait for each other, so no more counts than what the run left unused.
+        span = max(1e-9, seconds + self.offset - self.latest)
+        self.latest = seconds + self.offset
+        view.throttled = max(0.0, throttled - self.throttled) / span if view.sample else 0.0
+        ready = read_number(row, "waited_seconds") or 0.0
+        # Threads also wait for each other, so at most the CPU time that the run left unused counts.
         idle = max(0.0, 1 - (read_number(row, "cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
         waited = max(0.0, ready - self.waited - max(0.0, throttled - self.throttled)) / span / (view.cpus or 1.0)
         view.crowded = min(idle, waited) if view.sample else 0.0

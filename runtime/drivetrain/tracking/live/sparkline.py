@@ -1,4 +1,4 @@
-"""A sparkline: the shape of a growing series of numbers in one line of text, at constant cost."""
+"""A sparkline: a growing series of numbers drawn in one line of text, at constant cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sparkline:
         self.last: float | None = None
 
     def add(self, value: float) -> None:
-        """Append a value; non-finite ones are not part of the shape."""
+        """Add a value; non-finite ones are not drawn."""
         self.last = value
         if not math.isfinite(value):
             return
@@ -39,7 +39,7 @@ class Sparkline:
             self.stride *= 2
 
     def draw(self, width: int) -> str:
-        """At most `width` bars from the lowest to the highest mean; logarithmic if these differ a hundredfold."""
+        """Draw at most `width` bars from the lowest to the highest mean; logarithmic if these differ a hundredfold."""
         values = self.means
         if values and min(values) > 0 and max(values) > 100 * min(values):
             values = [math.log(value) for value in values]
@@ -50,7 +50,7 @@ class Sparkline:
 
 
 def draw_bars(values: Sequence[float], width: int) -> str:
-    """At most `width` bars, each the mean of its neighbors, from the lowest to the highest value; empty for none."""
+    """Draw at most `width` bars, each the mean of neighboring values; empty without values."""
     if not values:
         return ""
     low, high, count = min(values), max(values), len(values)

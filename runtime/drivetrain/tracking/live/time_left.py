@@ -1,8 +1,8 @@
-"""Estimates how long a training still takes, from the times at which its steps were done.
+"""Estimates the time left of a training from the times of its steps.
 
-An evaluation at the end of an epoch takes time but no step, so the two are estimated separately: the step time from
-intervals within epochs; what exceeds it in an interval across the end of an epoch is an evaluation.
-`report_progress` shows how long a pass over samples takes.
+An evaluation at the end of an epoch takes time but no step, so the two are estimated separately: the step time from intervals
+within epochs, the evaluation from the excess of an interval across the end of an epoch.
+`report_progress` shows the time left of a pass over samples.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TimeLeft:
         self.latest: tuple[float, int] | None = None
 
     def add(self, seconds: float, step: int) -> None:
-        """Step number `step` was done at `seconds` on a monotonic clock; a repeated step starts anew."""
+        """Record that step number `step` was done at `seconds` on a monotonic clock; a repeated step starts over."""
         if self.latest is None or self.last is None or step < self.latest[1]:
             self.last = self.latest = seconds, step
             return
@@ -71,13 +71,13 @@ class TimeLeft:
 
     def _close(self, point: tuple[float, int]) -> None:
         assert self.last is not None
-        (before, first), (now, step) = self.last, point
-        crossed = (step - 1) // self.per_epoch - (first - 1) // self.per_epoch if first else 0
-        self.intervals.append(_Interval(now, now - before, step - first, crossed))
+        (start, start_step), (end, end_step) = self.last, point
+        evaluations = (end_step - 1) // self.per_epoch - (start_step - 1) // self.per_epoch if start_step else 0
+        self.intervals.append(_Interval(end, end - start, end_step - start_step, evaluations))
         self.last = point
 
     def step_seconds(self) -> float | None:
-        """Present seconds per step; None until there are a few intervals."""
+        """Compute the present seconds per step; None until there are a few intervals."""
         if len(self.intervals) < 3:
             return None
         every, newest = list(self.intervals), self.intervals[-1].end
@@ -94,13 +94,13 @@ class TimeLeft:
         return float(seconds / sum(count for _, count in weighted))
 
     def measure_spread(self) -> tuple[float, float]:
-        """Return the seconds per step of the fastest and of the slowest interval, relative to the present ones."""
+        """Return the seconds per step of the fastest and slowest intervals, relative to the present value."""
         even = [s for s in self.intervals if not s.evaluations] or self.intervals
         paces = [s.seconds / s.steps / (self.step_seconds() or 1.0) for s in even]
         return min(paces, default=1.0), max(paces, default=1.0)
 
     def evaluation_seconds(self) -> float:
-        """Return the seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
+        """Return the median seconds of an evaluation; before the first, an estimate from `evaluation_steps`."""
         step = self.step_seconds() or 0.0
         if sum(not s.evaluations for s in self.intervals) < 3:
             return 0.0 if any(s.evaluations for s in self.intervals) else self.evaluation_steps * step
@@ -129,19 +129,19 @@ def _weighted_median(weighted: list[tuple[float, float]]) -> float:
 
 
 def format_clock_time(seconds: float) -> str:
-    """`0:42`, `12:05`, `1:02:03`."""
+    """Format seconds as `0:42`, `12:05` or `1:02:03`."""
     whole_seconds = int(seconds)
     hours, minutes = divmod(whole_seconds // 60, 60)
     return f"{hours}:{minutes:02}:{whole_seconds % 60:02}" if hours else f"{minutes}:{whole_seconds % 60:02}"
 
 
 def report_progress(batches: Iterable[tuple[Ids, Rest]], total: int, doing: str) -> Iterator[tuple[Ids, Rest]]:
-    """Yield the batches, with progress shown meanwhile.
+    """Yield the batches, and show progress.
 
     Args:
-        batches: (ids, anything); the number of ids is the number of samples.
-        total: samples of the whole pass.
-        doing: name of the pass, such as `evaluate`.
+        batches: pairs of sample ids and any data.
+        total: number of samples in all batches.
+        doing: name of the pass, for example `evaluate`.
     """
     tty = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     start = last_print = time.monotonic()

@@ -35,7 +35,7 @@ class MlflowTracker:
     """One run on an MLflow server.
 
     Args:
-        address: of the server, such as http://127.0.0.1:5000.
+        address: of the server, for example http://127.0.0.1:5000.
         experiment: its name on the server; created if it is missing.
     """
 
@@ -46,7 +46,7 @@ class MlflowTracker:
         self.address, self.experiment = address, experiment
 
     def begin(self, run: RunDescription) -> tuple[str, int]:
-        """Create the run, or find the one of an earlier attempt by its key."""
+        """Create the run, or find it by its key after an earlier attempt."""
         if _has_credentials():
             check_credentials("track.mlflow", self.address, URI, os.environ.get(URI))
         for name, text in SETTINGS.items():

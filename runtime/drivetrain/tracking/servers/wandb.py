@@ -27,7 +27,7 @@ def connect(project: str, experiment: str) -> WandbTracker:
 
 
 class WandbTracker:
-    """One run at Weights & Biases; with WANDB_MODE=offline, files beside the run folder."""
+    """One run at Weights & Biases; with WANDB_MODE=offline, files next to the run folder."""
 
     run: Any
 
@@ -35,7 +35,7 @@ class WandbTracker:
         self.team, _, self.project = project.rpartition("/")
 
     def begin(self, run: RunDescription) -> tuple[str, int]:
-        """Create the run, or continue the one of an earlier attempt."""
+        """Create the run, or continue it after an earlier attempt."""
         # The settings of the working folder may name another server than the user's environment.
         url = os.environ.get(URL) or DEFAULT_URL
         if os.environ.get("WANDB_MODE") != "offline":
