@@ -1,4 +1,4 @@
-"""Writes predictions beside the columns of the table they were made for, in the form of that file.
+"""Writes predictions next to the columns of their input table, in the form of that file.
 
 A CSV file keeps its separator, encoding, byte order mark, decimal sign and line ends, and every cell as it is written, so a
 spreadsheet that wrote the table opens the result. A row that could not be predicted stays, with empty predictions.
@@ -27,7 +27,7 @@ class TableForm:
     sign: str = ","
     """Separator of the cells."""
     encoding: str = "utf-8"
-    """As `open` has it."""
+    """Name of the encoding, as for `open`."""
     line_end: str = "\n"
     has_decimal_comma: bool = False
 
@@ -48,14 +48,9 @@ class InputTable:
 
 
 def open_table(path: Path, files: CsvFiles) -> InputTable:
-    """Open a table again, whose samples were read before.
+    """Open a .csv, .tsv, .jsonl or .parquet file again after its samples were read; raises DataError if it cannot be read.
 
-    Args:
-        path: a .csv, .tsv, .jsonl or .parquet file.
-        files: what is declared of CSV files, and what was found when they were read.
-
-    Raises:
-        DataError: if it cannot be read any more.
+    `files` holds the declared form of CSV files, and the form detected when they were read.
     """
     if path.suffix.lower() not in SUFFIXES:
         table = table_file.read(path, "data")
@@ -84,11 +79,11 @@ def write(
         table: the input.
         columns: names of its columns that are written; None for all.
         row_numbers: of the samples, ascending; the row below the header is 1.
-        predictions: the cells of each sample by column name, in the order of `row_numbers`; as `TableForm.format` makes them.
+        predictions: the cells of each sample by column name, in the order of `row_numbers`, formatted by `TableForm.format`.
         file: opened with the encoding of the table's form.
 
     Raises:
-        SpecError: if a column is not there, or has the name of a prediction.
+        SpecError: if a column does not exist, or has the name of a prediction.
     """
     indices = [_find_column(table, name) for name in (table.names if columns is None else columns)]
     writer = csv.writer(file, delimiter=table.form.sign, lineterminator=table.form.line_end)
@@ -106,7 +101,7 @@ def write(
 
 
 def _has_decimal_comma(sign: str, dialect: Dialect | None) -> bool:
-    """As the file's numbers are; without any, as spreadsheets that separate by semicolons write them."""
+    """Return whether the numbers of the file have a decimal comma; without numbers, whether its separator is a semicolon."""
     decimal = dialect.decimal if dialect else None
     return decimal == "comma" or (decimal is None and sign == ";")
 

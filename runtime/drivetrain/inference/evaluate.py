@@ -50,7 +50,7 @@ class EvaluateRequest:
     as_json: bool = False
     """Whether to print JSON instead of tables."""
     explain: bool = False
-    """Whether to add to the report of the run what the model looks at."""
+    """Whether to add an explanation of the model to the report of the run."""
 
 
 def evaluate(request: EvaluateRequest) -> int:
@@ -58,7 +58,7 @@ def evaluate(request: EvaluateRequest) -> int:
 
     Raises:
         CheckpointError: if there is no trained model.
-        DataError: if the data cannot be used, or is not what the model was trained on.
+        DataError: if the data cannot be used, or has changed since training.
         SpecError: if the model cannot be explained.
         StorageError: if the output cannot be written.
     """
@@ -104,9 +104,9 @@ def evaluate(request: EvaluateRequest) -> int:
 
 
 def find_known_data(run: Path, data: Path) -> str | None:
-    """Find the key of the run's job whose files these are, by their hashes; None if they are others.
+    """Find the key of the run's job that names these files, by their hashes; None for new data.
 
-    Of a folder the first files are compared, since it may hold millions; a file is read only if its size is that of one.
+    Only the first files of a folder are compared, since it may hold millions; a file is read only if a recorded file has its size.
     """
     stored = read_mapping(RunFiles(run).read_object(DATA_FILE), "files")
     key_of_file: dict[tuple[str, str], str] = {}
@@ -131,7 +131,7 @@ def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tu
     Raises:
         CheckpointError: if it needs code that may not be run.
         DataError: if the data cannot be read, or has changed.
-        SpecError: if the stored job names something that is gone.
+        SpecError: if the stored job names something that no longer exists.
     """
     from drivetrain.data.custom import user_code
     from drivetrain.job import custom as custom_job
@@ -147,7 +147,7 @@ def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tu
 
 
 def _load_samples(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> ValidationSamples:
-    """The validation data, read again as in the job, with the job's loss; raises SpecError if they are to be explained and cannot."""
+    """Load the validation data with the job's loss; raises SpecError if an explanation is requested and impossible."""
     from drivetrain.inference.validation_samples import ValidationSamples
     from drivetrain.training import losses
 
@@ -220,8 +220,8 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
     """Load the run's spec; relative paths start from the folder of the original spec.
 
     Args:
-        run: its folder.
-        download: whether data that it names elsewhere is brought here.
+        run: the run folder.
+        download: whether data at remote addresses is downloaded.
     """
     from drivetrain.job_spec import spec_source, stored_spec
 

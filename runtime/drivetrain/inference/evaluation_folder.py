@@ -16,7 +16,7 @@ METRICS = "metrics.json"
 
 
 def choose_folder(run: Path, data: Path | None) -> Path:
-    """`evaluation/` in the run for its validation data; for other data a folder named after it.
+    """Choose `evaluation/` in the run for its validation data, for other data a folder named after it.
 
     A number is added if that folder is about data of the same name in another place.
     """
@@ -38,8 +38,8 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
     """Write an evaluation.
 
     Args:
-        folder: it is made if it is missing.
-        data: what metrics.json says.
+        folder: created if it is missing.
+        data: content of metrics.json.
         counts: the confusion matrices.
         tables: the scores of labels that can be true together.
 
@@ -60,7 +60,7 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
 
 
 def _write_labels(table: LabelTable, path: Path) -> None:
-    """A row for each label."""
+    """Write a row for each label."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(HEADER)
@@ -75,7 +75,7 @@ def _make_safe(name: str) -> str:
 
 
 def _write_matrix(confusion: Confusion, path: Path) -> None:
-    """True classes by row, predictions by column."""
+    """Write a matrix with true classes by row, predictions by column."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(printable.escape_row(["truth", *confusion.classes]))

@@ -1,4 +1,4 @@
-"""`drivetrain evaluate --explain`: what a model looks at, stored in the run folder and shown in the report.
+"""`drivetrain evaluate --explain`: an explanation of a model, stored in the run folder and shown in the report.
 
 Tables and series have the importance of each column, pictures have heat maps over the worst mistakes.
 """
@@ -25,7 +25,7 @@ def check_explainable(trained: SavedModel, data: Path | None) -> None:
     """Check that a model can be explained.
 
     Raises:
-        SpecError: if it is of another task, or other data is to be evaluated.
+        SpecError: if the task has no explanation, or the command names other data.
     """
     if data is not None:
         raise SpecError("--explain with --data", "the validation data of the run", "leave one out")
@@ -53,15 +53,9 @@ def check_network(samples: ValidationSamples) -> None:
 
 
 def explain(run: Path, samples: ValidationSamples, mistakes: list[int]) -> None:
-    """Explain the model of a run, store the result there, and write its report again.
+    """Measure importance or draw heat maps, store the result in the run folder, and write its report again.
 
-    Args:
-        run: the run folder.
-        samples: its validation samples.
-        mistakes: ids of the worst mistakes.
-
-    Raises:
-        StorageError: if the run folder cannot be written.
+    `mistakes` are ids of the worst mistakes. Raises StorageError if the run folder cannot be written.
     """
     from drivetrain.inference import heat_maps, permutation_importance
     from drivetrain.report import write as reports

@@ -1,4 +1,4 @@
-"""`drivetrain export`: a trained network as ONNX, compared with the original, and a JSON with all that a caller needs.
+"""`drivetrain export`: a trained network as ONNX, compared with the original, and a JSON that describes it.
 
 The ONNX file contains the network only: it takes preprocessed inputs and returns raw outputs, or probabilities. The JSON of the same name
 describes the preprocessing and the meaning of the outputs.
@@ -101,7 +101,7 @@ def _check_packages() -> None:
 
 
 def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
-    """Make an example for the export, the batches for the comparison, of two sizes, and what they are."""
+    """Make an example for the export, two comparison batches, and a description of their source."""
     from drivetrain.models import dummy_inputs
 
     def random_inputs(count: int) -> Inputs:
@@ -128,14 +128,14 @@ def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs,
         examples.append(prepare(split.gather(ids), ids, None))
         start += count
     try:
-        # Real texts may all have the length of the batch, and then the trace would take both for one.
+        # If all texts are as long as the batch is large, the trace would take the two axes for one.
         return random_inputs(TRACED_SAMPLES), examples[1:], source
     except CheckpointError:
         return examples[0], examples[1:], source
 
 
 def _load_samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
-    """Real samples: those that the user names, or the run's own validation data."""
+    """Load real samples: the data that the user names, or the run's validation data."""
     if request.data is not None:
         from drivetrain.data import load_data
 
@@ -182,10 +182,15 @@ def _describe_output(name: str, head: Head, *, is_calibrated: bool) -> dict[str,
     if head.thresholds:
         predicted = "each class" if head.several else f"the class {head.classes[1]!r}, else {head.classes[0]!r},"
         meaning += f"; {predicted} is predicted if its probability is above its threshold"
-    known = {"name": name, "classes": head.classes, "activation": activation, "temperature": head.temperature}
-    known |= {"activation": "none", "temperature": 1.0} if is_calibrated else {}
-    known |= {"thresholds": head.thresholds} if head.thresholds else {}
-    return known | {"meaning": meaning}
+    description = {
+        "name": name,
+        "classes": head.classes,
+        "activation": "none" if is_calibrated else activation,
+        "temperature": 1.0 if is_calibrated else head.temperature,
+    }
+    if head.thresholds:
+        description["thresholds"] = head.thresholds
+    return description | {"meaning": meaning}
 
 
 def _print_result(output: Path, source: str, other_examples: list[Inputs], difference: float) -> None:

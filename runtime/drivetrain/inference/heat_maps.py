@@ -1,7 +1,7 @@
 """Shows where in a picture a convolutional network saw its class, by LayerCAM.
 
 Jiang, Zhang, Hou, Cheng & Wei, "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", IEEE TIP 2021: each
-activation of a layer counts by its own gradient of the class score, where that is positive. The layer here is the end of the
+activation of a layer is weighted by its positive gradient of the class score. The layer used here is the end of the
 last convolution stage with enough places.
 """
 
@@ -25,7 +25,7 @@ from drivetrain.system import torch_settings
 from drivetrain.training.evaluation import worst_mistakes
 
 MAX_RIGHT, MAX_TRIED = 4, 32
-"""Right predictions that are shown beside the worst mistakes, and samples that are tried for them."""
+"""Right predictions that are shown next to the worst mistakes, and the number of samples searched for them."""
 MIN_MAP_SIDE = 12
 """Places in height and width from which a stage is fine enough. On a square of a fifth of a picture of 32 x 32, that alone made its
 class, lay 0.75 and 0.80 of the maps of a ResNet-18 at 16 x 16 places, 0.40 at 4 x 4, of a small CNN 0.55 and 0.30 at 16 x 16, 0.44 and
@@ -49,10 +49,10 @@ class LastStage:
         """A layer with weights for several places, or tokens, behind the stage, as in attention; empty if there is none."""
 
     def record(self, name: str, layer: nn.Module, output: object) -> None:
-        """Take note of the output of a layer."""
+        """Record the output of a layer."""
         if not isinstance(output, Tensor):
             return
-        # A convolution of a single place is a linear layer, such as that of squeeze-and-excitation.
+        # A convolution of a single place is a linear layer, for example in squeeze-and-excitation.
         if isinstance(layer, nn.Conv2d) and output.shape[-2:].numel() > 1:
             self.map_size = output.shape[-2:]
         if output.ndim == 4 and output.shape[-2:] == self.map_size:
@@ -62,7 +62,7 @@ class LastStage:
             self.mixing_layer = self.mixing_layer or name
 
     def choose_activations(self) -> Tensor | None:
-        """The end of the last stage with enough places for a map, or of the last one; None if there is no convolution."""
+        """Return the end of the last stage with enough places for a map, else of the last stage; None without a convolution."""
         return next(
             (output for size, output in reversed(self.stages.items()) if min(size) >= MIN_MAP_SIDE),
             self.stages.get(self.map_size) if self.map_size else None,
@@ -70,14 +70,14 @@ class LastStage:
 
 
 def compute_map(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the LayerCAM map of the predicted class of one picture, and the outputs.
+    """Compute the LayerCAM map of a picture for its predicted class, and the outputs.
 
     Args:
         network: in evaluation mode.
         inputs: (1, channels, height, width), as the network takes them.
 
     Returns:
-        The map (h, w) of that stage, none of it negative, and the outputs (1, classes).
+        The map (h, w), without negative values, and the outputs (1, classes).
 
     Raises:
         SpecError: if the network has no convolution, or mixes places after the last one.
@@ -119,7 +119,7 @@ def _make_unsuitable_error(stage: LastStage) -> SpecError:
 
 
 def draw_heat(picture: Image.Image, heat: Tensor) -> Image.Image:
-    """A picture with its map (h, w) over it, from red to yellow: the smallest value is clear, the largest has the full colour."""
+    """Draw a map (h, w) over its picture, from red to yellow: the smallest value is clear, the largest has the full colour."""
     # A picture of a few pixels gets more of them, since the map is smoother than it.
     factor = max(1, worst_mistakes.PICTURE_SIDE // max(picture.size))
     picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
@@ -141,9 +141,10 @@ def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iter
     """
     truth = samples.data.validation.targets[""]
     tried = np.linspace(0, len(truth) - 1, min(len(truth), MAX_TRIED)).astype(np.int64).tolist()
-    other_ids = [sample for sample in tried if sample not in mistakes and truth[sample] != NO_LABEL]
-    yield from (_explain_sample(samples, sample) for sample in mistakes)
-    rows = (_explain_sample(samples, sample) for sample in other_ids)
+    for sample in mistakes:
+        yield _explain_sample(samples, sample)
+    unseen_ids = [sample for sample in tried if sample not in mistakes and truth[sample] != NO_LABEL]
+    rows = (_explain_sample(samples, sample) for sample in unseen_ids)
     yield from islice((row for row in rows if row["answer"] == row["truth"]), MAX_RIGHT)
 
 

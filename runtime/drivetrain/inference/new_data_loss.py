@@ -1,4 +1,4 @@
-"""The loss of a trained model on new data: that of its job, as far as it does not depend on the training data."""
+"""The loss of a trained model on new data: its job's loss, without the values that need the training data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from drivetrain.training import losses
 def build_objective(
     folders: Sequence[Path], heads: Mapping[str, Head], targets: Targets
 ) -> tuple[losses.Objective | None, str]:
-    """Build the loss, or None; and what the user should know about it, or nothing.
+    """Build the loss, or None, and a note about it for the user, which may be empty.
 
     Args:
-        folders: where the job.yaml of the run may be.
+        folders: possible folders of the run's job.yaml.
         heads: the outputs of the model.
-        targets: of the new data.
+        targets: targets of the new data.
     """
     spec = next((folder / JOB_FILE for folder in folders if (folder / JOB_FILE).is_file()), None)
     if spec is None:

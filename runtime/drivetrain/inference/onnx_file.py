@@ -22,7 +22,7 @@ class FlatOutputs(nn.Module):
     Args:
         network: the network.
         heads: names of its heads.
-        calibrated: heads with classes of which it returns probabilities, at their temperature.
+        calibrated: heads whose outputs are converted to probabilities, at their temperature.
     """
 
     def __init__(self, network: nn.Module, heads: Sequence[str], calibrated: Mapping[str, Head] | None = None) -> None:
@@ -39,12 +39,12 @@ class FlatOutputs(nn.Module):
 
 
 def list_input_names(network: nn.Module, count: int) -> list[str]:
-    """Names that the network has for so many inputs, or those of its forward's parameters; else numbered names."""
+    """List the network's own names for `count` inputs, or the parameters of its forward, or numbered names."""
     if count in (names_by_count := getattr(network, "INPUT_NAMES", {})):
         return list(names_by_count[count])
     parameters = inspect.signature(network.forward).parameters.values()
-    named = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-    return named if len(named) == count else [f"input_{number}" for number in range(1, count + 1)]
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    return names if len(names) == count else [f"input_{number}" for number in range(1, count + 1)]
 
 
 def write(

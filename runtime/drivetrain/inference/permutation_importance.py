@@ -1,7 +1,7 @@
-"""Measures what a network needs of each input column: how much worse it gets once the column's values are permuted.
+"""Measures how much a network needs each input column: how much worse it gets if the column's values are permuted.
 
 Permutation importance (Breiman 2001; Fisher, Rudin & Dominici 2019). A column keeps its values, but they no longer belong to
-their rows. Columns that say the same stand in for each other, so each of them looks less important than both.
+their rows. Correlated columns stand in for each other, so each looks less important than all of them together.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LATEST_SECONDS = 90.0
 """When the fewest repetitions end, too: of thousands of columns, or on a machine that became slower."""
 REPETITIONS, MIN_REPETITIONS = 10, 3
 TIMED_ROWS, MIN_ROWS = 2000, 200
-"""Rows whose time is measured before, and rows that are used however long they take."""
+"""Rows that are timed first, and the smallest number of rows, however long they take."""
 Parts = Sequence[tuple[int, int]]
 """Where a column is in the inputs of the network: index of the tensor, and of its last axis."""
 
 
 @dataclass
 class PermutedSplit:
-    """Some rows of a split, in which some columns have the values of other rows."""
+    """Rows of a split; some columns have the values of other rows."""
 
     split: Split
     rows: Ids
@@ -53,7 +53,7 @@ class PermutedSplit:
         return len(self.rows)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Raw inputs of these rows."""
+        """Return the raw inputs of these rows."""
         inputs = self.split.gather(self.rows[ids])
         donated = self.split.gather(self.donors[ids]) if self.parts else inputs
         for index, column in self.parts:
@@ -66,15 +66,17 @@ class PermutedSplit:
 
 
 def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
-    """List the input columns of a table, or the channels of a series, each with its parts.
+    """List the input columns of a table, or the channels of a series, each with its places in the inputs.
 
-    A number with a mark for missing values, and a date of which several numbers were made, are permuted as one column.
+    A number is permuted with its mark for missing values, and a date with all numbers made from it.
     """
     if preprocessing["kind"] == "series":
         names = preprocessing.get("features") or [f"channel {index}" for index in range(preprocessing["channels"])]
         return {str(name): [(0, index)] for index, name in enumerate(names)}
     fitted = features.from_json(preprocessing)
-    date_columns = {f"{name}.{part}": name for name, parts in fitted.dates.parts.items() for part in parts}
+    date_columns: dict[str, str] = {}
+    for name, date_features in fitted.dates.parts.items():
+        date_columns |= dict.fromkeys((f"{name}.{feature}" for feature in date_features), name)
     columns: dict[str, list[tuple[int, int]]] = {}
     end = 0
     for number in fitted.numbers:
@@ -90,9 +92,8 @@ def measure_importance(samples: ValidationSamples) -> dict[str, Any]:
     """Measure the importance of the columns on the validation rows, in about MAX_SECONDS at most.
 
     Returns:
-        Plain JSON data: the metric, its value, how many rows of how many and repetitions were used, how many columns there was no
-        time for; and of each other column, the most important first, by how much the metric gets worse (`mean`), with
-        the standard deviation (`spread`).
+        Plain JSON data: the metric and its value, the numbers of rows, repetitions and unmeasured columns, and for each measured
+        column, the most important first, the mean loss in the metric (`mean`) and its standard deviation (`spread`).
 
     Raises:
         SpecError: if the metric is no number on these rows.
@@ -106,16 +107,16 @@ def measure_importance(samples: ValidationSamples) -> dict[str, Any]:
             "a metric that is a number, which gets worse without a column",
             "look at the run's report: its training diverged, or its validation rows have no labels",
         )
-    sign = 1.0 if lower_is_better(samples.metric) else -1.0
+    direction = 1.0 if lower_is_better(samples.metric) else -1.0
     changes: dict[str, list[float]] = {name: [] for name in columns}
     start, repetition = time.monotonic(), 0
     for repetition in range(1, REPETITIONS + 1):
-        for name, parts in columns.items():
+        for name, places in columns.items():
             if time.monotonic() - start > LATEST_SECONDS:
                 break
             generator = stateless_random.make_generator(samples.seed, "importance", repetition, name)
-            permuted = PermutedSplit(split, rows, generator.permutation(rows), parts)
-            changes[name].append(sign * (samples.measure(permuted) - value))
+            permuted = PermutedSplit(split, rows, generator.permutation(rows), places)
+            changes[name].append(direction * (samples.measure(permuted) - value))
         if repetition >= MIN_REPETITIONS and (time.monotonic() - start) * (repetition + 1) / repetition > MAX_SECONDS:
             break
     measured = [

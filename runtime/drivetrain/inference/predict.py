@@ -1,7 +1,7 @@
 """`drivetrain predict`: predictions of a trained model for new samples, as CSV or JSON lines.
 
 CSV has a row per sample: `sample` (path, or file and row), then for each output `prediction` and `probability`, with
-the prefix `<head>.` for named heads. JSON lines have the same keys, those of named heads under `heads`. In CSV, text
+the prefix `<head>.` for named heads. JSON lines have the same keys, with named heads under `heads`. In CSV, text
 that a spreadsheet would run as a formula gets an apostrophe; JSON lines keep it as it is. Samples that cannot be read
 are listed on stderr and have no row. Predictions are computed in fp32, even if the training used another precision.
 """
@@ -92,7 +92,7 @@ def predict(request: PredictRequest) -> int:
     with _open_output(request.output, table.form.encoding if table else "utf-8") as file:
         if table and data.row_numbers is not None:
             form = table.form
-            cells = ({name: escape_cell(value) for name, value in _list_cells(one, form)} for _, one in answers)
+            cells = ({name: escape_cell(value) for name, value in _list_cells(answer, form)} for _, answer in answers)
             annotated_table.write(table, request.columns, data.row_numbers.tolist(), cells, file)
         else:
             _write(request, answers, file)
@@ -105,10 +105,10 @@ def predict(request: PredictRequest) -> int:
 
 
 def _open_input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> InputTable | None:
-    """The table whose columns an output file has beside the predictions; None if the output has none of its input's.
+    """Open the table whose columns the output repeats; None for an output of predictions alone.
 
     Raises:
-        SpecError: if columns are asked for and cannot be had.
+        SpecError: if columns are requested and not available.
     """
     from drivetrain.data.formats import table_paths
     from drivetrain.inference import annotated_table
@@ -132,7 +132,7 @@ def _is_for_terminal(request: PredictRequest) -> bool:
 
 
 def _write(request: PredictRequest, answers: Iterable[TitledAnswer], file: IO[str]) -> None:
-    """Write the predictions: to a program or a file as they are, to a terminal without what would control it."""
+    """Write the predictions; control characters are escaped on a terminal."""
     if request.form != "csv":
         _write_lines(answers, file)
     else:
@@ -145,14 +145,14 @@ def _format_count(count: int) -> str:
 
 @contextlib.contextmanager
 def _open_output(output: Path | None, encoding: str = "utf-8") -> Iterator[IO[str]]:
-    """The open output; a file is renamed to its final name once it is complete."""
+    """Open the output; a file gets its final name once it is complete."""
     if output is None:
         yield sys.stdout
         sys.stdout.flush()
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        # A name that the encoding does not have is written as XML does, in UTF-8 only halves of characters are such.
+        # Characters that the encoding lacks are written as in XML; UTF-8 lacks only surrogates.
         errors = "backslashreplace" if encoding.startswith("utf") else "xmlcharrefreplace"
         with temporary.open("w", encoding=encoding, errors=errors, newline="") as file:
             yield file
@@ -184,19 +184,17 @@ def _write_csv(answers: Iterable[TitledAnswer], file: IO[str], printed: Callable
 
 
 def _list_cells(answer: Mapping[str, Answer], form: TableForm | None = None) -> Iterator[tuple[str, object]]:
-    """Column names and cells, with nested values flattened.
+    """Yield column names and cells of the prediction of a sample, with nested values flattened.
 
-    Args:
-        answer: the prediction of one sample by head.
-        form: of a table that people read: numbers have its decimal sign, and probabilities four decimals at most.
+    With the form of a table that people read, numbers have its decimal sign, and probabilities four decimals at most.
     """
-    for head, parts in answer.items():
-        for key, value in parts.items():
+    for head, values in answer.items():
+        for key, value in values.items():
             name = f"{head}.{key}" if head else key
             is_share = key != "prediction"
             if isinstance(value, dict):
-                for inner, number in value.items():
-                    yield f"{name}.{inner}", _format_cell(number, form, is_share)
+                for column, number in value.items():
+                    yield f"{name}.{column}", _format_cell(number, form, is_share)
             elif isinstance(value, list):
                 cells = (escape_cell(_format_cell(member, form, is_share)) for member in value)
                 yield name, LABEL_SEPARATOR.join(map(str, cells))

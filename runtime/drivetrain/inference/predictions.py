@@ -27,14 +27,7 @@ Batches = Iterable[tuple[Ids, Mapping[str, Tensor]]]
 def compute_answers(
     batches: Batches, heads: Mapping[str, Head], split: Split, *, with_probabilities: bool = False
 ) -> Iterator[TitledAnswer]:
-    """Predict every sample.
-
-    Args:
-        batches: from the network.
-        heads: the outputs.
-        split: the samples.
-        with_probabilities: whether to include the probability of every class.
-    """
+    """Yield the title and the prediction of every sample, on request with the probability of every class."""
     for ids, outputs in batches:
         columns = [_list_answers(head, outputs[name], with_probabilities) for name, head in heads.items()]
         for index, row in zip(ids.tolist(), zip(*columns, strict=True), strict=True):
@@ -42,13 +35,13 @@ def compute_answers(
 
 
 def compute_probabilities(head: Head, outputs: Tensor) -> Tensor:
-    """Probabilities of outputs (N, classes): softmax, or sigmoid for multi-label heads, at the head's temperature."""
+    """Compute the probabilities of outputs (N, classes): softmax, or sigmoid for multi-label heads, at the head's temperature."""
     scaled = outputs / head.temperature
     return scaled.sigmoid() if head.several else scaled.softmax(dim=1)
 
 
 def unscale(head: Head, outputs: Tensor) -> Tensor:
-    """Scaled outputs (N, columns) in the units of the data, float64; unchanged for outputs of unknown meaning."""
+    """Convert scaled outputs (N, columns) to the units of the data, float64; outputs of unknown meaning are unchanged."""
     if not head.columns:
         return outputs.double()
     std, mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))

@@ -1,7 +1,7 @@
-"""Finds labels that are probably wrong: where a model that has not seen a sample is surer of another class than usual.
+"""Finds labels that are probably wrong: a model that has not seen the sample is surer of another class than usual.
 
-Confident learning (Northcutt et al. 2021): a sample belongs to a class if its probability is at least the mean that the
-samples with this label have. Each sample is judged by the run of a fold that was trained on the others.
+Confident learning (Northcutt et al. 2021): a sample belongs to a class if its probability is at least the mean over the
+samples with this label. Each sample is judged by the run of a fold that was not trained on it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class SuspiciousLabel:
 
 @dataclass(frozen=True)
 class LabelReview:
-    """Judgments of the runs of all folds on the labels that they were not trained on."""
+    """Judgments of all folds on the labels that they were not trained on."""
 
     suspicious: Sequence[SuspiciousLabel]
     """The most suspicious first."""
     labels: int
-    """How many were looked at."""
+    """Number of judged labels."""
     agreeing: int
-    """How many are the most probable class to the run."""
+    """Number of labels that are the most probable class."""
     confused: Sequence[str] = ()
     """The pairs of classes that the runs can hardly tell apart, with their mistakes."""
 
@@ -68,18 +68,18 @@ class LabelReview:
             return [f"labels: none of {self.labels:,} looks wrong {judges}", *confused]
         count = len(self.suspicious)
         lines = [f"labels: {count:,} of {self.labels:,} ({count / self.labels:.1%}) look wrong {judges}"]
-        for one in self.suspicious[:MAX_SHOWN]:
-            of_head = f"{one.head}: " if one.head else ""
+        for doubt in self.suspicious[:MAX_SHOWN]:
+            of_head = f"{doubt.head}: " if doubt.head else ""
             lines.append(
-                f"labels: {printable(one.sample, MAX_TITLE)}: {of_head}{one.label} ({one.label_probability:.0%}), rather "
-                f"{one.suggestion} ({one.suggestion_probability:.0%})"
+                f"labels: {printable(doubt.sample, MAX_TITLE)}: {of_head}{doubt.label} ({doubt.label_probability:.0%}), rather "
+                f"{doubt.suggestion} ({doubt.suggestion_probability:.0%})"
             )
         return [*lines, *confused, "labels: look at them before changing any: what is hard looks wrong, too"]
 
 
 @dataclass
 class HeadPredictions:
-    """Predictions of the runs of all folds for the samples that they have not seen."""
+    """Predictions of all folds for the samples that they were not trained on."""
 
     classes: tuple[str, ...]
     samples: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ def find_suspicious(probabilities: Numbers, labels: npt.NDArray[np.int64]) -> li
 def find_confused_pairs(
     predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: Sequence[str]
 ) -> list[str]:
-    """Find the pairs of classes of which runs take the most samples for the other one, the worst first."""
+    """Find the pairs of classes that runs confuse most often, the worst first."""
     counts = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(counts, (labels, predicted), 1)
     mistakes, samples = np.triu(counts + counts.T, 1), counts.sum(1)
@@ -124,7 +124,7 @@ def find_confused_pairs(
 
 
 def inspect_folds(runs: Iterable[Path]) -> LabelReview:
-    """Review the labels of the data of these runs, one for each fold.
+    """Judge the labels of the data of these runs, one for each fold.
 
     Raises:
         CheckpointError: if a run has no trained model.
@@ -139,19 +139,19 @@ def inspect_folds(runs: Iterable[Path]) -> LabelReview:
     for name, head in heads.items():
         probabilities, labels = np.concatenate(head.probabilities), np.array(head.labels)
         looked_at += len(labels)
-        confused += find_confused_pairs(probabilities.argmax(axis=1), labels, [printable(one) for one in head.classes])
+        confused += find_confused_pairs(probabilities.argmax(axis=1), labels, list(map(printable, head.classes)))
         agreeing += int((probabilities.argmax(axis=1) == labels).sum())
         for row, suggestion in find_suspicious(probabilities, labels):
             label = int(labels[row])
             classes = (head.classes[label], head.classes[suggestion])
             shares = (float(probabilities[row, label]), float(probabilities[row, suggestion]))
             suspicious.append(SuspiciousLabel(head.samples[row], name, *classes, *shares))
-    suspicious.sort(key=lambda one: one.label_probability - one.suggestion_probability)
+    suspicious.sort(key=lambda doubt: doubt.label_probability - doubt.suggestion_probability)
     return LabelReview(suspicious, looked_at, agreeing, confused)
 
 
 def _predict_fold(run: Path, heads: dict[str, HeadPredictions]) -> None:
-    """Add what a run predicts for its validation samples, for each head with exclusive classes."""
+    """Add the predictions of a run for its validation samples, for each head with exclusive classes."""
     import torch
 
     from drivetrain.data.dataset import NO_LABEL
@@ -183,8 +183,8 @@ def write(folder: Path, suspicious: Sequence[SuspiciousLabel]) -> Path:
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(["sample", "output", "label", "suggestion", "label_probability", "suggestion_probability"])
-    for one in suspicious:
-        numbers = (f"{one.label_probability:.4f}", f"{one.suggestion_probability:.4f}")
-        table.writerow([one.sample, one.head, one.label, one.suggestion, *numbers])
+    for doubt in suspicious:
+        probabilities = (f"{doubt.label_probability:.4f}", f"{doubt.suggestion_probability:.4f}")
+        table.writerow([doubt.sample, doubt.head, doubt.label, doubt.suggestion, *probabilities])
     write_text(folder / FILE, text.getvalue())
     return folder / FILE

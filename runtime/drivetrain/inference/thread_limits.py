@@ -1,4 +1,4 @@
-"""Limits the threads of a process without a plan, such as `predict`, before torch is imported."""
+"""Limits the threads of a process without a plan, for example `predict`, before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The validation samples of a run, and what measures its network on them or on changed copies of them."""
+"""The validation samples of a run, with methods that measure its network on them or on changed copies."""
 
 from __future__ import annotations
 
