@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drivetrain.report.confusion import Confusion
-from drivetrain.report.log_series import Point, Series
+from drivetrain.report.log_series import Point, Series, has_wide_range
 from drivetrain.system.printable import printable
 
 
@@ -51,6 +51,16 @@ class Curves:
     """Names and places on the axis of vertical lines: where an earlier run ended, which weights were kept."""
     from_zero: bool = False
     logarithmic: bool = False
+
+    @classmethod
+    def make_for_metric(
+        cls, title: str, axis: str, kind: str, series: Sequence[Series], marks: Sequence[tuple[str, float]] = ()
+    ) -> Curves:
+        """Make a plot of a kind of metric; a loss or a gradient norm with a wide range gets a logarithmic scale."""
+        can_be_logarithmic = kind.endswith("loss") or kind == "grad_norm"
+        if can_be_logarithmic and has_wide_range(y for curve in series for y in curve.ys):
+            return cls(f"{title} (log scale)", axis, tuple(series), marks=tuple(marks), logarithmic=True)
+        return cls(title, axis, tuple(series), marks=tuple(marks))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich import table as rich_table
 from rich.text import Text as RichText
@@ -22,7 +21,7 @@ from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_score, to_strict_json
-from drivetrain.report.log_series import has_wide_range, thin_points
+from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.report.render.page import write_pages
 from drivetrain.system.console import open_console, say, say_json
@@ -86,6 +85,7 @@ def _read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 
 def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
+    """Describe the best run, or say that the runs have different main metrics."""
     scores = {run.name: score for run in runs if (score := run.summary.find_score())}
     metrics = {metric for metric, _ in scores.values()}
     tiles = tuple(
@@ -189,67 +189,63 @@ def _differences_by_section(runs: Sequence[ComparedRun]) -> dict[str, list[tuple
     """Return the differences in spec, plan and machine, by the anchor of their section."""
     return {
         "spec": list_differences([flatten(run.record.spec) for run in runs]),
-        "plan": list_differences([_read_plan(run.record) for run in runs]),
+        "plan": list_differences([run.record.settings for run in runs]),
         "machine": list_differences([_describe_machine(run.record) for run in runs]),
     }
 
 
 def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
     """List the keys whose values differ between runs, in order of first appearance. A missing key counts as a missing value."""
-    keys = dict.fromkeys(key for mapping in values for key in mapping)
-    rows = [
-        (key, *(ABSENT if mapping.get(key) is None else format_json(mapping[key]) for mapping in values))
-        for key in keys
-    ]
-    return [row for row in rows if len(set(row[1:])) > 1]
+    columns = [{key: format_json(value) for key, value in mapping.items() if value is not None} for mapping in values]
+    return [row for row in _join_columns(columns) if len(set(row[1:])) > 1]
 
 
-def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
-    """Yield each row of the results table: a name, then a value for each run."""
-    summaries = [run.summary for run in runs]
-    yield "status", *(s.status for s in summaries)
-    for metric in dict.fromkeys(s.best.metric for s in summaries if s.best):
-        values = (format_number(s.best.value) if s.best and s.best.metric == metric else ABSENT for s in summaries)
-        yield f"best {metric}", *values
-    if any(run.record.baselines for run in runs):
-        yield "best simple model", *map(_format_best_baseline, runs)
-    evaluations = [
-        {f"{name} ({source})": value for name, value in metrics.items()}
-        for metrics, source in (s.choose_evaluation() for s in summaries)
-    ]
-    for name in dict.fromkeys(name for evaluation in evaluations for name in evaluation):
-        yield name, *(format_number(evaluation[name]) if name in evaluation else ABSENT for evaluation in evaluations)
-    for name in dict.fromkeys(name for s in summaries for name in s.test):
-        yield name, *(format_number(s.test[name]) if name in s.test else ABSENT for s in summaries)
-    yield "time", *(format_duration(s.seconds) for s in summaries)
-    yield "samples/s", *(format_number(s.samples_per_second) for s in summaries)
-    yield "peak memory", *(format_bytes(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries)
-    if row := _compare_weights(runs):
-        yield "weights", *row
-    yield "steps", *(format_number(s.steps) for s in summaries)
-    yield "parameters", *(format_number(s.parameters) for s in summaries)
+def _join_columns(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    """Return a row for each key of any column: the key and its values."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    return [(key, *(column.get(key, ABSENT) for column in columns)) for key in keys]
 
 
-def _compare_weights(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
-    """Return whether the weights of all runs are the same, or the beginning of each digest; empty if one has none."""
+def _list_results(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
+    """List the rows of the results table: a name, then a value for each run."""
+    costs = [_describe_costs(run.summary) for run in runs]
     digests = [str(run.record.made_from.get("model") or "") for run in runs]
-    if not all(digests):
-        return ()
-    return tuple("same bits" if len(set(digests)) == 1 else digest[:12] for digest in digests)
+    if all(digests):
+        is_same = len(set(digests)) == 1
+        for column, digest in zip(costs, digests, strict=True):
+            column["weights"] = "same bits" if is_same else digest[:12]
+    return _join_columns([_describe_scores(run) for run in runs]) + _join_columns(costs)
 
 
-def _format_best_baseline(run: ComparedRun) -> str:
-    """Format the best simple model by the metric that chose the weights, and its value."""
-    # The other rows are of validation samples, and a run beside it may have had no test.
-    comparison = compare_best(run.record, replace(run.summary, test={}))
-    rows = comparison.sort_rows() if comparison else []
-    if not comparison or not rows:
-        return ABSENT
-    return f"{format_number(rows[0].metrics[comparison.metric])} ({rows[0].format_title()})"
+def _describe_scores(run: ComparedRun) -> dict[str, str]:
+    """Describe status, metrics and the best simple model of a run."""
+    summary = run.summary
+    scores = {"status": summary.status}
+    if summary.best:
+        scores[f"best {summary.best.metric}"] = format_number(summary.best.value)
+    # Simple models are compared on validation samples, since the other run may have had no test.
+    comparison = compare_best(run.record, replace(summary, test={}))
+    baselines = comparison.sort_rows() if comparison else []
+    if comparison and baselines:
+        best_value = format_number(baselines[0].metrics[comparison.metric])
+        scores["best simple model"] = f"{best_value} ({baselines[0].format_title()})"
+    metrics, source = summary.choose_evaluation()
+    for name, value in metrics.items():
+        scores[f"{name} ({source})"] = format_number(value)
+    for name, value in summary.test.items():
+        scores[name] = format_number(value)
+    return scores
 
 
-def _read_plan(record: Record) -> dict[str, Any]:
-    return record.plan.values() if record.plan else {}
+def _describe_costs(summary: Summary) -> dict[str, str]:
+    """Describe time, memory and size of a run."""
+    return {
+        "time": format_duration(summary.seconds),
+        "samples/s": format_number(summary.samples_per_second),
+        "peak memory": format_bytes(int(summary.peak_memory)) if summary.peak_memory else "unknown",
+        "steps": format_number(summary.steps),
+        "parameters": format_number(summary.parameters),
+    }
 
 
 def _describe_machine(record: Record) -> dict[str, object]:
@@ -273,10 +269,8 @@ def make_curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):
         # In a plot of several runs, a line has the name of its run.
         lines = tuple(run.record.metrics[key].scale(run.name) for run in runs if run.record.metrics.get(key))
-        if len(lines) > 1:
-            needs_log_scale = key.endswith("loss") and has_wide_range(y for line in lines for y in line.ys)
-            title = f"{format_json(key)}{' (log scale)' if needs_log_scale else ''}"
-            yield Curves(title, "step", lines, logarithmic=needs_log_scale)
+        if len(lines) > 1 and max(map(len, lines)) > 1:
+            yield Curves.make_for_metric(format_json(key), "step", key.rpartition("/")[2], lines)
     speeds = tuple(
         run.record.telemetry["samples_per_second"].scale(run.name).keep_positive()
         for run in runs

@@ -107,6 +107,11 @@ class Record:
         return read_mapping(self.state, "made_from")
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the values of the plan by name; empty for a run without a plan."""
+        return self.plan.values() if self.plan else {}
+
+    @property
     def ending(self) -> RunResult:
         """Return the values of the result that other commands read, too."""
         return RunResult(self.result)

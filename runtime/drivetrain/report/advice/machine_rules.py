@@ -16,7 +16,6 @@ from drivetrain.report.advice.recommendation import (
     describe_saving,
     get_nested,
     is_turned_off,
-    read_decisions,
     read_fact,
 )
 from drivetrain.report.formatting import format_duration, format_json, format_share
@@ -47,7 +46,7 @@ def _advise_on_throttling(record: Record, summary: Summary) -> Iterator[Advice]:
     """Check whether the CPU quota throttled the run."""
     throttled = record.telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
     seconds = throttled.ys[-1] if throttled else 0.0
-    hardware, threads = record.hardware, read_decisions(record).get("cpu_threads")
+    hardware, threads = record.hardware, record.settings.get("cpu_threads")
     quota = hardware.cpu.quota if hardware else None
     if quota is None or hardware is None or compute_time_share(seconds, summary) < MIN_TIME_SHARE:
         return
@@ -74,7 +73,7 @@ def _advise_on_crowding(record: Record, summary: Summary) -> Iterator[Advice]:
     if starvation is None or lost_share < CROWDED_SHARE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
     who = "other processes" if starvation.others_share >= starvation.stolen_share else "other virtual machines"
-    threads = read_decisions(record).get("cpu_threads")
+    threads = record.settings.get("cpu_threads")
     waits = isinstance(threads, int) and threads > 1 and lost_share >= FULL_SHARE
     if waits and who == "other processes":
         yield Advice(
@@ -159,7 +158,7 @@ def _advise_on_hot_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _read_micro_batch(record: Record) -> int | None:
     """Read the samples per micro-batch, as the run computed them."""
-    micro_batch, batch_size = read_decisions(record).get("micro_batch"), get_nested(record.spec, "train", "batch_size")
+    micro_batch, batch_size = record.settings.get("micro_batch"), get_nested(record.spec, "train", "batch_size")
     # A bool is an int, too: `false` means that the batch was not split.
     if isinstance(micro_batch, int) and not isinstance(micro_batch, bool) and micro_batch > 0:
         return micro_batch
@@ -172,7 +171,7 @@ def _advise_on_slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
     if slowest_rank is None or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
     lost_share = 1 - slowest_rank.speed / compute_usual_speed(record.ranks, slowest_rank)
-    node, workers = format_json(slowest_rank.node), read_decisions(record).get("loader_workers")
+    node, workers = format_json(slowest_rank.node), record.settings.get("loader_workers")
     if waits_for_data(slowest_rank) and isinstance(workers, int):
         change, line = f"read data faster on {node}", f"optimize: {{loader_workers: {workers + 1}}}"
     else:
@@ -212,7 +211,7 @@ def _advise_on_waiting(record: Record, summary: Summary) -> Iterator[Advice]:
     waiting_share, hardware = compute_time_share(seconds, summary), record.hardware
     if waiting_share < MIN_TIME_SHARE or hardware is None:
         return
-    workers = read_decisions(record).get("loader_workers")
+    workers = record.settings.get("loader_workers")
     spare_cpus, saved_share = hardware.cpu.budget - 1, waiting_share
     if is_turned_off(record, "decode_cache"):
         name, line = "cache decoded samples", "optimize: {decode_cache: true}"

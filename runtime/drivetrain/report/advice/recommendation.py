@@ -43,11 +43,6 @@ def describe_saving(share: float) -> str:
     return f"up to {format_share(share)} less time"
 
 
-def read_decisions(record: Record) -> dict[str, Any]:
-    """Read the values of the plan; empty for a run without one."""
-    return record.plan.values() if record.plan else {}
-
-
 def is_turned_off(record: Record, name: str) -> bool:
     """Return whether the job itself turned the optimization off; a default that is off has a reason."""
     rows = record.plan.decisions if record.plan else ()

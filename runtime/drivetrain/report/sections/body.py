@@ -11,7 +11,7 @@ from drivetrain.report.baseline_results import baselines_section
 from drivetrain.report.blocks import Block, Curves, Details, FoldedCurves, Scatter, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
-from drivetrain.report.log_series import Series, has_wide_range
+from drivetrain.report.log_series import Series
 from drivetrain.report.record import MissingRecord, Record, Summary
 from drivetrain.report.sections.advice import advice_section
 from drivetrain.report.sections.machine import machine_section, operators_section, ranks_section, time_section
@@ -104,7 +104,7 @@ def curves_section(record: Record, best: Best | None) -> Section | None:
     for kind, group in groups.items():
         if max(map(len, group)) > 1:
             marks = start_mark if kind in NOT_EVALUATED else (*start_mark, *weights_mark)
-            plots[kind] = _make_plot(kind, axis, group, marks)
+            plots[kind] = Curves.make_for_metric(_choose_title(kind), axis, kind, group, marks)
     visible = sorted((kind for kind in plots if kind not in _FOLDED), key=lambda kind: kind != "loss")
     folded = [kind for kind in _FOLDED if kind in plots]
     blocks: list[Block] = [plots[kind] for kind in visible]
@@ -112,12 +112,6 @@ def curves_section(record: Record, best: Best | None) -> Section | None:
         title = ", ".join(_choose_title(kind) for kind in folded)
         blocks.append(FoldedCurves(f"{len(folded)} more: {title}", tuple(plots[kind] for kind in folded)))
     return Section("curves", "Curves", tuple(blocks)) if blocks else None
-
-
-def _make_plot(kind: str, axis: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
-    is_logarithmic = kind in ("loss", "grad_norm") and has_wide_range(y for curve in series for y in curve.ys)
-    title = _choose_title(kind) + (" (log scale)" if is_logarithmic else "")
-    return Curves(title, axis, tuple(series), marks=marks, logarithmic=is_logarithmic)
 
 
 def _choose_title(kind: str) -> str:
