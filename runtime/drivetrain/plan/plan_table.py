@@ -66,14 +66,14 @@ def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
     return Group(head, *_render_notes(plan.notes))
 
 
-def render_changes(plan: Plan, shown: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
-    """Show the differences from a plan that was `shown` earlier and is stored in `file`; one line if there are none."""
-    old_values = shown.values()
+def render_changes(plan: Plan, earlier_plan: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
+    """Show the differences from an `earlier_plan` that is stored in `file`; one line if there are none."""
+    old_values = earlier_plan.values()
     rows = [row for row in plan.decisions if row.name not in old_values or row.value != old_values[row.name]]
     head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
     count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
     head.append(f"{count} {file}\n  machine  {describe_machine(hardware)}", style="not bold")
-    new_notes = [note for note in plan.notes if note not in shown.notes]
+    new_notes = [note for note in plan.notes if note not in earlier_plan.notes]
     return Group(head, *([_DecisionTable(rows)] if rows else []), *_render_notes(new_notes))
 
 
@@ -146,11 +146,11 @@ def show(
         stored: the plan of the run when it was resumed; None for a new run.
         shown_plan: the plan of another run that the same command has shown.
     """
-    shown = (stored, file) if stored else _last.get(job.name)
-    if shown is None and shown_plan and shown_plan.exists():
-        shown = load(shown_plan), shown_plan
-    if shown:
-        open_console().print(render_changes(plan, *shown, job, machine))
+    earlier = (stored, file) if stored else _last.get(job.name)
+    if earlier is None and shown_plan and shown_plan.exists():
+        earlier = load(shown_plan), shown_plan
+    if earlier:
+        open_console().print(render_changes(plan, *earlier, job, machine))
     else:
         open_console().print(render(plan, job, machine) if is_verbose() else render_summary(plan, job, machine))
     _last[job.name] = plan, file
