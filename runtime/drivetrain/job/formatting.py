@@ -62,15 +62,13 @@ def format_metric(value: float) -> str:
 
 
 def choose_score(metric: str, names: Iterable[str]) -> str:
-    """Return the metric that a person can judge a model by: in place of a loss the accuracy, or else the first other metric of
-    the same head among `names`.
-    """
+    """Return the metric that a person can judge a model by: for a loss, the accuracy or the first other score of its head."""
     head, _, kind = metric.rpartition("/")
-    if kind != "loss":
+    scores = [name for name in names if name.rpartition("/")[0] == head]
+    scores = [name for name in scores if name.rpartition("/")[2] not in ("loss", *DETAILED_METRICS)]
+    if kind != "loss" or not scores:
         return metric
-    scores = [name for name in names if name.rpartition("/")[0] == head and name != metric]
-    readable_scores = [name for name in scores if name.removeprefix(f"{head}/") not in DETAILED_METRICS]
-    return f"{head}/accuracy" if f"{head}/accuracy" in scores else next(iter(readable_scores), metric)
+    return f"{head}/accuracy" if f"{head}/accuracy" in scores else scores[0]
 
 
 def format_metrics(metrics: Mapping[str, float], required: str, separator: str) -> str:
