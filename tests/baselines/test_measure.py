@@ -20,7 +20,7 @@ import sklearn.preprocessing
 import torch
 from torch import Tensor
 
-from drivetrain.baselines import measure
+from drivetrain.baselines import measure, simple_models
 from drivetrain.baselines.baseline_command import BaselineRequest, measure_baselines
 from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures, choose_features
 from drivetrain.data.dataset import Dataset
@@ -277,6 +277,14 @@ def test_few_samples_are_fitted_by_one_thread(
         thread_limits.append(limits)
         yield
 
+    torch_threads: set[int] = set()
+    fit_linear = simple_models.fit_linear
+
+    def fit(*arguments: Any) -> Any:
+        torch_threads.add(torch.get_num_threads())
+        return fit_linear(*arguments)
+
+    monkeypatch.setattr(simple_models, "fit_linear", fit)
     monkeypatch.setattr(measure, "threadpool_limits", record)
     monkeypatch.setattr(measure, "ONE_THREAD_ROWS", 100 if threads else 40)
     table = [f"{number % 7},{'yes' if number % 3 == 0 else 'no'}" for number in range(100)]
@@ -285,3 +293,4 @@ def test_few_samples_are_fitted_by_one_thread(
     job = load_job.load(tmp_path / "job.yaml")
     assert list(measure.measure(job, load(job), 60))
     assert set(thread_limits) == {threads}
+    assert torch_threads == {threads or torch.get_num_threads()}

@@ -5,6 +5,7 @@ What they reach with a quarter, with half and with all of the samples says wheth
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,12 +193,24 @@ def _fit(
         import sklearn.ensemble  # noqa: F401 - it takes seconds, which the first fit must not seem to need
     started = time.monotonic()
     targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
-    with threadpool_limits(limits=1 if len(ids) <= ONE_THREAD_ROWS else None):
+    with _limit_threads(1 if len(ids) <= ONE_THREAD_ROWS else None):
         models = {
             output: fit(features, dataset.train, ids, targets[output], head, job.train.seed)
             for output, head in dataset.heads.items()
         }
         return _evaluate(dataset, evaluated, name, models, len(ids), time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def _limit_threads(count: int | None) -> Iterator[None]:
+    """Limit the threads of the block, those of torch too, which keeps a number of its own; None leaves them as they are."""
+    threads = torch.get_num_threads()
+    with threadpool_limits(limits=count):
+        torch.set_num_threads(count or threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _evaluate(
