@@ -70,7 +70,7 @@ def test_few_asserts_quote_sentences() -> None:
 
 
 MOST: dict[str, tuple[int, int]] = {
-    "baselines": (7, 1_001),
+    "baselines": (7, 1_014),
     "cli": (20, 1_992),
     "data": (100, 18_539),
     "distributed": (8, 1_138),
@@ -89,6 +89,6 @@ MOST: dict[str, tuple[int, int]] = {
     "system": (26, 2_633),
     "top": (4, 349),
     "tracking": (19, 2_015),
-    "training": (52, 8_636),
+    "training": (52, 8_640),
     "tuning": (24, 3_157),
 }

@@ -13,6 +13,7 @@ from drivetrain.inference import predictions
 from drivetrain.models import saved_model
 from drivetrain.training.evaluation import calibration
 from drivetrain.training.evaluation.scores import ClassScores
+from tests.messages import says
 from tests.task_cases import CASES, collect_outputs, train_case
 
 
@@ -90,3 +91,13 @@ def test_a_run_stores_it_and_predictions_use_it(tmp_path: Path) -> None:
     torch.testing.assert_close(
         predictions.compute_probabilities(head, outputs), (outputs / head.temperature).softmax(1)
     )
+
+
+@pytest.mark.parametrize(("count", "few"), [(999, True), (1000, False)])
+def test_the_samples_that_it_rests_on_are_named(count: int, few: bool) -> None:
+    record = {"": {"calibration": {"samples": count}}, "labels": {"samples": count}}
+    texts = {calibration.describe_samples(record, head) for head in record}
+    assert len(texts) == 1
+    text = texts.pop()
+    assert says(text, "validation-samples-chose-epoch", f"{count:,}")
+    assert ("few" in text) == few
