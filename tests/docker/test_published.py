@@ -95,7 +95,7 @@ def test_a_published_image_of_this_code_is_pulled(
     registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     contents, packages = (
-        image_contents.combine_hashes(image_contents.hash_files("cpu", parts=parts))
+        image_contents.combine_hashes(image_contents.hash_files("cpu", patterns=parts))
         for parts in ((*image_contents.PACKAGES, *image_contents.CODE), image_contents.PACKAGES)
     )
     name = published_image.published_name("cpu")

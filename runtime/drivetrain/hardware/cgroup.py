@@ -34,7 +34,7 @@ def read_controllers(root: Path) -> dict[str, CgroupController]:
 def _read_controller(
     root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]
 ) -> CgroupController:
-    """Version 1 comes first, since a controller mounted there is not available in version 2."""
+    """Read one controller. Version 1 comes first, since a controller mounted there is not available in version 2."""
     version, key = (1, name) if name in mounts else (2, "")
     folders = [_list_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
     return CgroupController(version, max(folders, key=len, default=()))
@@ -57,7 +57,7 @@ def _read_paths(root: Path) -> dict[str, str]:
 
 
 def _read_mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """Mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
+    """Read the mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
     by_controller: dict[str, list[tuple[str, str]]] = {}
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         mount_part, _, right = line.partition(" - ")
@@ -145,26 +145,31 @@ def read_limits(root: Path) -> CgroupLimits:
 
 def find_lowest_quota(group: CgroupController) -> CgroupController:
     """Find the level with the lowest quota, which may be an ancestor such as a systemd slice; else the innermost."""
-    levels = [(quota, folder) for folder in group.folders if (quota := _read_quota(group.version, folder))]
-    return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
+    levels = []
+    for folder in group.folders:
+        quota = _read_quota(group.version, folder)
+        if quota:
+            levels.append((quota, folder))
+    lowest = (min(levels)[1],) if levels else group.folders[:1]
+    return replace(group, folders=lowest)
 
 
 def read_oom_kills(root: Path) -> int | None:
-    """Number of processes of the group that the OOM killer has killed; None without the counter."""
+    """Read how many processes of the group the OOM killer has killed; None without the counter."""
     group = read_controllers(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
     return _read_counters(group.folders[0] / name).get("oom_kill") if group.folders else None
 
 
 def read_peak_memory(root: Path) -> int | None:
-    """Peak memory of the group in bytes; None without the counter."""
+    """Read the peak memory of the group in bytes; None without the counter."""
     group = read_controllers(root)["memory"]
     name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
     return parse_number(read_text(group.folders[0] / name)) if group.folders else None
 
 
 def find_lowest_limit(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
-    """Returns the lowest limit, the use of its group, and the smallest free memory, in bytes."""
+    """Return the lowest limit, the use of its group, and the smallest free memory, in bytes."""
     limits_and_use = list(levels)
     limited = [(limit, used) for limit, used in limits_and_use if limit is not None]
     if not limited:
@@ -192,7 +197,7 @@ def _read_quota(version: int, folder: Path) -> float | None:
 
 
 def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
-    """(limit, use) of each group, innermost first."""
+    """Read (limit, use) of each group, innermost first."""
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         2: ("memory.max", "memory.current", ""),
@@ -214,18 +219,18 @@ def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, in
 
 
 def _allows_swap(group: CgroupController) -> bool:
-    """False if a group's limit for memory plus swap leaves no space for swap."""
+    """Return False if a group's limit for memory plus swap leaves no space for swap."""
     for folder in group.folders:
         if group.version == 2 and parse_number(read_text(folder / "memory.swap.max")) == 0:
             return False
-        memory, both = (parse_number(read_text(folder / f"memory.{name}limit_in_bytes")) for name in ("", "memsw."))
-        if group.version == 1 and both is not None and both == memory and both < _UNLIMITED:
+        memory, total = (parse_number(read_text(folder / f"memory.{name}limit_in_bytes")) for name in ("", "memsw."))
+        if group.version == 1 and total is not None and total == memory and total < _UNLIMITED:
             return False
     return True
 
 
 def read_memory_limit() -> int:
-    """Return the bytes of memory that this process may use: those of the machine, or its limit."""
+    """Return the bytes of memory that this process may use: the machine's memory, or its limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(read_limits(Path("/")).memory or machine, machine)
 
@@ -242,7 +247,7 @@ class ProcessCgroup:
         return find_lowest_limit(read_memory_levels(self.tightest))[:2]
 
     def read_throttled_seconds(self) -> float | None:
-        """Total seconds for which the quota has throttled the group; None without the counter."""
+        """Read for how many seconds the quota has throttled the group, in total; None without the counter."""
         for folder in self.cpu.folders[:1]:
             counters = _read_counters(folder / "cpu.stat")
             for name, units_per_second in (("throttled_time", 1e9), ("throttled_usec", 1e6)):

@@ -44,7 +44,7 @@ _FAST_CORE_SHARE = 0.75
 """Cores from this share of the fastest one's capacity count as fast: some chips have one core that is a bit faster."""
 _CPU_PATH = Path("sys/devices/system/cpu")
 _CAP_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-# Flags that each level of oneDNN and torch adds; a cap at a level removes those of all higher levels.
+# Flags that each level of oneDNN and torch adds; a cap at a level removes the flags of all higher levels.
 _REMOVED_FLAGS = {
     "AVX512_CORE_AMX_FP16": (),
     "AVX512_CORE_AMX": ("amx_fp16",),
@@ -79,13 +79,13 @@ def read_cpu(
     """
     machine = machine or platform.machine()
     allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
-    first = _read_first_block(root)
-    flags = set((first.get("flags") or first.get("Features") or "").split())
+    block = _read_first_block(root)
+    flags = set((block.get("flags") or block.get("Features") or "").split())
     capped, capped_flags = _read_cap(environ or {}, flags)
     online = len(parse_cpu_list(read_text(root / _CPU_PATH / "online")))
     return Cpu(
-        model=_describe_model(first),
-        vendor=_describe_vendor(first),
+        model=_describe_model(block),
+        vendor=_describe_vendor(block),
         architecture=machine,
         flags=tuple(flag for flag in (_ARM if machine == "aarch64" else _X86) if flag in flags - capped_flags),
         host=online or sum("processor" in block for block in _read_blocks(root)) or len(allowed),
@@ -96,7 +96,7 @@ def read_cpu(
         budget=compute_cpu_budget(len(allowed), limits.cpuset, limits.quota),
         capped=capped,
         fast_cores=_count_fast_cores(root, allowed),
-        emulated=_is_emulated(first, machine),
+        emulated=_is_emulated(block, machine),
     )
 
 
@@ -104,8 +104,9 @@ def _read_cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, 
     """Read the variable that caps the instruction set, and the flags it removes; a cap on either library counts."""
     variables, removed, levels = [], set[str](), list(_REMOVED_FLAGS)
     for name in _CAP_VARIABLES:
-        word = environ.get(name, "").upper()
-        level = _ATEN_LEVELS.get(word, "") if name == "ATEN_CPU_CAPABILITY" else word
+        level = environ.get(name, "").upper()
+        if name == "ATEN_CPU_CAPABILITY":
+            level = _ATEN_LEVELS.get(level, "")
         if level in _REMOVED_FLAGS:
             beyond = {flag for above in levels[: levels.index(level) + 1] for flag in _REMOVED_FLAGS[above]} & flags
             variables += [f"{name}={environ[name]}"] if beyond else []
@@ -114,7 +115,7 @@ def _read_cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, 
 
 
 def compute_cpu_budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
-    """Number of CPUs to plan with: the smallest of all limits, a quota rounded down, at least 1."""
+    """Compute the number of CPUs to plan with: the smallest of all limits, a quota rounded down, at least 1."""
     limits = [affinity] + ([cpuset] if cpuset else []) + ([int(quota)] if quota is not None else [])
     return max(min(limits), 1)
 
@@ -133,29 +134,31 @@ def _read_first_block(root: Path) -> dict[str, str]:
     return fields
 
 
-def _describe_model(first: dict[str, str]) -> str:
-    if name := first.get("model name"):
+def _describe_model(block: dict[str, str]) -> str:
+    if name := block.get("model name"):
         return " ".join(name.split())
-    if part := first.get("CPU part"):
-        maker = first.get("CPU implementer", "?")
-        return _ARM_MODELS.get((maker, part)) or f"implementer {maker}, part {part}"
+    if code := block.get("CPU part"):
+        maker = block.get("CPU implementer", "?")
+        return _ARM_MODELS.get((maker, code)) or f"implementer {maker}, part {code}"
     return "unknown"
 
 
-def _describe_vendor(first: dict[str, str]) -> str:
-    maker = first.get("CPU implementer")
-    return first.get("vendor_id") or (_ARM_VENDORS.get(maker, "ARM") if maker else "unknown")
+def _describe_vendor(block: dict[str, str]) -> str:
+    maker = block.get("CPU implementer")
+    return block.get("vendor_id") or (_ARM_VENDORS.get(maker, "ARM") if maker else "unknown")
 
 
-def _is_emulated(first: dict[str, str], machine: str) -> bool:
-    """qemu shows the file of the machine below; Rosetta, which runs x86 programs on a Mac, names itself."""
-    if first.get("vendor_id") == "VirtualApple":
+def _is_emulated(block: dict[str, str], machine: str) -> bool:
+    """Return whether the processor is emulated: qemu shows the file of the machine below; Rosetta, on a Mac, names
+    itself.
+    """
+    if block.get("vendor_id") == "VirtualApple":
         return True
-    return ("vendor_id" in first and machine == "aarch64") or ("CPU implementer" in first and machine == "x86_64")
+    return ("vendor_id" in block and machine == "aarch64") or ("CPU implementer" in block and machine == "x86_64")
 
 
 def _count_cores(root: Path, allowed: frozenset[int]) -> int:
-    """Number of physical cores of `allowed`: hyperthreads of one core list the same siblings."""
+    """Count the physical cores of `allowed`: hyperthreads of one core list the same siblings."""
     siblings = {cpu: _read_siblings(root, cpu) for cpu in allowed}
     if not all(siblings.values()):
         core_of = _read_cpuinfo_cores(root)
@@ -164,7 +167,7 @@ def _count_cores(root: Path, allowed: frozenset[int]) -> int:
 
 
 def _count_fast_cores(root: Path, allowed: frozenset[int]) -> int | None:
-    """Physical cores of the fastest kind; None if all are alike, or the kernel does not say."""
+    """Count the physical cores of the fastest kind; None if all are alike, or the kernel does not say."""
     capacities = {cpu: parse_number(read_text(root / _CPU_PATH / f"cpu{cpu}" / "cpu_capacity")) or 0 for cpu in allowed}
     fast = frozenset(
         cpu for cpu, capacity in capacities.items() if capacity >= _FAST_CORE_SHARE * max(capacities.values())

@@ -32,7 +32,7 @@ def choose_launch_image(hardware: Hardware) -> str:
     gpu_selection.refuse_full(gpu)
     image = image_selection.choose_image(hardware)
     if image.word is None:
-        builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image_selection.BUILDS.items())
+        builds = "; ".join(f"the image {variant}: {build.covers}" for variant, build in image_selection.BUILDS.items())
         way = "no driver helps" if gpu.capability < (5, 0) else "install a newer NVIDIA driver on the host"
         raise DeviceError(image.reason, builds, f"{way}; `{TRAIN_ON_CPU}` trains on the CPU")
     return image.word
@@ -65,7 +65,8 @@ def select_devices(hardware: Hardware, requested: gpu_selection.GpuRequest) -> H
 
 
 def select_usable_hardware(hardware: Hardware, report: Callable[[str], None]) -> Hardware:
-    """The hardware for commands that need no GPU: with the best GPU, or with none, which is reported with its reason.
+    """Select the hardware for commands that need no GPU: with the best GPU, or with none, which is reported with its
+    reason.
 
     Raises:
         DeviceError: if no torch is installed.
@@ -79,7 +80,7 @@ def select_usable_hardware(hardware: Hardware, report: Callable[[str], None]) ->
 
 
 def select_usable_device(hardware: Hardware, report: Callable[[str], None]) -> str:
-    """Returns `cuda:0`, or `cpu` if there is no GPU, or CUDA does not answer, which is reported."""
+    """Return `cuda:0`, or `cpu` if there is no GPU, or CUDA does not answer, which is reported."""
     try:
         check_build(hardware)
     except DeviceError as error:
@@ -143,7 +144,7 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
 
 
 def _build_error(hardware: Hardware, description: str) -> DeviceError:
-    """Names the image or version of torch that has code for the chip."""
+    """Name the image or version of torch that has code for the chip."""
     image = image_selection.choose_image(hardware)
     if image.word is None:
         return DeviceError(description, image.reason, f"install a newer driver if that helps; {_CPU_HINT}")

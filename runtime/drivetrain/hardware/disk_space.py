@@ -44,7 +44,9 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
 
 
 def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder for compiled code and the other caches: the compiler's own variable, else the user's cache folder."""
+    """Find the folder for compiled code and the other caches: the compiler's own variable, else the user's cache
+    folder.
+    """
     if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(folder)
     if folder := environ.get("XDG_CACHE_HOME"):
@@ -66,7 +68,7 @@ def _ensure_private(folder: Path) -> Path:
 
 
 def _sum_sizes(folder: Path) -> int:
-    """Total bytes of the files in a folder."""
+    """Sum the bytes of the files in a folder."""
     try:
         with os.scandir(folder) as files:
             return sum(file.stat().st_size for file in files)

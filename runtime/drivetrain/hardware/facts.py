@@ -1,4 +1,4 @@
-"""The hardware that this container may use, beside what the host has. Frozen data; without torch or machine access.
+"""The hardware that this container may use, next to the host's. Frozen data; without torch or machine access.
 
 `detect` creates it from the machine; `load` from a file (`--hardware FILE`), so that every decision can be reproduced
 on any machine.
@@ -88,7 +88,7 @@ class Storage:
     cache_writable: bool
     """Whether we may write to it."""
     cache_room: int | None = None
-    """Space for the cache: free space, plus that of decoded images that may be removed."""
+    """Space for the cache: free space, plus the space of decoded images that may be removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +163,11 @@ class Hardware:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The first GPU, on which decisions are based."""
+        """Return the first GPU, on which decisions are based."""
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values, from which `from_json` restores the object; rare facts only where they hold."""
+        """Return plain JSON values for `from_json`; rare facts only where they hold."""
         values = asdict(self)
         for name, usual in (("wsl2", False), ("shared_by", 1), ("machines", 1)):
             if values[name] == usual:

@@ -1,4 +1,4 @@
-"""Renders the hardware as a table: the machine beside what this process may use of it."""
+"""Renders the hardware as a table: the machine next to the share that this process may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Row = tuple[str, str, str, str]
 
 
 def render_facts(hardware: Hardware) -> RenderableType:
-    """Return the table of `drivetrain plan` without a job for 100 columns, followed by what is wrong or assumed."""
+    """Return the table of `drivetrain plan` without a job for 100 columns, with its problems and assumptions."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("fact", no_wrap=True)
     table.add_column("the machine", overflow="fold")

@@ -57,7 +57,9 @@ def _choose_gpus(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, 
 
 
 def _rank_gpu(gpu: Gpu) -> tuple[object, ...]:
-    """Sort key of GPUs: of equal ones, as on a shared server, one that nobody uses comes before the one with most free."""
+    """Rank a GPU, for sorting: of equal GPUs, as on a shared server, an unused one comes first, then the one with most
+    free.
+    """
     unused = gpu.free >= UNUSED_MEMORY_SHARE * gpu.memory
     return gpu.free >= CUDA_CONTEXT_BYTES, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
 
@@ -94,14 +96,14 @@ def _describe_unused(gpus: Sequence[Gpu], used: Sequence[Gpu], hint: str) -> str
 
 
 def _list_gpus(gpus: Sequence[Gpu]) -> str:
-    """`GPU 0, 2 (RTX 3060) and 1 (GTX 1080)`."""
+    """List GPUs as `GPU 0, 2 (RTX 3060) and 1 (GTX 1080)`."""
     names = dict.fromkeys(gpu.name for gpu in gpus)
-    parts = [f"{', '.join(str(g.index) for g in gpus if g.name == name)} ({name})" for name in names]
-    return f"GPU {' and '.join(parts)}"
+    groups = [f"{', '.join(str(g.index) for g in gpus if g.name == name)} ({name})" for name in names]
+    return f"GPU {' and '.join(groups)}"
 
 
 def build_environment(hardware: Hardware) -> dict[str, str]:
-    """Environment variables that make CUDA use exactly these GPUs in our order, with reproducible matrix products.
+    """Return variables that make CUDA use exactly these GPUs in our order, with reproducible matrix products.
 
     By default CUDA puts the fastest GPU first. A MIG instance has no number; CUDA shows the one that NVML listed.
     Without workspaces of a fixed size, cuBLAS may sum in another order from call to call.

@@ -1,4 +1,4 @@
-"""Reads files of the kernel, such as those below /proc and /sys; what is missing or invalid reads as empty."""
+"""Reads files of the kernel, such as those below /proc and /sys; a missing or invalid value reads as empty."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def parse_number(value: str) -> int | None:
 def parse_cpu_list(value: str) -> frozenset[int]:
     """Parse the CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
     cpus: set[int] = set()
-    for part in value.split(","):
-        first, _, last = (p.strip() for p in part.partition("-"))
-        low, high = parse_number(first), parse_number(last or first)
+    for span in value.split(","):
+        start, _, last = (p.strip() for p in span.partition("-"))
+        low, high = parse_number(start), parse_number(last or start)
         if low is not None and high is not None:
             cpus.update(range(low, high + 1))
     return frozenset(cpus)

@@ -76,7 +76,7 @@ def read_cpu(values: Mapping[str, str], machine: str | None = None) -> Cpu:
 
 
 def read_memory(values: Mapping[str, str], available: int | None = None) -> Memory:
-    """Memory in bytes; macOS may always swap.
+    """Read the memory in bytes; macOS may always swap.
 
     Args:
         values: from sysctl.

@@ -10,7 +10,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.system import cpu_starvation
 
 SWITCH = "DRIVETRAIN_NEIGHBORS"
-"""The variable with which no plan depends on other programs: `off`."""
+"""The variable that makes plans independent of other programs: `off`."""
 WINDOW_SECONDS = 0.2
 
 
@@ -19,11 +19,11 @@ def add_neighbors(hardware: Hardware) -> Hardware:
     if os.environ.get(SWITCH) == "off" or hardware.system != "Linux" or hardware.cpu.budget == 1:
         return hardware
     cpus = os.sched_getaffinity(0)
-    start, before = time.monotonic(), cpu_starvation.read_busy_seconds(cpus)
+    start, start_seconds = time.monotonic(), cpu_starvation.read_busy_seconds(cpus)
     own_before = time.process_time()
     time.sleep(WINDOW_SECONDS)
-    after, own = cpu_starvation.read_busy_seconds(cpus), time.process_time() - own_before
-    if before is None or after is None:
+    end_seconds, own = cpu_starvation.read_busy_seconds(cpus), time.process_time() - own_before
+    if start_seconds is None or end_seconds is None:
         return hardware
-    used = max(0.0, after - before - own) / (time.monotonic() - start)
+    used = max(0.0, end_seconds - start_seconds - own) / (time.monotonic() - start)
     return replace(hardware, cpu=replace(hardware.cpu, neighbors=round(min(used, len(cpus)), 2)))

@@ -27,7 +27,7 @@ _FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib",
 def read_gpus(
     root: Path, environ: Mapping[str, str], environment_kind: str, nvml: Any = None
 ) -> tuple[tuple[Gpu, ...], str | None]:
-    """Read the GPUs that CUDA will show to this process, in its order, and what is wrong with the others.
+    """Read the GPUs that CUDA will show to this process, in its order, and the problems of the others.
 
     Args:
         root: `/`, or the root of a recorded tree.
@@ -76,10 +76,10 @@ def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     mig = _has_mig(nvml, handle)
-    parts = list(list_instances(nvml, handle)) if mig else [handle]
-    if not parts:
+    instances = list(list_instances(nvml, handle)) if mig else [handle]
+    if not instances:
         problems.append(f"GPU {index} is in MIG mode without an instance: create one with nvidia-smi mig")
-    return [_read_device(nvml, part, index, capability, driver, mig) for part in parts]
+    return [_read_device(nvml, instance, index, capability, driver, mig) for instance in instances]
 
 
 def _read_device(
@@ -118,11 +118,11 @@ def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
     if requested is None:
         return counted
     visible: list[Gpu] = []
-    for word in (part.strip() for part in requested.split(",")):
-        if word.isdigit():
-            match = counted[int(word) : int(word) + 1]
+    for identifier in (identifier.strip() for identifier in requested.split(",")):
+        if identifier.isdigit():
+            match = counted[int(identifier) : int(identifier) + 1]
         else:
-            match = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)][:1]
+            match = [gpu for gpu in gpus if identifier and gpu.uuid.startswith(identifier)][:1]
         if not match:  # CUDA, too, stops at the first one that does not exist
             break
         visible += match

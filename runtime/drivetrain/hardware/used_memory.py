@@ -16,17 +16,17 @@ class UsedMemory:
     processes: int
     """Of this process and its descendants; a page that several of them share counts once."""
     group: int | None
-    """Of the control group that has the limit; None without one, as the group is then that of the whole machine."""
+    """Of the control group that has the limit; None without one, as the group is then the whole machine."""
     limit: int | None
 
     @property
     def counted(self) -> int:
-        """Bytes that count against the limit, if there is one; else the bytes of the processes."""
+        """Return the bytes that count against the limit, if there is one; else the bytes of the processes."""
         return self.processes if self.group is None else self.group
 
 
 def read_used_memory(group: ProcessCgroup, root: Path = Path("/")) -> UsedMemory:
-    """Read what is in use now.
+    """Read the memory in use now.
 
     Args:
         group: of this process.

@@ -27,14 +27,14 @@ MAX_ENTRIES = 500
 
 @contextmanager
 def open_output(paths: Sequence[Path], uid: int, mounts: Sequence[Mount]) -> Iterator[list[Mount]]:
-    """Yield the mounts of a container that may also write to these paths; then move what it wrote there.
+    """Yield the mounts of a container that may also write to these paths; then move its output there.
 
     An existing folder is mounted. Otherwise an empty folder stands in for the folder around the new file or folder.
 
     Args:
         paths: the files or folders that the command writes, in the same folder.
         uid: the user of the container.
-        mounts: all that the container sees without.
+        mounts: everything else that the container sees.
 
     Raises:
         SpecError: if that folder contains more than a container should be able to change.
@@ -60,7 +60,7 @@ def open_output(paths: Sequence[Path], uid: int, mounts: Sequence[Mount]) -> Ite
             if (folder / name).exists():  # for commands that never overwrite a file
                 (stand_in / name).touch(mode=0o666)
         other_mounts = [mount for mount in mounts if mount.target != folder]
-        if any(folder.is_relative_to(mount.target) for mount in mounts):  # what was visible there stays so
+        if any(folder.is_relative_to(mount.target) for mount in mounts):  # keep visible files visible
             other_mounts += _list_neighbors(folder, stand_in, names, other_mounts)
         for mount in other_mounts:
             _make_place(mount, folder, stand_in)
@@ -100,7 +100,7 @@ def _check_writable(folder: Path, uid: int) -> None:
 
 
 def _list_neighbors(folder: Path, stand_in: Path, skipped: Sequence[str], mounts: Sequence[Mount]) -> Iterator[Mount]:
-    """Yield read-only mounts of what lies in a visible folder, and would be missing in its stand-in; copy its links."""
+    """Yield read-only mounts of the files that the stand-in of a visible folder would hide; copy its links."""
     entries = [entry for entry in os.scandir(folder) if entry.name not in (*skipped, stand_in.name)]
     if len(entries) > MAX_ENTRIES:
         raise SpecError(

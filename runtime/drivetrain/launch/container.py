@@ -73,7 +73,7 @@ class LaunchRequest:
             extend: the run that it continues, as the command sees its path.
             sizes: assignments beside those of the user.
         """
-        options = [word for assignment in (*self.assignments, *sizes) for word in ("--set", assignment)]
+        options = [argument for assignment in (*self.assignments, *sizes) for argument in ("--set", assignment)]
         return [*options, *self.flags, *(["--extend", str(extend)] if extend else [])]
 
 
@@ -218,7 +218,7 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
-    """Return environment variables that tell the container what only its starter knows: image and commit.
+    """Return environment variables with facts that only the starter knows: image and commit.
 
     Args:
         image: the name of the image that it starts.

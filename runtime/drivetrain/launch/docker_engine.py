@@ -122,7 +122,7 @@ def explain_unseen_project(listing: str | None) -> DeviceError | None:
 
 
 def check_project_is_seen(image: str) -> None:
-    """Raise that error, or the one of an engine that has ended, after the engine has refused a container."""
+    """Explain why the engine refused a container: it has ended, or does not see the project."""
     engine = connect()
     if isinstance(engine, EngineMissing):
         raise DeviceError(

@@ -36,11 +36,13 @@ class EngineTraits:
     """The version of the host's control groups."""
 
     def owner(self) -> dict[str, str]:
-        """Who runs the container so that its files belong to the user; empty if that is not decided by the engine."""
+        """Return the variables of a user whose files belong to the caller; empty if the engine leaves that open."""
         return {"DRIVETRAIN_UID": "0", "DRIVETRAIN_GID": "0"} if self.rootless else {}
 
     def variables(self, *, gpu: bool) -> dict[str, str]:
-        """Return what the compose files need for this engine: it refuses CPUs that it cannot limit, and ignores other limits."""
+        """Return the variables of the compose files for this engine: it refuses CPUs that it cannot limit, and ignores
+        other limits.
+        """
         name = "DRIVETRAIN_GPU_CPUS" if gpu else "DRIVETRAIN_CPUS"
         limits = {name: "0"} if "cpus" in self.unenforced else {}
         return limits | ({"DRIVETRAIN_USERNS": "host"} if self.remapped else {})
@@ -76,7 +78,7 @@ def find(info: Mapping[str, Any], delegated: Collection[str] | None = None) -> E
         delegated: the cgroup controllers that a rootless engine has on a host with cgroup v2; None to look for them, if
             it runs on this machine. Engine 20.10 claims all controllers of the host.
     """
-    options = {part for option in info.get("SecurityOptions") or () for part in str(option).split(",")}
+    options = {setting for option in info.get("SecurityOptions") or () for setting in str(option).split(",")}
     rootless, cgroup = "name=rootless" in options, str(info.get("CgroupVersion", ""))
     if rootless and cgroup == "2" and delegated is None and info.get("Name") == socket.gethostname():
         delegated = _read_delegated(os.getuid())

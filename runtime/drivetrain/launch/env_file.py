@@ -22,7 +22,7 @@ GIB = 1 << 30
 GPU_RESERVE = 2 * GIB
 """Memory that a GPU job leaves to the host, unless that is more than half of it."""
 CPU_RESERVE, LEAST_CPU_MEMORY = 4 * GIB, 4 * GIB
-"""Memory that a job on a CPU leaves to the host, and what it gets on a small host."""
+"""Memory that a job on a CPU leaves to the host, and its memory on a small host."""
 
 
 def default_cpus(host: float, *, gpu: bool) -> float:
@@ -40,7 +40,7 @@ def default_memory(host: int, *, gpu: bool) -> str:
 
 
 def find_owner(project: Path) -> tuple[int, int]:
-    """Return whose files a container writes: the current user's; for root the checkout's owner's, else those of uid 1000."""
+    """Find the user who owns the files of a container: the current user; for root the checkout's owner, else uid 1000."""
     if os.getuid():
         return os.getuid(), os.getgid()
     status = project.stat()
@@ -48,7 +48,7 @@ def find_owner(project: Path) -> tuple[int, int]:
 
 
 def list_settings(info: dict[str, Any], project: Path = PROJECT) -> dict[str, str]:
-    """Return what .env should have on this machine.
+    """List the settings that .env should have on this machine.
 
     Args:
         info: information from the engine (`docker info`); empty if none answers.
@@ -57,7 +57,7 @@ def list_settings(info: dict[str, Any], project: Path = PROJECT) -> dict[str, st
     uid, gid = find_owner(project)
     owner = {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)} | engine.owner()
     settings = {"COMPOSE_PROJECT_NAME": container_prefix(project), TAG: image_tag(project), **owner}
-    # What the engine has, which on macOS and Windows is in a virtual machine; else what this machine has.
+    # The engine's size, which on macOS and Windows is in a virtual machine; else the size of this machine.
     cpus = info.get("NCPU") or os.cpu_count() or 1
     memory = info.get("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for gpu, prefix in ((False, "DRIVETRAIN"), (True, "DRIVETRAIN_GPU")):
@@ -97,7 +97,7 @@ def write(info: dict[str, Any], base: str = "", project: Path = PROJECT) -> dict
 
 
 def _ask_engine() -> dict[str, Any]:
-    """Return what the engine says about itself; nothing if none answers, though newer clients then print empty values."""
+    """Ask the engine about itself; returns nothing if no engine answers, though newer clients then print empty values."""
     try:
         answer = subprocess.run(
             ["docker", "info", "--format", "{{json .}}"], capture_output=True, text=True, check=True
@@ -109,13 +109,14 @@ def _ask_engine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write .env, and print what is new in it."""
+    """Write .env, and print its new values."""
     info = _ask_engine()
     choose = [str(PROJECT / "scripts" / "env"), "base", "--here"]  # only a build gets one
     base = subprocess.run(choose, stdout=subprocess.PIPE, text=True, check=False).stdout.strip() if info else ""
-    # What only GPU jobs read would puzzle all others.
+    # Variables that only GPU jobs read would puzzle all others.
     hidden = "DRIVETRAIN_GPU_" if shutil.which("nvidia-smi") is None else " "
-    if added := [f"{name}={value}" for name, value in write(info, base).items() if not name.startswith(hidden)]:
+    added = [f"{name}={value}" for name, value in write(info, base).items() if not name.startswith(hidden)]
+    if added:
         say(" ".join([".env:", *added]))
 
 

@@ -20,7 +20,8 @@ from drivetrain.system.units import parse_bytes
 
 
 def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
-    """The hardware on which `train` would run this job, and a line about it; the host and no line if that is here.
+    """Return the hardware on which `train` would run this job, and a line about it; the host and no line if that is
+    here.
 
     Args:
         host: the machine of this process, with the GPUs that the job uses.
@@ -28,29 +29,29 @@ def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
     if not run_in_image.torch_is_missing():
         return host, ""
     if shutil.which("docker") is None:
-        first = "`train` installs it first" if CHECKOUT else "`train` needs it or a Docker engine"
-        return host, f"torch is not installed here: {first}; this is the plan of this host, without a container"
-    word = choose_image(host).word or "cpu"
+        remedy = "`train` installs it first" if CHECKOUT else "`train` needs it or a Docker engine"
+        return host, f"torch is not installed here: {remedy}; this is the plan of this host, without a container"
+    variant = choose_image(host).word or "cpu"
     how = "as `launch --device gpu` starts it; `--set limits.gpus=none` shows the plan of the CPU"
-    line = "torch is not installed here: this is the plan for the container of the image " + word
-    return in_container(host, job, word), f"{line}, {'in which `train` runs' if word == 'cpu' else how}"
+    line = "torch is not installed here: this is the plan for the container of the image " + variant
+    return in_container(host, job, variant), f"{line}, {'in which `train` runs' if variant == 'cpu' else how}"
 
 
-def in_container(host: Hardware, job: Job, word: str) -> Hardware:
+def in_container(host: Hardware, job: Job, variant: str) -> Hardware:
     """Return the hardware inside of a container of this image, started for this job on this host."""
-    settings = _settings(host, job, word)
+    settings = _settings(host, job, variant)
     trainer = compose_project.read_trainer(settings)
     limits, shm = trainer["deploy"]["resources"]["limits"], trainer["shm_size"]
-    if word != "cpu":
+    if variant != "cpu":
         shm = compose_project.read_trainer(settings, compose_project.GPU_FILE)["shm_size"]
     cpu, memory = _cpu(host.cpu, float(limits["cpus"])), parse_bytes(limits["memory"])
-    gpus = host.gpus if word != "cpu" else ()
-    build, architecture, cpu_torch = BUILDS.get(word), host.cpu.architecture, BUILDS["ampere"].torch
+    gpus = host.gpus if variant != "cpu" else ()
+    build, architecture, cpu_torch = BUILDS.get(variant), host.cpu.architecture, BUILDS["ampere"].torch
     return replace(
         host,
         name=name_machine(cpu, "docker", gpus),
         place="docker",
-        image=word,
+        image=variant,
         cpu=cpu,
         memory=replace(host.memory, limit=memory, used=0, available=min(memory, host.memory.available), swap=False),
         storage=_storage(host.storage, parse_bytes(shm)),
@@ -59,18 +60,18 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
         compiler="/usr/bin/g++",
         # What the Dockerfile installs for preloading.
         libraries=Libraries(
-            iomp5="/usr/local/lib/libiomp5.so" if word == "cpu" and architecture == "x86_64" else None,
+            iomp5="/usr/local/lib/libiomp5.so" if variant == "cpu" and architecture == "x86_64" else None,
             tcmalloc=f"/usr/lib/{architecture}-linux-gnu/libtcmalloc_minimal.so.4",
         ),
         system="Linux",
     )
 
 
-def _settings(host: Hardware, job: Job, word: str) -> dict[str, str]:
+def _settings(host: Hardware, job: Job, variant: str) -> dict[str, str]:
     """Return the variables of the compose files: from .env, from the environment, and of this job."""
     machine = {"NCPU": host.cpu.host, "MemTotal": host.memory.host}
     with contextlib.redirect_stdout(None):  # the plan's notes name limits that exceed the machine
-        variables = container_limits.variables(machine, job, gpu=word != "cpu")
+        variables = container_limits.variables(machine, job, gpu=variant != "cpu")
     # The compose files of the GPUs have variables of their own for the same limits.
     variables |= {name.replace("_GPU", ""): value for name, value in variables.items()}
     stored = container_limits.read_env_file()
@@ -88,7 +89,9 @@ def _cpu(cpu: Cpu, quota: float) -> Cpu:
 
 
 def _storage(storage: Storage, shm: int) -> Storage:
-    """The folders of a container; the space for the cache is that of the engine, taken to be that of the runs."""
+    """Return the folders of a container. The engine's free space is unknown, so the cache gets the free space of the
+    runs.
+    """
     return replace(
         storage,
         shm=shm,

@@ -30,7 +30,7 @@ _LOG = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "2"}}
 
 
 def terminal_settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with which the compose service paints on this terminal; empty where plain lines are printed.
+    """Return the settings that let the compose service paint on this terminal; empty where plain lines are printed.
 
     Args:
         info: information from the engine (`docker info`).
@@ -104,10 +104,10 @@ def _read_log(container: Any, since: int) -> Iterator[bytes]:
 
 
 def engine_lost() -> tuple[type[Exception], ...]:
-    """Return the exceptions of the engine's client that say that the connection to the engine was lost."""
+    """Return the exceptions of the engine's client that mean a lost connection."""
     import urllib3
 
-    # Those of requests are OSErrors; so is what an engine answers, APIError.
+    # Errors of requests are OSErrors; so is APIError, an answer of the engine.
     return OSError, urllib3.exceptions.HTTPError, http.client.HTTPException
 
 

@@ -1,7 +1,7 @@
 """Hashes of the checkout's files that go into an image, to detect an image that was built from other code.
 
 A variant is cpu, ampere and so on, as in docker/requirements-VARIANT.txt. The image has the hashes as a file. Its label
-LABEL holds the digest of all hashes, PACKAGES_LABEL that of PACKAGES only.
+LABEL holds the digest of all hashes, PACKAGES_LABEL the digest of PACKAGES only.
 `python -m drivetrain.launch.image_contents VARIANT` prints both digests, `... VARIANT FOLDER` prints the hashes.
 """
 
@@ -38,12 +38,12 @@ MAX_LISTED_FILES = 3
 """Number of changed files that an error message names."""
 
 
-def hash_files(variant: str, root: Path = PROJECT, parts: Sequence[str] = (*PACKAGES, *CODE)) -> dict[str, str]:
+def hash_files(variant: str, root: Path = PROJECT, patterns: Sequence[str] = (*PACKAGES, *CODE)) -> dict[str, str]:
     """Return the SHA-256 of every file of a checkout that goes into an image, by its path relative to `root`."""
     return {
         os.path.relpath(path, root): hashlib.sha256(path.read_bytes()).hexdigest()
-        for part in parts
-        for path in _list_files(root / part.format(variant))
+        for pattern in patterns
+        for path in _list_files(root / pattern.format(variant))
     }
 
 
@@ -62,9 +62,9 @@ def check_in_container(variant: str, record: Path = RECORD, checkout: Path = CHE
     if not record.is_file() or not (checkout / "runtime").is_dir() or not (checkout / "docker").is_dir():
         return  # not in an image, or no checkout is mounted: there is nothing to compare
     built_hashes, current_hashes = parse_json(record.read_text(), dict), hash_files(variant, checkout)
-    if changed := sorted(
-        name for name in {*built_hashes, *current_hashes} if built_hashes.get(name) != current_hashes.get(name)
-    ):
+    names = {*built_hashes, *current_hashes}
+    changed = sorted(name for name in names if built_hashes.get(name) != current_hashes.get(name))
+    if changed:
         raise DeviceError(
             f"this image was built from other code than that of this checkout: {_list_names(changed)} changed since",
             "an image that was built from the checkout as it is now",
@@ -101,4 +101,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         print(json.dumps(hash_files(sys.argv[1], Path(sys.argv[2])), indent=1))
     else:
-        print(combine_hashes(hash_files(sys.argv[1])), combine_hashes(hash_files(sys.argv[1], parts=PACKAGES)))
+        print(combine_hashes(hash_files(sys.argv[1])), combine_hashes(hash_files(sys.argv[1], patterns=PACKAGES)))

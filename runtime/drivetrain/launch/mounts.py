@@ -80,7 +80,7 @@ class Mount:
 
 
 def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
-    """Return the mounts for what a job needs from outside of the project: spec, data, weights, user code.
+    """Return the mounts for the files that a job needs from outside of the project: spec, data, weights, user code.
 
     Args:
         root: the project's path in the container.
@@ -109,21 +109,21 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
 
 
 def drop_nested_mounts(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return the mounts sorted, without duplicates and without those that another mount already contains."""
+    """Return the mounts sorted, without duplicates and without mounts that another one already contains."""
     outer_first = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
     outermost: list[Mount] = []
     for mount in outer_first:
         if not any(
-            mount.target.is_relative_to(other.target)
-            and other.source / mount.target.relative_to(other.target) == mount.source
-            for other in outermost
+            mount.target.is_relative_to(outer.target)
+            and outer.source / mount.target.relative_to(outer.target) == mount.source
+            for outer in outermost
         ):
             outermost.append(mount)
     return sorted(outermost)
 
 
 def check_one_line(texts: Mapping[str, object]) -> None:
-    """Check what is written into a file for another program, or into its command line: a line break would begin a command.
+    """Check text for a file of another program or for its command line, where a line break would begin a command.
 
     Args:
         texts: texts and paths, by how messages name them.
@@ -175,18 +175,21 @@ def find_obstacle(path: Path) -> str | None:
     text = str(path)
     if text in SHARED_FOLDERS:
         return "it contains more than data"
-    if tree := next((tree for tree in SYSTEM_FOLDERS if path.is_relative_to(tree)), None):
-        return f"{tree} belongs to the system"
+    for folder in SYSTEM_FOLDERS:
+        if path.is_relative_to(folder):
+            return f"{folder} belongs to the system"
     for home in _list_homes():
         if home.is_relative_to(path):
             return "it is a home folder, or contains one"
         hidden = path.relative_to(home).parts[0] if path.is_relative_to(home) else ""
         if hidden.startswith(".") and not any(path.is_relative_to(home / cache) for cache in HOME_CACHES):
             return f"{hidden} in a home folder contains keys and settings"
-    if part := next((part for part in path.parts if part.lower() in KEY_NAMES), None):
-        return f"{part} contains keys"
-    if name := next((name for name in KEY_NAMES if os.path.lexists(path / name)), None):
-        return f"it holds keys: {name}"
+    for name in path.parts:
+        if name.lower() in KEY_NAMES:
+            return f"{name} contains keys"
+    for name in KEY_NAMES:
+        if os.path.lexists(path / name):
+            return f"it holds keys: {name}"
     hub = path.parent if path.name == "token" else path
     # The folder of the hub's caches can be anywhere.
     return "it holds keys: token" if (hub / "hub").is_dir() and (hub / "token").is_file() else None
@@ -202,11 +205,14 @@ def _list_homes() -> set[Path]:
 
 def list_files(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield every local path in the spec with its key: data, pretrained weights that exist here, and the user's code."""
-    yield from ((key, text) for key, text in list_local_paths(job) if not is_on_hub(text))
+    for key, text in list_local_paths(job):
+        if not is_on_hub(text):
+            yield key, text
     for key, text in job.model_paths():
         if os.path.exists(job.resolve(text)) and not is_remote(text):
             yield key, text
-    yield from (((*key, CODE_KEY), part.file) for key, part, _ in list_user_functions(job))
+    for key, function, _ in list_user_functions(job):
+        yield (*key, CODE_KEY), function.file
 
 
 def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
@@ -255,17 +261,17 @@ def _path_in_container(path: Path, root: Path) -> Path | None:
     if not path.is_relative_to(PROJECT):
         return path
     # Each link is followed as the container sees it; more than 40 are refused by the kernel, too.
-    parts, folder = list(path.relative_to(PROJECT).parts), PROJECT
+    names, folder = list(path.relative_to(PROJECT).parts), PROJECT
     for _ in range(40):
-        while parts and not (folder / parts[0]).is_symlink():
-            folder /= parts.pop(0)
-        if not parts:
+        while names and not (folder / names[0]).is_symlink():
+            folder /= names.pop(0)
+        if not names:
             return None
-        link = Path(os.readlink(folder / parts.pop(0)))
-        link_target = Path(os.path.normpath(root / folder.relative_to(PROJECT) / link)).joinpath(*parts)
+        link = Path(os.readlink(folder / names.pop(0)))
+        link_target = Path(os.path.normpath(root / folder.relative_to(PROJECT) / link)).joinpath(*names)
         if not link_target.is_relative_to(root):
             return link_target
-        parts, folder = list(link_target.relative_to(root).parts), PROJECT
+        names, folder = list(link_target.relative_to(root).parts), PROJECT
     return None  # a cycle of symlinks; opening it reports that
 
 
@@ -299,5 +305,7 @@ def _iterate_links(folder: Path, *, deep: bool) -> Iterator[Path]:
     for path, folders, files in os.walk(folder):
         is_inner = path != str(folder)
         names = [name for name in (*folders, *files) if not (is_inner and name.startswith("."))]
-        yield from (link for name in names if (link := Path(path, name)).is_symlink())
+        for name in names:
+            if os.path.islink(os.path.join(path, name)):
+                yield Path(path, name)
         folders[:] = [name for name in folders if deep and not name.startswith(".")]

@@ -27,7 +27,7 @@ def need(job: Job) -> str | None:
 
 
 def is_offline(track: Track) -> bool:
-    """Return whether what tracks the run only writes files."""
+    """Return whether the tracker only writes files."""
     return bool(track.wandb) and os.environ.get("WANDB_MODE") == "offline"
 
 

@@ -13,7 +13,7 @@ _CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo syst
 
 
 def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.which) -> dict[str, str]:
-    """How a container of this engine requests GPUs, as variables that the compose files of the GPU images read.
+    """Find how a container of this engine requests GPUs, as variables of the compose files of the GPU images.
 
     Args:
         info: information from the engine (`docker info`).
@@ -40,7 +40,7 @@ def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.wh
 
 
 def explain_refusal(message: str) -> DeviceError | None:
-    """The error if the engine's message means that GPUs could not be passed; None if the cause is another one."""
+    """Return the error if the engine's message means that GPUs could not be passed; None if the cause is another one."""
     if "could not select device driver" in message:
         return DeviceError(
             "the Docker engine was started before the NVIDIA container toolkit was installed",

@@ -221,7 +221,7 @@ def _wait(
         stop: hands a signal on to what runs in the container.
     """
     numbers = {*signals.STOP_SIGNALS, signal.SIGHUP} - signals.IGNORED_SIGNALS
-    before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in numbers}
+    old_handlers = {number: signal.signal(number, lambda number, frame: stop(number)) for number in numbers}
     terminals = [stream if stream.isatty() else None for stream in (sys.stdout, sys.stderr)]
     pipes = [subprocess.PIPE if terminal else None for terminal in terminals]
     try:
@@ -241,15 +241,15 @@ def _wait(
         # The engine's client fails where `| head` has seen enough; ours ends well.
         return 0 if code and _has_no_reader(1) else code
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
 def _copy_clean(pipe: IO[bytes], terminal: TextIO) -> None:
     """Print the text of a pipe as it comes, with its control characters replaced."""
-    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
-    while piece := os.read(pipe.fileno(), 1 << 16):
-        terminal.write(printable_text(text.decode(piece)))
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a chunk may end within a character
+    while chunk := os.read(pipe.fileno(), 1 << 16):
+        terminal.write(printable_text(text.decode(chunk)))
         terminal.flush()
 
 
@@ -282,9 +282,9 @@ def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
     values_of_options = [
         value for values in vars(options).values() for value in (values if isinstance(values, list) else [values])
     ]
-    for word in values_of_options:
-        path = Path(os.path.abspath(word)) if isinstance(word, Path) else None
-        if path and path.exists() and word not in (getattr(options, "job", None), getattr(options, "output", None)):
+    for value in values_of_options:
+        path = Path(os.path.abspath(value)) if isinstance(value, Path) else None
+        if path and path.exists() and value not in (getattr(options, "job", None), getattr(options, "output", None)):
             yield path.parent if path.suffix.lower() in mounts.MANIFEST_SUFFIXES and _of_images(options) else path
 
 

@@ -72,41 +72,68 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     if CERTIFICATES_FILE in job.environment:
         description = f"{CERTIFICATES_FILE} is in a container a file of certificates"
         raise job.spec_error(("environment",), description, "any other name", "give the variable another name")
-    values = {name: environ[name] for name in job.environment}
-    if online:
-        values |= read_client_proxies(environ) | {name: environ[name] for name in PROXIES if environ.get(name)}
-    if online and (hub_name.find_hub_weights(job) is not None or hub_name.list_hub_data(job)):
-        values |= {name: environ[name] for name in HUB if environ.get(name)}
-        if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
-            values["HF_TOKEN"] = token
-    if job.track and (online or network.is_offline(job.track)):
-        values |= {name: environ[name] for name in TRACKERS.get(job.track.target[0], ()) if environ.get(name)}
-    schemes = remote_data.list_schemes(job) if online else []
-    values |= {name: environ[name] for name in list_store_variables(job, environ)} if online else {}
-    contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
+    values = {name: environ[name] for name in job.environment} | _read_client_variables(job, online, environ)
+    contents: dict[str, bytes] = {}
     lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
-    for name in values.keys() - contents.keys():
-        possible = "a file with a credential, which the run gets read-only"
-        action = f"correct it, or unset {name} and export the variables of another credential"
-        contents[f"{name}{FILE_SUFFIX}"] = _read_file(
-            f"{name}: the file {values[name]}", values[name], possible, action
-        )
-    if renewed := [name for name in store_variables.RENEWED if name in values]:
+    for name, value in values.items():
+        if name in store_variables.FILES:
+            # The run does not see a file of this host, so it gets the content.
+            possible = "a file with a credential, which the run gets read-only"
+            action = f"correct it, or unset {name} and export the variables of another credential"
+            contents[f"{name}{FILE_SUFFIX}"] = _read_file(f"{name}: the file {value}", value, possible, action)
+        else:
+            contents[name] = os.fsencode(value)
+    lines += _list_warnings(job, online, values)
+    for name in AUTHORITIES:
+        if online and environ.get(name):
+            path, action = environ[name], f"correct it, or unset {name}"
+            contents[CERTIFICATES_FILE] = _read_file(f"{name}: {path}", path, "a file of certificates", action)
+            lines.append(f"certificates: those of {name}, {path}")
+            break
+    return contents, lines
+
+
+def _read_client_variables(job: Job, online: bool, environ: Mapping[str, str]) -> dict[str, str]:
+    """Read the variables of the clients that this job uses: proxies, the hub, trackers and stores."""
+    names: list[str] = []
+    values: dict[str, str] = {}
+    if online:
+        values |= read_client_proxies(environ)
+        names += PROXIES
+    uses_hub = hub_name.find_hub_weights(job) is not None or bool(hub_name.list_hub_data(job))
+    if online and uses_hub:
+        names += HUB
+    if job.track and (online or network.is_offline(job.track)):
+        names += TRACKERS.get(job.track.target[0], ())
+    if online:
+        names += list_store_variables(job, environ)
+    values |= {name: environ[name] for name in names if environ.get(name)}
+    if online and uses_hub and "HF_TOKEN" not in job.environment and not environ.get("HF_TOKEN"):
+        token = _read_login_token(environ)
+        if token:
+            values["HF_TOKEN"] = token
+    return values
+
+
+def _list_warnings(job: Job, online: bool, values: Mapping[str, str]) -> list[str]:
+    """List a line for each value that means something else in a container than on this host."""
+    lines = []
+    renewed = [name for name in store_variables.RENEWED if name in values]
+    if renewed:
         lines.append(
             f"{', '.join(renewed)}: the file is handed over as it is now; a token that is renewed here is not renewed in the run"
         )
-    if online and job.track and job.track.mlflow and (host := _loopback(job.track.mlflow)):
-        lines.append(f"track.mlflow names this host by {host}, which in a container is the container itself")
-    lines += [
-        f"{name} names this host by {host}, which in a container is the container itself"
-        for name in (*PROXIES, *(name for scheme in schemes for name in store_variables.ENDPOINTS[scheme]))
-        if not name.lower().startswith("no_") and (host := _loopback(values.get(name, "")))
-    ]
-    if online and (name := next((name for name in AUTHORITIES if environ.get(name)), "")):
-        path, action = environ[name], f"correct it, or unset {name}"
-        contents[CERTIFICATES_FILE] = _read_file(f"{name}: {path}", path, "a file of certificates", action)
-        lines.append(f"certificates: those of {name}, {path}")
-    return contents, lines
+    addresses = {name: values.get(name, "") for name in PROXIES if not name.lower().startswith("no_")}
+    if online:
+        if job.track and job.track.mlflow:
+            addresses = {"track.mlflow": job.track.mlflow} | addresses
+        for scheme in remote_data.list_schemes(job):
+            addresses |= {name: values.get(name, "") for name in store_variables.ENDPOINTS[scheme]}
+    for name, address in addresses.items():
+        host = _loopback(address)
+        if host:
+            lines.append(f"{name} names this host by {host}, which in a container is the container itself")
+    return lines
 
 
 def read_client_proxies(environ: Mapping[str, str]) -> dict[str, str]:
@@ -119,15 +146,15 @@ def read_client_proxies(environ: Mapping[str, str]) -> dict[str, str]:
         config = config.get(key) if isinstance(config, dict) else None
     variables: dict[str, str] = {}
     for name in _PROXIES:
-        words = name.lower().split("_")  # HTTP_PROXY is httpProxy there
-        value = config.get(words[0] + words[1].title()) if isinstance(config, dict) else None
+        scheme, _, suffix = name.lower().partition("_")  # HTTP_PROXY is httpProxy there
+        value = config.get(scheme + suffix.title()) if isinstance(config, dict) else None
         if value and isinstance(value, str) and not (environ.get(name) or environ.get(name.lower())):
             variables |= {name: value, name.lower(): value}
     return variables
 
 
 def list_store_variables(job: Job, environ: Mapping[str, str], note: str = "") -> list[str]:
-    """List the names of those variables that the job's stores read.
+    """List the names of the variables that the job's stores read.
 
     Args:
         note: printed for each store that has none, with {} for how its variables begin, and another for its scheme.
@@ -145,7 +172,7 @@ def list_store_variables(job: Job, environ: Mapping[str, str], note: str = "") -
 def write_for_block(
     values: Mapping[str, bytes], info: Mapping[str, Any], uid: int, environ: Mapping[str, str] = os.environ
 ) -> Iterator[RunSecrets]:
-    """The values as private files, for the time of the block at most.
+    """Write the values to private files, which exist until the end of the block at most.
 
     Args:
         values: as collected.

@@ -33,11 +33,11 @@ def report_other_checkout(
     with contextlib.suppress(OSError, ValueError):  # only a note
         rows = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
         host_path = next((row[3] for row in rows if row[4] == str(checkout)), "")
-        before = record.read_text(encoding="utf-8") if record.exists() else host_path
-        if host_path and before != host_path:
+        last_path = record.read_text(encoding="utf-8") if record.exists() else host_path
+        if host_path and last_path != host_path:
             name = f"drivetrain-{hashlib.sha256(host_path.encode()).hexdigest()[:8]}"
             say(
-                f"the checkout {before} on this engine has the same project name, so `docker compose up` in one stops the "
+                f"the checkout {last_path} on this engine has the same project name, so `docker compose up` in one stops the "
                 f"training of the other; give this one a name of its own: echo COMPOSE_PROJECT_NAME={name} >> .env"
             )
         if host_path:

@@ -14,7 +14,7 @@ and what of these it needs:
     environment(hardware, value) -> dict                for a setting that must be made before the process starts
     read_preloaded() -> value                           if `environment` preloads a library
     GPU_ONLY = True                                     if it applies to GPUs only
-    lacks(job, hardware) -> str|None                    what is missing for it to apply here, in two or three words
+    lacks(job, hardware) -> str|None                    the missing condition, in two or three words
     IN_LOOP = True                                      if it needs nothing but the network and its step, as in a loop of the user
     QUICK = True                                        has it measured in short runs, too
     REFUSES_OFF = True                                  if OFF can be impossible, too: `refuse` is then asked about it
@@ -96,11 +96,11 @@ def _lacks_gpu(job: Job, hardware: Hardware) -> str | None:
 
 
 def _apply_nothing(run: NetworkRun, value: Value) -> None:
-    """Nothing: the environment already did it."""
+    """Do nothing: the environment has already applied the value."""
 
 
 def _make_candidates(module: ModuleType) -> Callable[[Job, Hardware, Workload | None], list[Value]]:
-    """The function for a module that names no values to measure."""
+    """Make the function `candidates` of a module that names no values to measure."""
 
     def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
         return [module.choose(job, hardware, workload).value]
@@ -144,23 +144,23 @@ def _read_module(module: ModuleType) -> Optimization:
 
 
 def pick_requested(job: Job, name: str, choice: Choice) -> Value:
-    """The value that the job requests under this name, else the choice."""
+    """Return the value that the job requests under this name, else the choice."""
     requested: Value = job.optimize.get(name, "auto")
     return choice.value if requested == "auto" else requested
 
 
 def off_values() -> dict[str, Value]:
-    """Plain PyTorch: the value of each optimization that turns it off."""
+    """Return plain PyTorch: the value of each optimization that turns it off."""
     return {optimization.name: optimization.off for optimization in every()}
 
 
 def list_process_settings() -> set[str]:
-    """The optimizations that are fixed when a process starts."""
+    """List the optimizations that are fixed when a process starts."""
     return {optimization.name for optimization in every() if optimization.stage is Stage.PROCESS}
 
 
 def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, str]:
-    """Environment variables that must be set before a process starts for these values; preloads are joined."""
+    """Return the variables that must be set before a process starts for these values; preloads are joined."""
     merged: dict[str, str] = {}
     for optimization in every():
         if optimization.name in values:
@@ -171,7 +171,7 @@ def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, st
 
 @cache
 def every() -> tuple[Optimization, ...]:
-    """All optimizations, ordered by (stage, name)."""
+    """List all optimizations, ordered by (stage, name)."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg)
     loaded = [_read_module(importlib.import_module(f"{__name__}.{name}")) for name in names]
     return tuple(sorted(loaded, key=lambda o: (o.stage, o.name)))

@@ -15,7 +15,7 @@ Values = Literal["tcmalloc", "off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """tcmalloc on a CPU, if it is installed."""
+    """Choose tcmalloc on a CPU, if it is installed."""
     if hardware.gpu is not None:
         return Choice(OFF, "training runs on the GPU, which has its own allocator")
     if hardware.system == "Darwin":
@@ -26,7 +26,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: if the library is not installed."""
+    """Explain why the value is impossible, or return None: if the library is not installed."""
     if not hardware.libraries.tcmalloc:
         return "libtcmalloc is not installed on this machine"
     return None
@@ -40,12 +40,12 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the library is mapped into this process."""
+    """Return whether the library is mapped into this process."""
     return read_preloaded()
 
 
 def read_preloaded() -> Value:
-    """The effective value, without a run."""
+    """Return the effective value, without a run."""
     maps = Path("/proc/self/maps")
     mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing
     return "tcmalloc" if "libtcmalloc" in mapped else OFF

@@ -26,7 +26,7 @@ WSL_DRIVER = 616
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On if a GPU is used whose driver can map memory piece by piece."""
+    """Turn it on if a GPU is used whose driver can map memory piece by piece."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     assert hardware.gpu is not None
@@ -39,19 +39,19 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: on a CPU: it is a setting of CUDA's allocator."""
+    """Explain why the value is impossible, or return None: on a CPU: it is a setting of CUDA's allocator."""
     if hardware.gpu is None:
         return "it configures the GPU allocator, and there is no GPU"
     return None
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """The variable that the allocator reads before its first segment."""
+    """Return the variable that the allocator reads before its first segment."""
     return {VARIABLE: SETTING} if value else {}
 
 
 def effective(run: AssembledRun) -> Value:
-    """The variable of this process."""
+    """Return the variable of this process."""
     from drivetrain.system import library_variables
 
     return run.device.type == "cuda" and SETTING in library_variables.read_allocator_settings()

@@ -24,7 +24,9 @@ _KERNELS = {
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Deterministic kernels if the job is deterministic; the memory-efficient one on chips without flash attention."""
+    """Choose deterministic kernels if the job is deterministic; the memory-efficient one on chips without flash
+    attention.
+    """
     gpu = hardware.gpu
     if not _attends(workload):
         return Choice("auto", "the network has no attention layer")
@@ -43,13 +45,13 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _attends(workload: Workload | None) -> bool:
-    """Whether there is an attention layer; assumed until the network is known."""
+    """Return whether there is an attention layer; assumed until the network is known."""
     return workload is None or any("Attention" in layer for layer in workload.layers)
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: on a CPU, which has one kernel; flash below capability 8.0; any value if
-    the network has no attention.
+    """Explain why the value is impossible, or return None: on a CPU, which has one kernel; flash below capability 8.0;
+    any value if the network has no attention.
     """
     if hardware.gpu is None:
         return "a CPU has only one attention kernel"
@@ -69,7 +71,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """The kernels that torch may use."""
+    """Return the kernels that torch may use."""
     from drivetrain.system import torch_settings
 
     now = torch_settings.list_attention_kernels()

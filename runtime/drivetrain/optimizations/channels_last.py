@@ -17,7 +17,7 @@ MAX_ERROR_LETTERS = 120
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for convolutions over images, except on GPUs without tensor cores."""
+    """Turn it on for convolutions over images, except on GPUs without tensor cores."""
     if (workload is None and not job.task.startswith("image")) or (workload and not workload.has("Conv2d")):
         return Choice(OFF, "the network has no 2D convolution")
     if workload and workload.layout_obstacle:
@@ -37,7 +37,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without convolutions: only four-dimensional weights have this layout."""
+    """Explain why the value is impossible, or return None: without convolutions: only four-dimensional weights have
+    this layout.
+    """
     if workload is not None and not workload.has("Conv2d"):
         return "the network has no 2D convolution, so the setting would have no effect"
     if workload is not None and workload.layout_obstacle:
@@ -51,7 +53,7 @@ def _describe_layout_failure(workload: Workload) -> str:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure, if there are convolutions: up to 1.5x faster, sometimes slower."""
+    """List the values to measure, if there are convolutions: up to 1.5x faster, sometimes slower."""
     possible = refuse(job, hardware, workload, True) is None
     return [True, OFF] if possible else [OFF]
 
@@ -65,7 +67,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """Whether the weights of the convolutions are in channels_last layout."""
+    """Return whether the weights of the convolutions are in channels_last layout."""
     import torch
 
     # With a single channel or a single pixel both layouts are the same, and torch may report either.

@@ -23,7 +23,7 @@ MAX_SMALL_NETWORK = 30_000_000
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off: only a measurement shows whether a run is long enough to pay for it."""
+    """Keep it off: only a measurement shows whether a run is long enough to pay for it."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if hardware.gpu is None:
@@ -35,8 +35,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
-    gradient_checkpointing or packed texts. Graphs also on a CPU, with a fixed micro_batch, or with several processes.
+    """Explain why the value is impossible, or return None: without a GPU that Triton supports, a C++ compiler, or a
+    cache folder that allows execution; with gradient_checkpointing or packed texts. Graphs also on a CPU, with a fixed
+    micro_batch, or with several processes.
     """
     if job.optimize.get("gradient_checkpointing") is True:
         return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
@@ -65,7 +66,9 @@ def _refuse_graphs(job: Job, hardware: Hardware) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: all, wherever it is possible; graphs in small networks, as large ones keep the GPU busy anyway."""
+    """List the values to measure: all, wherever it is possible; graphs in small networks, as large ones keep the GPU
+    busy anyway.
+    """
     if refuse(job, hardware, workload, True):
         return [False]
     is_small = workload is not None and workload.parameters <= MAX_SMALL_NETWORK and not workload.ragged
@@ -73,7 +76,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """The folder of the compile cache."""
+    """Return the variable with the folder of the compile cache."""
     return {"TORCHINDUCTOR_CACHE_DIR": hardware.storage.cache} if value else {}
 
 
@@ -89,6 +92,6 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """Whether the forward pass is compiled, and in which mode, without a fallback."""
+    """Return whether the forward pass is compiled, and in which mode, without a fallback."""
     forward = run.step.forward
     return GRAPHS if forward.replays_kernels else forward.is_compiled

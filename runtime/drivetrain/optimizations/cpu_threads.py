@@ -17,12 +17,12 @@ OFF = "off"
 UNMEASURED = "it is fixed when a process starts"
 Values = Annotated[int, Field(ge=1)] | Literal["off"]
 BUSY_SHARE = 0.5
-"""Share of the CPUs that other programs use, from which on the threads are as many as the idle CPUs."""
+"""Share of the CPUs that other programs use; above it there are as many threads as idle CPUs."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer. Where other programs use half of the
-    CPUs or more, the idle CPUs, at least one.
+    """Choose the CPU budget, or its physical cores, of the fastest kind, if there are fewer. Choose the idle CPUs, at
+    least one, where other programs use half of the CPUs or more.
     """
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = world.count_local_ranks(job, hardware)
@@ -46,20 +46,20 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def threads_of(hardware: Hardware) -> int:
-    """The number that `choose` chooses, also for processes without a job."""
+    """Return the number that `choose` chooses, also for processes without a job."""
     cpu = hardware.cpu
     return max(1, min(cpu.budget, cpu.cores, cpu.fast_cores or cpu.cores))
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: more threads than CPUs in the affinity mask."""
+    """Explain why the value is impossible, or return None: more threads than CPUs in the affinity mask."""
     if int(value) > hardware.cpu.affinity:
         return f"only {hardware.cpu.affinity} CPUs are available to this process"
     return None
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """The variables that OpenMP, MKL, OpenBLAS and the compiler's worker pool read when they are loaded."""
+    """Return the variables that OpenMP, MKL, OpenBLAS and the compiler's worker pool read when they are loaded."""
     if value == OFF:
         return {}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
@@ -78,7 +78,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """The size of torch's intra-op pool."""
+    """Return the size of torch's intra-op pool."""
     import torch
 
     return torch.get_num_threads()

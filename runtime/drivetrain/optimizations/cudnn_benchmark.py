@@ -17,7 +17,7 @@ TRIED_KERNELS = 3
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
+    """Keep it off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(OFF, obstacle)
     if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
@@ -28,8 +28,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: on a CPU, in a deterministic job, with samples of different sizes, or
-    without convolutions.
+    """Explain why the value is impossible, or return None: on a CPU, in a deterministic job, with samples of different
+    sizes, or without convolutions.
     """
     if hardware.gpu is None:
         return "cuDNN needs a GPU; this job runs on a CPU"
@@ -45,7 +45,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: all, wherever it is possible: the kernel that wins alone can be slower within a step."""
+    """List the values to measure: all, wherever it is possible: the kernel that wins alone can be slower within a step."""
     return [OFF] if refuse(job, hardware, workload, True) else [True, OFF]
 
 
@@ -58,7 +58,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """Whether cuDNN benchmarks kernels."""
+    """Return whether cuDNN benchmarks kernels."""
     import torch
 
     return torch.backends.cudnn.benchmark

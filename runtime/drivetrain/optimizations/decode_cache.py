@@ -21,7 +21,7 @@ CACHE_DIVISOR = 2
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for images that are decoded from files in more than one epoch, if disk and memory have space."""
+    """Turn it on for images that are decoded from files in more than one epoch, if disk and memory have space."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if job.train.epochs < 2:
@@ -45,7 +45,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without image files, or without a cache folder with enough space."""
+    """Explain why the value is impossible, or return None: without image files, or without a cache folder with enough
+    space.
+    """
     if not job.task.startswith("image"):
         return "the job has no image files to decode"
     if workload is not None and workload.decoded:
@@ -71,7 +73,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether pixels come from the cache."""
+    """Return whether pixels come from the cache."""
     from drivetrain.data.images.image_files import Decoded
 
     split = run.dataset.train

@@ -12,14 +12,14 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On if the instruction set supports it."""
+    """Turn it on if the instruction set supports it."""
     if hardware.cpu.architecture in ("x86_64", "aarch64"):
         return Choice(True, "flushes denormals to zero: costs nothing, avoids slow arithmetic below 1e-38")
     return Choice(False, f"{hardware.cpu.architecture} cannot flush denormal numbers to zero")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: on CPUs other than x86_64 and aarch64."""
+    """Explain why the value is impossible, or return None: on CPUs other than x86_64 and aarch64."""
     if hardware.cpu.architecture not in ("x86_64", "aarch64"):
         return f"{hardware.cpu.architecture} cannot flush denormal numbers to zero"
     return None
@@ -33,7 +33,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """Whether a denormal number times one is zero."""
+    """Return whether a denormal number times one is zero."""
     from drivetrain.system import torch_settings
 
     return torch_settings.flushes_denormals()

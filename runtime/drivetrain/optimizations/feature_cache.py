@@ -1,7 +1,7 @@
 """Computes the output of a frozen prefix once per sample, caches it, and trains only the rest of the network on it.
 
 The prefix runs in evaluation mode, as frozen modules do, so its outputs are the same in every epoch. They are kept in
-fp32; `prefix_precision` sets the format in which they are computed. Only the rounding changes, because the prefix is
+fp32; `prefix_precision` sets the format of their computation. Only the rounding changes, because the prefix is
 computed in other groups of samples than the batches.
 """
 
@@ -29,14 +29,16 @@ Values = bool
 SPACE_DIVISOR = 4
 """The cache may use 1/SPACE_DIVISOR of the free memory, or of the free disk space."""
 WORK = {"memory": MIN_CACHED_FLOP_PER_BYTE, "disk": 5 * MIN_CACHED_FLOP_PER_BYTE}
-"""FLOPs per cached byte from which on reading is certainly cheaper than computing again."""
+"""FLOPs per cached byte; above, reading is certainly cheaper than computing again."""
 
 
 WITHOUT = "they are computed in every step; results may no longer be bit-identical to those of a run that has kept them"
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On if a prefix is frozen, its outputs are constant and fit, and computing them again costs more than reading."""
+    """Turn it on if a prefix is frozen, its outputs are constant and fit, and reading them costs less than computing
+    them again.
+    """
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     epochs, views = job.train.epochs, _views(job)
@@ -59,7 +61,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _until(job: Job) -> str:
-    """Until when the frozen layers are those of the first epoch, in words."""
+    """Name the epoch until which the frozen layers stay the same."""
     later = getattr(getattr(job, "model", None), "unfreeze", ())
     return f", fewer of them from epoch {min(unfreeze.epoch for unfreeze in later)} on" if later else ""
 
@@ -70,8 +72,8 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without a frozen prefix in evaluation mode, with random augmentation, or
-    without space for the outputs.
+    """Explain why the value is impossible, or return None: without a frozen prefix in evaluation mode, with random
+    augmentation, or without space for the outputs.
     """
     frozen = _get_freeze(job)
     if frozen is None:
@@ -86,7 +88,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def _views(job: Job) -> int:
-    """After how many epochs the augmentation repeats; 0 if it never does, or there is none."""
+    """Return after how many epochs the augmentation repeats; 0 if it never does, or there is none."""
     return getattr(getattr(job.data, "augment", None), "views", None) or 0
 
 
@@ -124,7 +126,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
 
 
 def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
-    """Where the outputs fit, given that every process stores them: `memory`, `disk`, or None."""
+    """Choose where the outputs fit, given that every process stores them: `memory`, `disk`, or None."""
     needed *= world.count_local_ranks(job, hardware)
     if needed * SPACE_DIVISOR <= hardware.memory.available:
         return "memory"
@@ -137,7 +139,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     from drivetrain.system import torch_settings
 
     saving = feature_cache.measure_saving(run.dataset, run.model)
-    if saving is None:  # what was frozen at first has been unfrozen
+    if saving is None:  # frozen layers have been unfrozen
         return
     if run.stage and saving.work < MIN_CACHED_FLOP_PER_BYTE and run.job.optimize.get("feature_cache") is not True:
         return
@@ -180,5 +182,5 @@ def _compute(
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the step computes only the rest."""
+    """Return whether the step computes only the rest."""
     return run.replaced is not None

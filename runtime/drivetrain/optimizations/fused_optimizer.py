@@ -13,8 +13,9 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On: torch has a fused kernel for each optimizer of the spec, on CPU and GPU."""
-    if (is_fused := _own(job)) is not None:
+    """Turn it on: torch has a fused kernel for each optimizer of the spec, on CPU and GPU."""
+    is_fused = _own(job)
+    if is_fused is not None:
         return Choice(is_fused, "the optimizer of the program, as it was built")
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(OFF, obstacle)
@@ -22,14 +23,17 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: for an optimizer of a Python program, which is used as it was built."""
-    if (is_fused := _own(job)) is not None and is_fused != value:
+    """Explain why the value is impossible, or return None: for an optimizer of a Python program, which is used as it
+    was built.
+    """
+    is_fused = _own(job)
+    if is_fused is not None and is_fused != value:
         return f"the optimizer of the program was built {'with' if is_fused else 'without'} fused=True, and is used as it is"
     return None
 
 
 def _own(job: Job) -> bool | None:
-    """Whether an optimizer of a Python program is fused; None if the runtime builds it."""
+    """Return whether an optimizer of a Python program is fused; None if the runtime builds it."""
     is_fused: bool | None = getattr(job.train.optimizer, "fused", None)
     return is_fused
 
@@ -43,5 +47,5 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """The option in the optimizer's parameter groups."""
+    """Return the option in the optimizer's parameter groups."""
     return all(bool(group.get("fused")) for group in run.optimizer.param_groups)

@@ -30,7 +30,7 @@ MAX_WORKERS = 16
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On if the samples fit into a quarter of the available GPU memory and are used in more than one epoch."""
+    """Turn it on if the samples fit into a quarter of the available GPU memory and are used in more than one epoch."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if workload is None:
@@ -56,8 +56,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: on a CPU, without enough GPU memory, with samples of different sizes, or
-    with loader workers.
+    """Explain why the value is impossible, or return None: on a CPU, without enough GPU memory, with samples of
+    different sizes, or with loader workers.
     """
     if hardware.gpu is None:
         return "there is no GPU to keep the samples on"
@@ -78,13 +78,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def is_expected(job: Job, hardware: Hardware, workload: Workload) -> bool:
-    """Whether samples will be on the GPU, by request or by default."""
+    """Return whether samples will be on the GPU, by request or by default."""
     requested = job.optimize.get("gpu_resident_data", "auto")
     return bool(choose(job, hardware, workload).value if requested == "auto" else requested)
 
 
 def count_sample_bytes(workload: Workload) -> int:
-    """Bytes of all samples with their targets."""
+    """Count the bytes of all samples with their targets."""
     return workload.samples * (workload.sample_bytes + 8)
 
 
@@ -105,13 +105,13 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def _workers(hardware: Hardware) -> int:
-    """Number of processes that decode all image files once."""
+    """Return the number of processes that decode all image files once."""
     most = (hardware.storage.shm or 0) // (BATCHES_PER_WORKER * COPY_BYTES)
     return max(0, min(MAX_WORKERS, hardware.cpu.budget - 1, most))
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether batches are gathered on the device."""
+    """Return whether batches are gathered on the device."""
     from drivetrain.data.loader.gpu_resident import GpuResidentSplit
 
     return isinstance(run.batches.split, GpuResidentSplit)

@@ -20,7 +20,7 @@ MAX_SAMPLE_BYTES = 2 << 30
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off, since it takes time, unless a single sample does not fit without it."""
+    """Keep it off, since it takes time, unless a single sample does not fit without it."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle or workload is None or not workload.activations:
         return Choice(OFF, obstacle or "slower; only needed when memory is short")
@@ -41,7 +41,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def needs_count_of_activations(job: Job, hardware: Hardware, workload: Workload) -> bool:
-    """Whether memory is so short that one sample might not fit, so that activations should be counted."""
+    """Return whether one sample might not fit into memory, so that activations must be counted."""
     requested = job.optimize.get("gradient_checkpointing", "auto")
     if requested != "auto" or workload.blocks <= 1:
         return False
@@ -50,23 +50,23 @@ def needs_count_of_activations(job: Job, hardware: Hardware, workload: Workload)
 
 
 def bytes_for_activations(job: Job, hardware: Hardware, workload: Workload) -> int:
-    """Bytes left for activations beside weights, gradients and optimizer state; negative if those do not fit."""
+    """Return the bytes left for activations after weights, gradients and optimizer state; negative if they do not fit."""
     return available_bytes(job, hardware) - count_fixed_bytes(job, workload)
 
 
 def count_bytes_for_one_sample(job: Job, workload: Workload) -> int:
-    """Bytes for training with one sample at a time; its activations are 0 if they were not counted before."""
+    """Count the bytes for training with one sample at a time; uncounted activations add 0."""
     return count_fixed_bytes(job, workload) + workload.activations
 
 
 def count_fixed_bytes(job: Job, workload: Workload) -> int:
-    """Bytes of weights and, for trainable ones, of gradients and optimizer state, in float32."""
+    """Count the bytes of weights and, for trainable ones, of gradients and optimizer state, in float32."""
     moments = 1 if job.train.optimizer.name == "sgd" else 2
     return 4 * (workload.parameters + (1 + moments) * workload.trainable)
 
 
 def available_bytes(job: Job, hardware: Hardware) -> int:
-    """Bytes available for weights and activations; a tenth of the memory stays free."""
+    """Return the bytes available for weights and activations; a tenth of the memory stays free."""
     if hardware.gpu:
         requested = job.limits.gpu_memory
         free = gpu_selection.count_available_bytes(hardware.gpu, requested)
@@ -78,7 +78,7 @@ def available_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without repeated blocks, where it would save nothing."""
+    """Explain why the value is impossible, or return None: without repeated blocks, where it would save nothing."""
     if workload is not None and workload.blocks < 2:
         return "the network has no repeated blocks, such as encoder layers or residual blocks"
     return None
@@ -92,7 +92,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """Whether the blocks save only their inputs."""
+    """Return whether the blocks save only their inputs."""
     from drivetrain.models import recompute
 
     return recompute.is_recomputed(run.model)

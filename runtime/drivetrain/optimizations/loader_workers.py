@@ -24,7 +24,7 @@ UNKNOWN_BATCH = 10 << 20
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """None on a CPU, where workers compete with the computation; on a GPU the CPU budget less one."""
+    """Choose none on a CPU, where workers compete with the computation; on a GPU the CPU budget less one."""
     if _streams(job, workload):
         return Choice(0, "an iterable is read in its order, by the training process")
     if hardware.gpu is None:
@@ -44,8 +44,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: if batches do not fit into /dev/shm: a worker that finds it full dies of a
-    bus error.
+    """Explain why the value is impossible, or return None: if batches do not fit into /dev/shm: a worker that finds it
+    full dies of a bus error.
     """
     if _streams(job, workload):
         return "the training data is an iterable, which is read in its order by the training process"
@@ -57,12 +57,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def _streams(job: Job, workload: Workload | None) -> bool:
-    """Whether the training data is an iterable; of a job it is known once its data is open."""
+    """Return whether the training data is an iterable; for a job this is known once its data is open."""
     return getattr(job.data, "order", "") == "stream" or (workload is not None and workload.streams)
 
 
 def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
-    """Number of workers whose batches fit into shared memory."""
+    """Return the number of workers whose batches fit into shared memory."""
     if shm is None:
         return MOST_ALLOWED
     batch = workload.sample_bytes * job.train.batch if workload else UNKNOWN_BATCH
@@ -75,5 +75,5 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """The number of workers that the loader starts."""
+    """Return the number of workers that the loader starts."""
     return int(run.batches.workers)

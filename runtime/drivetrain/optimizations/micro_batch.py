@@ -17,12 +17,14 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
 def EFFECT(workload: Workload | None) -> Effect:
-    """Splitting changes BatchNorm's statistics, and so the training; without BatchNorm only the rounding."""
+    """Return the effect: splitting changes BatchNorm's statistics, and so the training; without BatchNorm only the
+    rounding.
+    """
     return Effect.TRAINING if workload is not None and workload.has("BatchNorm", "SyncBatchNorm") else Effect.ROUNDING
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The whole batch; if the job says `auto`, the largest size that fits is searched before the first step."""
+    """Choose the whole batch; if the job says `auto`, the largest size that fits is searched before the first step."""
     searched = ", if the search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
     batch = "the whole batch" if job.train.batch_size == "auto" else f"the whole batch of {job.train.batch}"
     if workload is not None and workload.indivisible:
@@ -31,8 +33,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: a micro-batch larger than the batch; any, if the loss cannot be put
-    together from those of micro-batches.
+    """Explain why the value is impossible, or return None: a micro-batch larger than the batch; any, if the loss cannot
+    be put together from the losses of micro-batches.
     """
     if workload is not None and workload.indivisible:
         return f"{workload.indivisible}; return one value for each sample, or give weight_of(targets)"
@@ -42,7 +44,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: smaller sizes, which may fit the caches better; never where they would change the
+    """List the values to measure: smaller sizes, which may fit the caches better; never where they would change the
     training.
     """
     if EFFECT(workload) is Effect.TRAINING or (workload is not None and workload.indivisible):
@@ -56,5 +58,5 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """The number of samples per forward pass."""
+    """Return the number of samples per forward pass."""
     return run.step.forward.micro_batch or OFF

@@ -15,7 +15,7 @@ Values = Literal["iomp5", "libomp", "off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Whichever of the two is installed, on x86."""
+    """Choose the installed one of the two, on x86."""
     if hardware.gpu is not None:
         return Choice(OFF, "training runs on the GPU; torch's own libgomp is enough")
     if hardware.system == "Darwin":
@@ -36,7 +36,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: if the library is not installed."""
+    """Explain why the value is impossible, or return None: if the library is not installed."""
     if _path(hardware, value) is None:
         return f"the {value} library is not installed on this machine"
     return None
@@ -49,12 +49,12 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 
 
 def effective(run: AssembledRun) -> Value:
-    """The runtime that is mapped into this process; torch's libgomp is mapped as well, but not used."""
+    """Return the runtime that is mapped into this process; torch's libgomp is mapped as well, but not used."""
     return read_preloaded()
 
 
 def read_preloaded() -> Value:
-    """The effective value, without a run."""
+    """Return the effective value, without a run."""
     maps = Path("/proc/self/maps")
     mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing
     return "iomp5" if "libiomp5" in mapped else "libomp" if "/libomp.so" in mapped else OFF

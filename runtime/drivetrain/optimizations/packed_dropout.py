@@ -18,7 +18,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for every CPU; small calls still use torch's dropout, so nothing is lost."""
+    """Turn it on for every CPU; small calls still use torch's dropout, so nothing is lost."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     return Choice(
@@ -27,7 +27,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without dropout, or on a GPU."""
+    """Explain why the value is impossible, or return None: without dropout, or on a GPU."""
     if hardware.gpu is not None:
         return "a GPU already generates dropout masks in parallel"
     if job.optimize.get("compile") in (True, "graphs"):
@@ -49,7 +49,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether dropout layers use it."""
+    """Return whether dropout layers use it."""
     from drivetrain.models.fast_dropout import DropoutFromBits
 
     return any(isinstance(module, DropoutFromBits) for module in run.model.modules())

@@ -15,7 +15,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On if batches are copied to a GPU."""
+    """Turn it on if batches are copied to a GPU."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     if workload is not None and gpu_resident_data.is_expected(job, hardware, workload):
@@ -24,7 +24,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: if nothing is copied to a GPU."""
+    """Explain why the value is impossible, or return None: if nothing is copied to a GPU."""
     if hardware.gpu is None:
         return "there is no GPU to copy batches to"
     if workload is not None and feature_cache.choose(job, hardware, workload).value:
@@ -38,5 +38,5 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the loader delivers pinned batches."""
+    """Return whether the loader delivers pinned batches."""
     return bool(run.batches.pin)

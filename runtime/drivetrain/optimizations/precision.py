@@ -24,13 +24,13 @@ _X86_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16"}, "fp16": {"avx512_fp16", "amx_
 
 
 def tensor_cores(gpu: Gpu) -> bool:
-    """Whether the chip has tensor cores: from capability 7.0 on, except TU116 and TU117."""
+    """Return whether the chip has tensor cores: from capability 7.0 on, except TU116 and TU117."""
     return gpu.capability >= (7, 0) and not _NO_TENSOR_CORES.search(gpu.name)
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """bf16 from capability 8.0 on, fp16 on the first tensor cores; on CPUs bf16 for classes if an x86 chip has instructions
-    for it, and its first steps can be compared with fp32; else fp32.
+    """Choose bf16 from capability 8.0 on, fp16 on the first tensor cores. On CPUs choose bf16 for classes if an x86
+    chip has instructions for it, and its first steps can be compared with fp32; else fp32.
     """
     gpu = hardware.gpu
     if gpu is None:
@@ -51,7 +51,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _explain_fp32_on_cpu(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """Why bf16 is not used by itself on this CPU; None if it is."""
+    """Explain why the rule does not choose bf16 on this CPU; None if it does."""
     if obstacle := _refuse_cpu(hardware, "bf16"):
         return obstacle
     if hardware.cpu.architecture == "aarch64":
@@ -65,7 +65,7 @@ def _explain_fp32_on_cpu(job: Job, hardware: Hardware, workload: Workload | None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: a format that the chip emulates, or computes wrongly."""
+    """Explain why the value is impossible, or return None: a format that the chip emulates, or computes wrongly."""
     return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
 
 
@@ -92,12 +92,14 @@ def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: fp32 and every shorter format that is possible; on a CPU none where numbers are predicted."""
+    """List the values to measure: fp32 and every shorter format that is possible; on a CPU none where numbers are
+    predicted.
+    """
     return [OFF] if hardware.gpu is None and workload and workload.numeric else formats(hardware)
 
 
 def formats(hardware: Hardware) -> list[Value]:
-    """fp32 and every shorter format that this chip does not emulate."""
+    """List fp32 and every shorter format that this chip does not emulate."""
     if hardware.gpu is None:
         return [value for value in ("fp32", "bf16") if value == OFF or _refuse_cpu(hardware, value) is None]
     return [
@@ -106,7 +108,7 @@ def formats(hardware: Hardware) -> list[Value]:
 
 
 def apply(run: NetworkRun, value: Value) -> None:
-    """Autocast around the forward pass; TF32 for the GPU's other float32 arithmetic; gradient scaling for fp16."""
+    """Apply autocast around the forward pass; TF32 for the GPU's other float32 arithmetic; gradient scaling for fp16."""
     import torch
 
     from drivetrain.system import torch_settings
@@ -121,7 +123,7 @@ def apply(run: NetworkRun, value: Value) -> None:
 
 
 def effective(run: NetworkRun) -> Value:
-    """The type of autocast, or of the fp32 kernels; `mixed` if they differ."""
+    """Return the type of autocast, or of the fp32 kernels; `mixed` if they differ."""
     import torch
 
     from drivetrain.system import torch_settings

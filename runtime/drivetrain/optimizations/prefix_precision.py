@@ -1,7 +1,7 @@
 """Computes the outputs that `feature_cache` keeps in bf16 if the chip has matrix units for it.
 
 They are computed once, without gradients, and kept in fp32; the rest of the network computes in the format of
-`precision`. The error of a kept number is that of bf16, at most about 1 %, and the same in every epoch.
+`precision`. The error of a kept number is bf16's, at most about 1 %, and the same in every epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ slower in bf16.
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """bf16 for a large prefix on AMX or tensor cores with bf16, unless the job requests another precision."""
+    """Choose bf16 for a large prefix on AMX or tensor cores with bf16, unless the job requests another precision."""
     if obstacle := refuse(job, hardware, workload, "bf16"):
         return Choice("fp32", obstacle)
     cache = feature_cache.choose(job, hardware, workload)
@@ -45,14 +45,16 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _unit(hardware: Hardware) -> str | None:
-    """The matrix unit for bf16 in words; None if there is none."""
+    """Name the matrix unit for bf16; None if there is none."""
     if hardware.gpu is None:
         return "this CPU has bf16 matrix units (AMX)" if "amx_bf16" in hardware.cpu.flags else None
     return f"{hardware.gpu.name} has bf16 tensor cores" if hardware.gpu.capability >= (8, 0) else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: if no outputs can be cached, or the chip does not support the format."""
+    """Explain why the value is impossible, or return None: if no outputs can be cached, or the chip does not support
+    the format.
+    """
     # The cache's own choice is not consulted: it depends on free memory, which may differ when a run is resumed.
     off = job.optimize.get("feature_cache") is False
     obstacle = "optimize.feature_cache is false" if off else feature_cache.refuse(job, hardware, workload, True)
@@ -62,12 +64,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Autocast around the prefix."""
+    """Run the prefix under autocast."""
     import torch
 
     run.prefix_dtype = torch.bfloat16
 
 
 def effective(run: AssembledRun) -> Value:
-    """The format in which the prefix computes."""
+    """Return the format of the prefix's computation."""
     return OFF if run.prefix_dtype is None else "bf16"

@@ -32,15 +32,16 @@ OLDEST = (7, 0)
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off: it keeps the memory of a step for itself, and only a measurement shows whether launches are the bottleneck."""
+    """Keep it off: it holds the memory of a step, and only a measurement shows whether launches are the bottleneck."""
     return Choice(
         OFF, refuse(job, hardware, workload, True) or "used if measured faster, also in runs of a minute, or requested"
     )
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes, with code of the
-    user in a step, with dropout between LSTM layers, without fused_optimizer, or beside compile: graphs.
+    """Explain why the value is impossible, or return None: without a GPU of capability 7.0, with several processes,
+    with batches of many shapes, with code of the user in a step, with dropout between LSTM layers, without
+    fused_optimizer, or beside compile: graphs.
     """
     gpu = hardware.gpu
     if gpu is None:
@@ -79,7 +80,7 @@ def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) ->
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: all, wherever it is possible."""
+    """List the values to measure: all, wherever it is possible."""
     return [OFF] if workload is None or refuse(job, hardware, workload, True) else [OFF, True]
 
 
@@ -89,5 +90,5 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether steps are recorded, and recording has not failed."""
+    """Return whether steps are recorded, and recording has not failed."""
     return run.step.forward.is_recorded

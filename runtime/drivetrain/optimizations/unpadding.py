@@ -2,7 +2,7 @@
 
 `packed` puts the real tokens of a batch in one row for all layers; only attention works text by text, on a GPU in one
 kernel for all texts. A number splits the batch by length into micro-batches of so many tokens, which contain little
-padding. The loss is that of the whole batch. With dropout both use different random numbers than the whole batch would,
+padding. The loss is the whole batch's. With dropout both use different random numbers than the whole batch would,
 from the same distribution.
 """
 
@@ -45,9 +45,9 @@ MAX_ROW_TOKENS = 2048
 GPU_TOKENS = 65536
 """Tokens of a row or a micro-batch on a GPU, where only memory and the cost of a pass decide about its size."""
 KERNEL_SECONDS = 10e-6
-"""Time in which the host starts a kernel."""
+"""Time that the host needs to start a kernel."""
 BLOCK_SECONDS = 80 * KERNEL_SECONDS
-"""Time in which it starts the forward and backward pass of one encoder block."""
+"""Time that it needs to start the forward and backward pass of one encoder block."""
 PACKING_KERNELS, MASK_KERNELS = 13, 3
 """Kernels of a step that pack and unpack the texts, and those of each block that make numbers of a mask of padding."""
 RATES = {(9, 0): 400e12, (8, 9): 60e12, (8, 6): 25e12, (8, 0): 120e12, (7, 5): 25e12, (7, 0): 50e12, (0, 0): 5e12}
@@ -57,7 +57,9 @@ at best. A rate too high splits too little, which costs no more than the padding
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more than a pass."""
+    """Turn it on for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more than a
+    pass.
+    """
     if obstacle := refuse(job, hardware, workload, PART_TOKENS):
         return Choice(OFF, obstacle)
     if EFFECT(workload) is Effect.TRAINING:
@@ -73,7 +75,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _choose_on_gpu(job: Job, hardware: Hardware, gpu: Gpu, workload: Workload | None, obstacle: str | None) -> Choice:
-    """Packed where the computation of the padding takes longer than to start the kernels that avoid it."""
+    """Choose packed rows if computing the padding takes longer than starting the kernels that avoid it."""
     if obstacle := obstacle or _no_kernel(job, hardware, workload):
         tokens = pass_tokens(hardware, workload)
         reason = f"a batch is cut by length where that saves more than the {tokens:,} tokens of one more pass"
@@ -92,7 +94,7 @@ def _choose_on_gpu(job: Job, hardware: Hardware, gpu: Gpu, workload: Workload | 
 
 
 def _no_kernel(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """Why no kernel computes the attention of texts of different lengths at once; None if there is one."""
+    """Explain why no kernel computes the attention of texts of different lengths at once; None if there is one."""
     kernels = pick_requested(job, "attention", attention.choose(job, hardware, workload))
     numbers = pick_requested(job, "precision", precision.choose(job, hardware, workload))
     if kernels == "math":
@@ -114,7 +116,7 @@ def pass_tokens(hardware: Hardware, workload: Workload | None) -> int:
 
 
 def row_tokens(job: Job, hardware: Hardware, workload: Workload) -> int:
-    """Tokens of a row: on a GPU as many as half of the free memory holds."""
+    """Return the tokens of a row: on a GPU as many as half of the free memory holds."""
     if hardware.gpu is None or not workload.token_bytes:
         return MAX_ROW_TOKENS
     half = gradient_checkpointing.bytes_for_activations(job, hardware, workload) // 2
@@ -122,7 +124,7 @@ def row_tokens(job: Job, hardware: Hardware, workload: Workload) -> int:
 
 
 def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """Why not, if rows might take more than half of the free memory; else None."""
+    """Explain why rows might take more than half of the free memory; None if they do not."""
     if workload is None:
         return None
     need, spare = (
@@ -142,8 +144,8 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Why the value is impossible, or None: if texts are not padded; for `packed`, also if the encoder does not support
-    it, or is compiled.
+    """Explain why the value is impossible, or return None: if texts are not padded; for `packed`, also if the encoder
+    does not support it, or is compiled.
     """
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
         return "all samples have the same size, so there is no padding"
@@ -162,8 +164,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The values to measure: `packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured. On a
-    GPU against the padded batch.
+    """List the values to measure: `packed` against micro-batches if both are possible; the padding that both avoid is
+    computed, not measured. On a GPU against the padded batch.
     """
     default = choose(job, hardware, workload).value
     if hardware.gpu is not None and default != OFF:
@@ -172,8 +174,8 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Make the step split its batches by length, or into rows that go through the network packed; a GPU on which they do
-    not is reported, and the batches are split.
+    """Make the step split its batches by length, or into rows that go through the network packed; a GPU on which they
+    do not is reported, and the batches are split.
     """
     from drivetrain.data.text.length_buckets import TokenSplitter
     from drivetrain.models import inspection
@@ -195,7 +197,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Tokens per micro-batch of the step, or that its forward pass is packed."""
+    """Return the tokens per micro-batch of the step, or that its forward pass is packed."""
     from drivetrain.data.text.length_buckets import TokenSplitter
 
     if run.step.forward.is_packed:

@@ -15,7 +15,7 @@ from drivetrain.system import library_variables, signals
 
 
 def format_path_argument(path: Path) -> str:
-    """A path as an argument of a command line: one that begins with a dash gets `./`, so that it is no option."""
+    """Format a path as an argument of a command line: a leading dash gets `./`, so that the path is no option."""
     return os.path.join(os.curdir, path) if str(path).startswith("-") else str(path)
 
 
@@ -94,12 +94,13 @@ def stop_child(child: subprocess.Popen[bytes]) -> None:
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            with contextlib.suppress(OSError):  # what it has not read is lost
+            with contextlib.suppress(OSError):  # unread input is lost
                 pipe.close()
 
 
 def build_environment(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a child: ours, the plan's variables unless we have set them, and the path of our packages.
+    """Build the environment of a child: ours, the plan's variables unless we have set them, and the path of our
+    packages.
 
     The working folder is a path of packages only if it is one of ours: a user's types.py must not replace Python's.
     """

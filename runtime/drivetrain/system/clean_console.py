@@ -16,7 +16,7 @@ class CleanConsole(Console):
     """A console that shows the control characters of data, and does not run them."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of anything that can be printed; rich removes a few control characters itself, but no escapes."""
+        """Render anything that can be printed; rich removes a few control characters itself, but no escapes."""
         if isinstance(renderable, str):
             renderable = printable_lines(renderable)
         elif isinstance(renderable, Text):
@@ -25,5 +25,5 @@ class CleanConsole(Console):
         return super().render(renderable, options)
 
     def on_broken_pipe(self) -> None:
-        """Leave to the command what it means that nobody reads any more; rich would end the process with 1."""
+        """Let the command decide about a closed pipe; rich would end the process with 1."""
         raise BrokenPipeError

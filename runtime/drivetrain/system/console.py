@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def redirect_output(numbers: Sequence[int], target: int) -> Iterator[None]:
-    """A block in which what this process and its children write to these file descriptors goes to another one."""
+    """Redirect these file descriptors of this process and its children to another one during the block."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     saved = [os.dup(number) for number in numbers]
@@ -71,8 +71,8 @@ def say_aside(text: str) -> None:
 
 def say_error(error: DrivetrainError) -> None:
     """Print the parts of an error to stderr; the further lines of one, such as an engine's message, are indented."""
-    for part in error.lines():
-        say_aside(re.sub("\n(?! )", "\n    ", part))
+    for line in error.lines():
+        say_aside(re.sub("\n(?! )", "\n    ", line))
 
 
 def say_json(value: object, *, ascii_only: bool = True) -> None:
@@ -85,7 +85,7 @@ class GuardedStream:
 
     Args:
         stream: the stream.
-        needed: whether its text is what the command was called for. Else what cannot be written is dropped.
+        needed: whether the command was called for this text. Else text that cannot be written is dropped.
     """
 
     def __init__(self, stream: IO[str], *, needed: bool) -> None:
@@ -141,7 +141,7 @@ class GuardedStream:
 def guard_output(*, needed: bool = False) -> None:
     """Let this process outlive its standard streams; it fails without stdout if that is `needed` for its result."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # closed by our starter: what is opened next would be printed into
+        if getattr(sys, name) is None:  # closed by our starter: the next opened file would be printed into
             handle = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(handle, True)
             setattr(sys, name, os.fdopen(handle, "w" if number else "r"))
@@ -158,12 +158,12 @@ def _guard_stream(stream: TextIO, *, needed: bool) -> TextIO:
 @contextlib.contextmanager
 def guard_block() -> Iterator[None]:
     """Let the block outlive the standard streams, in a program that is not ours."""
-    before = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     guard_output()
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
 
 
 def describe_lost_output() -> str:
@@ -216,7 +216,7 @@ def open_console(file: IO[str] | None = None) -> Console:
 
 def is_live_terminal() -> bool:
     """Return whether stdout is a terminal that can be painted on."""
-    # A notebook gives its `!commands` a terminal, and then shows what they print, codes that move the cursor included.
+    # A notebook gives its `!commands` a terminal, and then shows their output, codes that move the cursor included.
     notebook = "JPY_PARENT_PID" in os.environ
     return sys.stdout.isatty() and not (os.environ.get("NO_COLOR") or notebook) and os.environ.get("TERM") != "dumb"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def read_waited_seconds(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -> float | None:
-    """Total seconds for which all threads of some processes (default: this one) were ready without a CPU.
+    """Read for how many seconds threads of some processes (default: this one) were ready without a CPU, in total.
 
     The time of threads that have ended is not included. None if the kernel does not count.
     """
@@ -36,8 +36,8 @@ def read_busy_seconds(cpus: Iterable[int], root: Path = Path("/proc")) -> float 
 
 
 def read_stolen_seconds(root: Path = Path("/proc")) -> float | None:
-    """Seconds of CPU time that a hypervisor gave to other machines since boot (steal time); None if not counted."""
+    """Read the seconds of CPU time that a hypervisor gave to other machines since boot; None if not counted."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        first = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-        return int(first[8]) / os.sysconf("SC_CLK_TCK")
+        fields = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
     return None

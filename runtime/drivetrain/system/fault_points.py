@@ -1,4 +1,4 @@
-"""Named moments of a run, at which tests kill it, stop it or take something away. Nothing of the product listens."""
+"""Named moments of a run: tests kill it there, stop it or take something away. Nothing in the product listens."""
 
 from __future__ import annotations
 

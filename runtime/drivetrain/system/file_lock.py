@@ -114,7 +114,9 @@ def acquire(
 
 
 def is_locked(path: Path | str, open_file: Callable[..., int] = os.open) -> bool:
-    """Whether a process holds the lock of a file, in whatever container that shares it; not if there is no such file."""
+    """Return whether a process holds the lock of a file, in whatever container that shares it; False if there is no
+    file.
+    """
     try:
         handle = open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

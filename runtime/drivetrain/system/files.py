@@ -19,7 +19,9 @@ from drivetrain.errors import StorageError
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder belongs to this user and nobody else can write to it; raises OSError if it does not exist."""
+    """Return whether a folder belongs to this user and nobody else can write to it; raises OSError if it does not
+    exist.
+    """
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
@@ -87,7 +89,7 @@ def write_json(path: Path, data: object) -> None:
 
 
 def to_json(data: object) -> str:
-    """Indented JSON with a line break at its end; NaN becomes null."""
+    """Write indented JSON with a line break at its end; NaN becomes null."""
     text = json.dumps(_replace_nan(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # Bytes of file names that are not UTF-8 become escapes of JSON, which read back as they were.
     return text.encode("utf-8", "backslashreplace").decode()
@@ -97,18 +99,18 @@ def _replace_nan(value: object) -> object:
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {key: _replace_nan(item) for key, item in value.items()}
-    return [_replace_nan(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _replace_nan(member) for key, member in value.items()}
+    return [_replace_nan(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 def parse_json(text: str | bytes, kind: type[dict[str, Any]] | type[list[Any]] | None = None) -> Any:
     """Parse the content of a JSON file, which a stranger may have written.
 
     Args:
-        kind: what the file must hold; None if the caller checks it.
+        kind: the type of the content; None if the caller checks it.
 
     Raises:
-        ValueError: with what is wrong, be it the syntax, the encoding or a value; of a syntax error a JSONDecodeError.
+        ValueError: with the problem: the syntax (a JSONDecodeError), the encoding or a value.
     """
     try:
         data = json.loads(text, object_pairs_hook=_build_object, parse_float=_parse_float)
@@ -132,8 +134,11 @@ class _BadJson(ValueError):
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
-    if len(data) < len(pairs) and (repeated := next((key for key, value in pairs if data[key] != value), None)):
-        raise _BadJson(f'it has the key "{repeated[:40]}" twice, with different values')
+    if len(data) == len(pairs):
+        return data
+    for key, value in pairs:
+        if data[key] != value:
+            raise _BadJson(f'it has the key "{key[:40]}" twice, with different values')
     return data
 
 
@@ -229,14 +234,14 @@ def open_file(path: Path, flags: int = 0) -> io.BufferedReader:
 
 
 def hash_file(path: Path) -> str:
-    """Hex digest of a file."""
+    """Compute the hex digest of a file."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def blame_storage(path: Path) -> Iterator[None]:
-    """A block that writes to a path; raises StorageError in place of an OSError."""
+    """Raise StorageError in place of an OSError of the block, which writes to a path."""
     try:
         yield
     except OSError as error:

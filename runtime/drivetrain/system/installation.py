@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import which
 
 _ROOT = Path(__file__).resolve().parents[3]
-"""The checkout, or a folder above that of installed packages."""
+"""The checkout, or a folder above the installed packages."""
 CHECKOUT = _ROOT if all((_ROOT / part).is_file() for part in ("scripts/image", "compose/base.yaml")) else None
 """The checkout that this program runs from; None if it was installed, and in our images."""
 
@@ -34,13 +34,15 @@ TRAIN_ON_GPU = "make train-gpu" if _HAS_MAKE else "drivetrain launch JOB --devic
 
 
 def format_train_command(job: Path) -> str:
-    """The command that trains a job on the CPU: in a container, or without one where there is torch and no Docker."""
-    word = shlex.quote(str(job))
+    """Format the command that trains a job on the CPU: in a container, or without one if torch is there and Docker is
+    not.
+    """
+    path = shlex.quote(str(job))
     # make would keep the quotes as part of the path.
-    if Path.cwd() == CHECKOUT and word == str(job):
-        return f"make train-cpu JOB={word}"
+    if Path.cwd() == CHECKOUT and path == str(job):
+        return f"make train-cpu JOB={path}"
     has_docker = which("docker") is not None
-    return f"drivetrain {'train' if find_spec('torch') and not has_docker else 'launch'} {word}"
+    return f"drivetrain {'train' if find_spec('torch') and not has_docker else 'launch'} {path}"
 
 
 def format_stop_command(container: str) -> str:

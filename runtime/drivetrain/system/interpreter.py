@@ -23,7 +23,7 @@ FLUSH_FAILED_EXIT_CODE = 120
 
 @contextlib.contextmanager
 def freeze_imports() -> Iterator[None]:
-    """Collect no garbage in a block of imports, and exempt what it creates from collections afterwards."""
+    """Collect no garbage in a block of imports, and exempt the created objects from collections afterwards."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -52,7 +52,7 @@ def exit_process(code: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """Write what files that nobody closed have buffered, such as a log that a job's own code keeps open."""
+    """Write the buffers of files that nobody closed, such as a log that a job's own code keeps open."""
     for candidate in gc.get_objects():
         if type(candidate) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Comma-separated settings of the GPU's allocator; newer torch versions read the first variable, if it is set."""
 REPRODUCIBLE_WORKSPACES = (":4096:8", ":16:8")
-"""Workspace settings with which cuBLAS sums in the same order each time."""
+"""Workspace settings that make cuBLAS sum in the same order each time."""
 
 
 def merge_variables(current: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
-    """The planned variables for a process, except those whose current value the user has set; lists are joined."""
+    """Return the planned variables for a process, except those whose current value the user has set; lists are joined."""
     variables = dict(planned)
     if current.get("CUBLAS_WORKSPACE_CONFIG") in REPRODUCIBLE_WORKSPACES:
         variables.pop("CUBLAS_WORKSPACE_CONFIG", None)
@@ -32,8 +32,8 @@ def read_allocator_settings(environ: Mapping[str, str] = os.environ) -> str:
 
 def _join_settings(theirs: str, ours: str) -> str:
     """Join two lists; of ours only settings that theirs does not have."""
-    named = {part.partition(":")[0].strip() for part in theirs.split(",")}
-    additional = [part for part in ours.split(",") if part.partition(":")[0] not in named]
+    names = {setting.partition(":")[0].strip() for setting in theirs.split(",")}
+    additional = [setting for setting in ours.split(",") if setting.partition(":")[0] not in names]
     return ",".join(filter(None, (theirs, *additional)))
 
 
@@ -50,7 +50,7 @@ PRECISION_VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
         "lowers the precision below that of the plan",
     ),
 }
-"""By name: whether a value matters, and what it does."""
+"""By name: whether a value matters, and its effect."""
 
 
 def list_overrides(environ: Mapping[str, str]) -> list[str]:

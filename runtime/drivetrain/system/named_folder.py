@@ -30,20 +30,20 @@ class NamedFolder:
         """
         if is_at(self.handle, self.path):
             return ""
-        other = self._current()
+        new_path = self._current()
         try:
-            os.rename(other, self.path)  # never over a folder that has files
+            os.rename(new_path, self.path)  # never over a folder that has files
         except OSError as error:
             advice = "run the same command again"
-            change, cure = f"moved to {other}", f"move it back to {self.path}, and {advice}; what was saved is in it"
-            if not is_at(self.handle, other):
+            change, cure = f"moved to {new_path}", f"move it back to {self.path}, and {advice}; what was saved is in it"
+            if not is_at(self.handle, new_path):
                 change, cure = "deleted", f"{advice}; it starts anew, or from the run's copy in a store"
             raise StorageError(
                 f"{self.path}: the folder was {change} while the run trains: {error.strerror}",
                 "a run folder that keeps its name until the run has ended",
                 cure,
             ) from None
-        return other
+        return new_path
 
     def _current(self) -> str:
         if sys.platform == "darwin":

@@ -19,22 +19,22 @@ _CONTROL_AND_DATA_BREAKS = re.compile(f"[{_CONTROL_CHARACTERS}]|\n(?! |$)")
 _FORMULA_STARTS = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
-"""Characters with which a formula can start."""
+"""Characters that can start a formula."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def printable(text: str) -> str:
-    """Data for a message: on one line, with `\\n` for a line break and `\\x1b` for an escape."""
+    """Put data for a message on one line, with `\\n` for a line break and `\\x1b` for an escape."""
     return _CONTROL_AND_BREAKS.sub(_escape, text)
 
 
 def printable_lines(text: str) -> str:
-    """A message, whose lines after the first one are indented; a line break before anything else is from data."""
+    """Indent the lines of a message after the first one; a line break before anything else is from data."""
     return _CONTROL_AND_DATA_BREAKS.sub(_escape, text)
 
 
 def printable_as_long(text: str) -> str:
-    """A message as `printable_lines` lets it be, with as many characters as before, for text with styles in it."""
+    """Clean a message like `printable_lines`, with as many characters as before, for text with styles in it."""
     return _CONTROL_AND_DATA_BREAKS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -44,7 +44,7 @@ def printable_text(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON whose strings mean the same, with what a terminal must not get as `\\u001b`."""
+    """Write characters that a terminal must not get as `\\u001b`, so that strings of JSON mean the same."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

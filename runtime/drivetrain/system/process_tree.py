@@ -58,13 +58,13 @@ def _read_sizes(path: Path) -> dict[str, int]:
 
 
 def sum_cpu_seconds() -> float:
-    """CPU time that the processes of the tree have used so far, in seconds, with children that have ended."""
-    # User and system time, its own and that of its children; macOS does not count that of children.
+    """Sum the CPU time that the processes of the tree have used so far, in seconds, with children that have ended."""
+    # User and system time, its own and its children's; macOS does not count the children's.
     return _sum(lambda process: sum(process.cpu_times()[:4]))
 
 
 def _sum(read: Callable[[psutil.Process], float]) -> float:
-    """Return the sum of what is read of each process of the tree; one that has ended counts nothing."""
+    """Return the sum of one reading of each process of the tree; a process that has ended counts nothing."""
     total = 0.0
     for process in list_process_ids():
         with contextlib.suppress(psutil.Error):
@@ -89,7 +89,7 @@ def list_process_ids() -> list[int]:
 
 
 def _list_descendants(process: int) -> Iterator[int]:
-    """Children are listed by the thread that started them; what ends meanwhile is skipped."""
+    """List the descendants; the kernel lists children by the thread that started them. Processes that end are skipped."""
     for thread in list_threads(process):
         children: list[int] = []
         with contextlib.suppress(OSError), open(f"/proc/{process}/task/{thread}/children", encoding="ascii") as file:

@@ -75,7 +75,7 @@ class RunFiles:
         """Open a file as `Path.open` does; text is UTF-8.
 
         Raises:
-            OSError: if it cannot be opened; ELOOP for a link, EINVAL for what is no regular file.
+            OSError: if it cannot be opened; ELOOP for a link, EINVAL for anything but a regular file.
         """
         encoding = None if "b" in mode else "utf-8"
         return open(
@@ -131,7 +131,7 @@ class RunFiles:
         return self.read_modified(name) is not None
 
     def read_modified(self, name: str) -> float | None:
-        """When a file was last written, in seconds since 1970; None if there is no such file."""
+        """Read when a file was last written, in seconds since 1970; None if there is no such file."""
         try:
             folder, file = self._open_parent(name)
         except OSError:
@@ -175,7 +175,7 @@ class RunFiles:
         return self.read_checked_object(name)[0]
 
     def read_checked_object(self, name: str) -> tuple[dict[str, Any], str]:
-        """The object of a JSON file, empty if there is none; and what is wrong with the file, nothing if it has one."""
+        """Read the object of a JSON file, empty if there is none, and describe the problem of the file, if it has one."""
         try:
             text = self.read_bytes(name)
         except OSError as error:
@@ -197,7 +197,8 @@ class RunFiles:
         try:
             with self.open(name, errors="replace") as file:
                 for count, line in enumerate(read_lines(file), start=1):
-                    if (row := parse_row(line)) is None:
+                    row = parse_row(line)
+                    if row is None:
                         bad_lines.append(count)
                     else:
                         yield row
@@ -260,7 +261,7 @@ def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
 
 
 def parse_suffix(path: Path | str) -> int:
-    """Parse the number at the end of a folder's name: the step of a checkpoint, or that of a run."""
+    """Parse the number at the end of a folder's name: the step of a checkpoint, or the number of a run."""
     return int(str(path).rpartition("-")[2])
 
 
@@ -293,7 +294,7 @@ class JsonLinesTail:
         self.files, self.name, self.offset, self.inode = files, name, 0, -1
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """New complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
+        """Read new complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
         rows: list[dict[str, Any]] = []
         is_rewritten = False
         try:
@@ -305,9 +306,11 @@ class JsonLinesTail:
                 for line in read_lines(file):
                     if line.endswith(b"\n"):
                         self.offset += len(line)
-                        rows += [row] if (row := parse_row(line)) is not None else []
+                        row = parse_row(line)
+                        if row is not None:
+                            rows.append(row)
         except OSError:
-            pass  # what was read before counts
+            pass  # the rows so far count
         return rows, is_rewritten
 
 

@@ -53,7 +53,7 @@ class Best:
     step: int | None
     epoch: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """All metrics of the evaluation that gave it, which are those of the model; empty if they were not recorded."""
+    """All metrics of the evaluation that gave it, the metrics of the model; empty if they were not recorded."""
 
 
 class RunResult:
@@ -84,8 +84,8 @@ def read_mapping(record: Record, key: str) -> Record:
 
 def read_objects(record: Record, key: str) -> list[Record]:
     """Read the objects in the list of this name in a record; empty if there is none."""
-    items = record.get(key)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list | tuple) else []
+    rows = record.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list | tuple) else []
 
 
 def read_number(record: Record, key: str) -> float | None:
@@ -103,7 +103,8 @@ def read_integer(record: Record, key: str) -> int | None:
 def read_numbers(record: Record, key: str) -> dict[str, float]:
     """Read the finite numbers of an object in a record, by name."""
     numbers = read_mapping(record, key)
-    return {name: value for name in numbers if (value := read_number(numbers, name)) is not None}
+    values = {name: read_number(numbers, name) for name in numbers}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def parse_number(value: object) -> float | None:

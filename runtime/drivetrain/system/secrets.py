@@ -20,7 +20,7 @@ CERTIFICATES_FILE = "ca"
 CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables that Python itself, requests and curl read."""
 FILE_SUFFIX = ".file"
-"""Ends the name of a file whose variable names it, and does not hold what is in it."""
+"""Ends the name of a file whose variable holds its path, not its content."""
 MIN_SECRET_LENGTH = 5
 """Values of so few characters, such as `1`, are words and no secrets."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -28,7 +28,7 @@ HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, *SCHEDULER_SIGNALS)
 IGNORED_SIGNALS = frozenset(number for number in HANDLED_SIGNALS if signal.getsignal(number) is signal.SIG_IGN)
 """Our starter ignores these, as `nohup` and a shell's `&` do: they stay without effect, also in our children."""
 SIGNAL_GROUP_SECONDS = 0.3
-"""Seconds in which signals count as one: who ends a session or a service sends them to every process, us and our starter."""
+"""Seconds in which signals count as one: ending a session or a service sends them to every process, us and our starter."""
 ABORTED_CODES = tuple(128 + number for number in STOP_SIGNALS)
 """Exit codes after a second signal."""
 CRASH_EXIT_CODES = {
@@ -138,7 +138,7 @@ def ignore_signals_after() -> Iterator[None]:
 
 
 def handle_as_worker() -> None:
-    """Let only SIGTERM have an effect, by which the trainer ends this loader worker."""
+    """Ignore all signals but SIGTERM, which the trainer sends to end this loader worker."""
     faulthandler.disable()  # the trainer's file is not for its workers
     for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
@@ -177,7 +177,7 @@ class SignalForwarder:
 
 
 def stop_early() -> None:
-    """Until there is a child, a signal ends this process with `Stopped`."""
+    """Install a handler that ends this process with `Stopped` until there is a child."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(f"stopped by {describe_signal(number)}", "", "run the same command again")
@@ -214,12 +214,12 @@ def install_handler(handler: Callable[[int, FrameType | None], None] | signal.Ha
 
 
 def ignore_signals() -> None:
-    """From now on, ignore all signals that can be ignored."""
+    """Ignore all signals that can be ignored, from now on."""
     install_handler(signal.SIG_IGN)
 
 
 def explain_kill(victim: str) -> str:
-    """Returns the message in three parts about a process that was killed, but not at its memory limit."""
+    """Return the message in three parts about a process that was killed, but not at its memory limit."""
     return (
         f"{victim} was killed (exit {KILLED_EXIT_CODE}, SIGKILL), but not because of its memory limit\n"
         "  possible: `kill -9`, `docker kill`, `docker stop` with too short a time, or a host that ran out of memory: "

@@ -26,12 +26,12 @@ def clean_text(text: str) -> str:
 
 
 def clean_category(text: str) -> str:
-    """The clean text of a category, without the `.0` of a whole number, and with truth values in small letters."""
+    """Return the clean text of a category, without the `.0` of a whole number, and with truth values in small letters."""
     return text.lower() if text.lower() in ("true", "false") else _WHOLE_NUMBER.sub(r"\1", clean_text(text))
 
 
 def find_similar_names(names: Iterable[str]) -> list[str]:
-    """Names that differ only in case, accents, width, spaces, hyphens or leading zeros, such as `Leak/leak`."""
+    """Find names that differ only in case, accents, width, spaces, hyphens or leading zeros, such as `Leak/leak`."""
     spellings = defaultdict(list)
     for name in names:
         spellings[_compute_similarity_key(name)].append(name)

@@ -1,6 +1,6 @@
 """A timeout for a block of code, after which another process can take over.
 
-An interrupted compiler may leave torch in any state, so a process in which that has happened should not train.
+An interrupted compiler may leave torch in any state, so that process should not train.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimedOut(f"not done within {seconds:.0f} s")
 
     unrelated = set(psutil.Process().children(recursive=True))
-    before = signal.signal(signal.SIGALRM, raise_timeout)
+    old_handler = signal.signal(signal.SIGALRM, raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, seconds, NEXT_ALARM_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)
 
 
 def _kill(unrelated: set[psutil.Process]) -> None:

@@ -48,14 +48,14 @@ def out_of_memory_error(error: BaseException, micro_batch: int = 1) -> OutOfMemo
 def translate_error(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
     """Translate the error to raise for torch's: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
-    if any(word in text for word in _PEER_GONE):
+    if any(phrase in text for phrase in _PEER_GONE):
         return PeerError(
             f"another process of this run died: {text.splitlines()[0][:160]}",
             "all processes of the run",
             "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
-    if is_out_of_memory(error) or not any(word in text for word in _GPU_FAILED):
+    if is_out_of_memory(error) or not any(phrase in text for phrase in _GPU_FAILED):
         return error
     return DeviceError(
         f"the GPU has failed: {text.splitlines()[0][:200]}",

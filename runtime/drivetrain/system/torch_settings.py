@@ -62,7 +62,7 @@ def set_tf32(on: bool) -> None:
 
 
 def read_tf32() -> bool | None:
-    """Whether fp32 kernels may use TF32; None if only some may, or if those of a CPU may use a shorter format."""
+    """Return whether fp32 kernels may use TF32; None if only some may, or if kernels of a CPU may use a shorter format."""
     used = {_uses_tf32(kind) for kind in ("matmul", "conv", "rnn")}
     short = HAS_SETTER and any(
         _read_precision(("mkldnn", kind)) not in ("none", "ieee") for kind in ("matmul", "conv", "rnn")
@@ -100,16 +100,16 @@ def flushes_denormals() -> bool:
 
 @contextlib.contextmanager
 def require_deterministic_kernels() -> Iterator[None]:
-    """Within the block an operation without a deterministic kernel raises an error.
+    """Raise an error for an operation without a deterministic kernel within the block.
 
     Where torch only warns, its flash attention sums in any order in the backward pass.
     """
-    before = torch.get_deterministic_debug_mode()
+    was_strict = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("error")
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(before)
+        torch.set_deterministic_debug_mode(was_strict)
 
 
 def find_nondeterministic_operation(error: BaseException) -> str | None:
@@ -119,7 +119,7 @@ def find_nondeterministic_operation(error: BaseException) -> str | None:
 
 
 def configure_compiler(device: torch.device, *, deterministic: bool) -> None:
-    """Settings of torch's compiler before anything is compiled; imports the compiler."""
+    """Configure torch's compiler before anything is compiled; imports the compiler."""
     # Also tells the compiler, which then does not select kernels by timing.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     if device.type == "cpu":
@@ -143,11 +143,11 @@ def read_switches() -> dict[str, Any]:
 @contextlib.contextmanager
 def keep_switches() -> Iterator[None]:
     """Restore all switches afterwards."""
-    before, replaced = read_switches(), len(_REPLACED_FUNCTIONS)
+    values, replaced = read_switches(), len(_REPLACED_FUNCTIONS)
     try:
         yield
     finally:
-        _restore_switches(before)
+        _restore_switches(values)
         while len(_REPLACED_FUNCTIONS) > replaced:
             config, name = _REPLACED_FUNCTIONS.pop()
             config._attn_implementation = name
@@ -155,23 +155,23 @@ def keep_switches() -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_default_switches() -> Iterator[None]:
-    """Within the block all switches are as at the start of a run; afterwards they are restored."""
+    """Set all switches within the block as at the start of a run; restore them afterwards."""
     with keep_switches():
         reset_switches()
         yield
 
 
-def _restore_switches(before: dict[str, Any]) -> None:
+def _restore_switches(values: dict[str, Any]) -> None:
     for switch in _SWITCHES:
-        switch.write(before[switch.name])
+        switch.write(values[switch.name])
     # Setting an older switch also sets newer ones, and a general switch the specific ones.
-    if "float32_matmul_precision" in before:
-        torch.set_float32_matmul_precision(before["float32_matmul_precision"])
-    if "cudnn allow_tf32" in before:
-        cudnn.allow_tf32 = before["cudnn allow_tf32"]
+    if "float32_matmul_precision" in values:
+        torch.set_float32_matmul_precision(values["float32_matmul_precision"])
+    if "cudnn allow_tf32" in values:
+        cudnn.allow_tf32 = values["cudnn allow_tf32"]
     if HAS_SETTER:
         for level in (*_LEVELS, *_KERNELS):
-            _set_precision(level, before[" ".join(level)])
+            _set_precision(level, values[" ".join(level)])
 
 
 def _set_precision(level: tuple[str, str], value: str) -> None:
@@ -200,7 +200,7 @@ def _list_attribute_switch(owner: object, name: str, plain: object, title: str) 
 
 
 def _create_reduction_switch(name: str) -> Switch:
-    """Whether sums in a short format may be accumulated in it; newer versions also have whether they may be split."""
+    """Create the switch of accumulating sums in a short format; newer versions also have whether they may be split."""
     split = f"{name}_split_k"
 
     def read() -> tuple[bool, ...]:
@@ -216,7 +216,7 @@ def _create_reduction_switch(name: str) -> Switch:
 def _create_compiler_switch(name: str) -> Switch:
     """Create a switch of torch's compiler, which is not imported for it: that takes as long as importing torch.
 
-    A new run leaves it: what an earlier one has compiled may be compiled anew for another shape, and must be the same.
+    A new run leaves it: code of an earlier run may be compiled again for another shape, and must be the same.
     """
 
     def config() -> Any:

@@ -16,5 +16,5 @@ def is_loopback(host: str | None) -> bool:
 
 def parse_origin(url: str) -> tuple[str, str, int | None]:
     """Return scheme, host and port of a server's address; raises ValueError if it is no address."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    address = urlsplit(url)
+    return address.scheme, address.hostname or "", address.port or {"http": 80, "https": 443}.get(address.scheme)

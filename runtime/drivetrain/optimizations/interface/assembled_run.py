@@ -28,13 +28,13 @@ class ReadablePlan(Protocol):
 
 
 class EventRecorder(Protocol):
-    """`tracking.event_log.EventLog`, in which an optimization reports what it could not do."""
+    """`tracking.event_log.EventLog`, where an optimization reports its failures."""
 
     def add(self, kind: str, text: str, /) -> None: ...
 
 
 class Timer(Protocol):
-    """`training.phase_timer.PhaseTimer`, with which an optimization records the time of its own work."""
+    """`training.phase_timer.PhaseTimer`, where an optimization records the time of its own work."""
 
     def phase(self, name: str, /) -> AbstractContextManager[None]: ...
 
