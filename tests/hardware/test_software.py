@@ -93,7 +93,7 @@ def test_libraries_in_their_places(tmp_path: Path) -> None:
         f"{TRIPLET}/libtcmalloc_minimal.so.4",
     ]
     write_files(tmp_path, dict.fromkeys(names, ""))
-    assert read_libraries(tmp_path, {}, tmp_path / "env") == Libraries(
+    assert read_libraries(tmp_path, tmp_path / "env") == Libraries(
         iomp5=f"{tmp_path}/env/lib/libiomp5.so",
         libomp=f"{tmp_path}/usr/lib/llvm-14/lib/libomp.so.5",
         tcmalloc=f"{tmp_path}/{TRIPLET}/libtcmalloc_minimal.so.4",
@@ -103,19 +103,13 @@ def test_libraries_in_their_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library_folder", ["usr/local/lib", "opt/intel/lib"])
 def test_libiomp5_outside_of_the_environment(tmp_path: Path, library_folder: str) -> None:
     write_files(tmp_path, {f"{library_folder}/libiomp5.so": ""})
-    assert read_libraries(tmp_path, {}, tmp_path / "env").iomp5 == f"{tmp_path}/{library_folder}/libiomp5.so"
-
-
-def test_a_named_folder_comes_first(tmp_path: Path) -> None:
-    write_files(tmp_path, {"env/lib/libiomp5.so": "", "mine/libiomp5.so": ""})
-    environ = {"DRIVETRAIN_LIBRARIES": f"{tmp_path}/missing:{tmp_path}/mine"}
-    assert read_libraries(tmp_path, environ, tmp_path / "env").iomp5 == f"{tmp_path}/mine/libiomp5.so"
+    assert read_libraries(tmp_path, tmp_path / "env").iomp5 == f"{tmp_path}/{library_folder}/libiomp5.so"
 
 
 def test_no_libraries(tmp_path: Path) -> None:
-    assert read_libraries(tmp_path, {}, tmp_path) == Libraries()
+    assert read_libraries(tmp_path, tmp_path) == Libraries()
 
 
 def test_the_environments_own_tcmalloc_comes_before_the_systems(tmp_path: Path) -> None:
     write_files(tmp_path, {"env/lib/libtcmalloc_minimal.so.4": "", f"{TRIPLET}/libtcmalloc_minimal.so.4": ""})
-    assert read_libraries(tmp_path, {}, tmp_path / "env").tcmalloc == f"{tmp_path}/env/lib/libtcmalloc_minimal.so.4"
+    assert read_libraries(tmp_path, tmp_path / "env").tcmalloc == f"{tmp_path}/env/lib/libtcmalloc_minimal.so.4"

@@ -26,12 +26,12 @@ from tests.nvml_double import GIB
         (
             "{}",
             False,
-            {"DRIVETRAIN_CPUS": "15", "DRIVETRAIN_MEMORY": f"{60 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+            {"DRIVETRAIN_CPUS": "15", "DRIVETRAIN_MEMORY": f"{60 * 1024}m"},
         ),
         (
             "{cpus: 64}",
             False,
-            {"DRIVETRAIN_CPUS": "16", "DRIVETRAIN_MEMORY": f"{60 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+            {"DRIVETRAIN_CPUS": "16", "DRIVETRAIN_MEMORY": f"{60 * 1024}m"},
         ),
         (
             "{memory: 512m, shm: 1g}",
@@ -39,19 +39,18 @@ from tests.nvml_double import GIB
             {
                 "DRIVETRAIN_CPUS": "15",
                 "DRIVETRAIN_MEMORY": "512m",
-                "DRIVETRAIN_RESERVATION": str(512 << 20),
                 "DRIVETRAIN_SHM": "1g",
             },
         ),
         (
             "{}",
             True,
-            {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": f"{62 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+            {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": f"{62 * 1024}m"},
         ),
         (
             "{cpus: 4, memory: 8g}",
             True,
-            {"DRIVETRAIN_GPU_CPUS": "4", "DRIVETRAIN_GPU_MEMORY": "8g", "DRIVETRAIN_RESERVATION": str(GIB)},
+            {"DRIVETRAIN_GPU_CPUS": "4", "DRIVETRAIN_GPU_MEMORY": "8g"},
         ),
     ],
 )
@@ -162,7 +161,6 @@ def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> N
     assert container_limits.variables({"NCPU": 1, "MemTotal": 3 * GIB}, check_job(), gpu=True) == {
         "DRIVETRAIN_GPU_CPUS": "1",
         "DRIVETRAIN_GPU_MEMORY": "1536m",
-        "DRIVETRAIN_RESERVATION": str(GIB),
     }
 
 

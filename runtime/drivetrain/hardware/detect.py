@@ -1,4 +1,4 @@
-"""Detects what this process may use of the machine; without torch or network, and on Linux without subprocesses."""
+"""Detects the share of the machine that this process may use; without torch or network, and on Linux without subprocesses."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def detect(
         gpu_trouble=gpu_trouble,
         torch=read_torch(),
         compiler=read_compiler(environ),
-        libraries=read_libraries(root, environ),
+        libraries=read_libraries(root),
         system="Linux" if mac is None else "Darwin",
         wsl2="microsoft" in read_text(root / "proc/sys/kernel/osrelease").lower(),
     )
 
 
 def read_memory(root: Path, limits: CgroupLimits) -> Memory:
-    """Memory below `root` in bytes, from /proc/meminfo and the cgroups' limits."""
+    """Read the memory below `root` in bytes, from /proc/meminfo and the cgroups' limits."""
     lines = (line.split() for line in read_text(root / "proc/meminfo").splitlines())
-    info = {word[0].rstrip(":"): (parse_number(word[1]) or 0) * 1024 for word in lines if len(word) > 1}
+    info = {field[0].rstrip(":"): (parse_number(field[1]) or 0) * 1024 for field in lines if len(field) > 1}
     host = info.get("MemTotal", 0)
     # Kernels before 3.14 do not report available memory.
     free = info.get("MemAvailable", info.get("MemFree", 0) + info.get("Cached", 0))
@@ -90,8 +90,8 @@ def _detect_environment(root: Path, environ: Mapping[str, str]) -> str:
 
 def _is_container(root: Path) -> bool:
     """Return whether this is a container. A virtual machine booted from an image has the marker file, but is none."""
-    first, mounts = read_text(root / "proc/1/cgroup"), read_text(root / "proc/self/mountinfo")
-    if any(hint in first for hint in _CONTAINER_WORDS) or (root / "run/systemd/container").exists():
+    group, mounts = read_text(root / "proc/1/cgroup"), read_text(root / "proc/self/mountinfo")
+    if any(hint in group for hint in _CONTAINER_WORDS) or (root / "run/systemd/container").exists():
         return True
     # In version 2 a private namespace hides the group's name, but every engine mounts its own /etc/hosts.
     return any(line.split()[4:5] == ["/etc/hosts"] for line in mounts.splitlines())

@@ -61,7 +61,7 @@ def read_architectures(package: Path) -> tuple[str, ...]:
 
 
 def _from_metadata(folder: Path) -> Torch | None:
-    """Fallback: the package's metadata, where only the local version (+cu126) tells the CUDA version."""
+    """Read the package's metadata, as a fallback: only the local version (+cu126) tells the CUDA version."""
     import importlib.metadata  # slow to import and rarely needed
 
     for distribution in importlib.metadata.distributions(name="torch", path=[str(folder)]):
@@ -71,7 +71,7 @@ def _from_metadata(folder: Path) -> Torch | None:
 
 
 def read_compiler(environ: Mapping[str, str], include: str | None = None) -> str | None:
-    """Path of the C++ compiler: $CXX, g++ or c++. None without one, or without Python's headers.
+    """Find the path of the C++ compiler: $CXX, g++ or c++. None without one, or without Python's headers.
 
     Args:
         environ: environment variables of the process.
@@ -85,22 +85,20 @@ def read_compiler(environ: Mapping[str, str], include: str | None = None) -> str
     return next((path for path in paths if path), None)
 
 
-def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None = None) -> Libraries:
-    """Libraries for preloading, as full paths.
+def read_libraries(root: Path, prefix: Path | None = None) -> Libraries:
+    """Find the libraries for preloading, as full paths.
 
     Args:
         root: `/`, or the root of a recorded tree.
-        environ: DRIVETRAIN_LIBRARIES lists folders to search first, separated by colons.
         prefix: where Python packages install libraries (`lib` below it); the default is this environment's.
     """
-    named = [f for f in environ.get("DRIVETRAIN_LIBRARIES", "").split(os.pathsep) if f]
     python = str((Path(sys.prefix) if prefix is None else prefix) / "lib")
     triplet = str(root / f"usr/lib/{platform.machine()}-linux-gnu")
     local, optional = str(root / "usr/local/lib"), str(root / "opt/*/lib")
     return Libraries(
-        iomp5=_find_first("libiomp5.so", [*named, python, local, optional]),
-        libomp=_find_first("libomp.so.5", [*named, str(root / "usr/lib/llvm-*/lib"), triplet, local]),
-        tcmalloc=_find_first("libtcmalloc_minimal.so.4", [*named, python, triplet, str(root / "usr/lib64"), local]),
+        iomp5=_find_first("libiomp5.so", [python, local, optional]),
+        libomp=_find_first("libomp.so.5", [str(root / "usr/lib/llvm-*/lib"), triplet, local]),
+        tcmalloc=_find_first("libtcmalloc_minimal.so.4", [python, triplet, str(root / "usr/lib64"), local]),
     )
 
 

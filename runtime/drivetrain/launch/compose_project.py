@@ -38,15 +38,15 @@ class ComposeProject:
 
     @property
     def name(self) -> str:
-        """As the engine knows it, which accepts neither capitals nor dots."""
+        """Return the name for the engine, which accepts neither capitals nor dots."""
         return "-".join(filter(None, [checkout.container_prefix(), self.job.lower().replace(".", "-")]))
 
-    def start(self, override: dict[str, Any], word: str, variables: Mapping[str, str]) -> Any:
+    def start(self, override: dict[str, Any], variant: str, variables: Mapping[str, str]) -> Any:
         """Start the trainer; returns its container.
 
         Args:
             override: what the job adds to the compose files.
-            word: of the image, such as cpu.
+            variant: of the image, such as cpu.
             variables: for the compose files.
 
         Raises:
@@ -56,7 +56,7 @@ class ComposeProject:
         self._refuse_if_running()
         # Through a pipe: a client installed as a snap does not see the host's /tmp.
         done = subprocess.run(
-            [*self.list_words(word, "-"), "up", "--detach", "--force-recreate", "--no-build", "trainer"],
+            [*self.list_words(variant, "-"), "up", "--detach", "--force-recreate", "--no-build", "trainer"],
             env={**os.environ, **variables},
             input=self.to_yaml(override, variables),
             capture_output=True,
@@ -68,7 +68,7 @@ class ComposeProject:
             for container in self._containers("prepare"):
                 for line in container.logs().decode(errors="replace").splitlines():
                     say_aside(line)
-            image = override["services"]["trainer"].get("image") or checkout.image_name(word)
+            image = override["services"]["trainer"].get("image") or checkout.image_name(variant)
             docker_engine.check_project_is_seen(image)
             raise nvidia_toolkit.explain_refusal(done.stderr) or DeviceError(
                 f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
@@ -77,25 +77,25 @@ class ComposeProject:
             )
         return containers[0]
 
-    def list_words(self, word: str, file: str) -> list[str]:
+    def list_words(self, variant: str, file: str) -> list[str]:
         """Return the command line of compose up to its subcommand.
 
         Args:
-            word: of the image, such as cpu.
+            variant: of the image, such as cpu.
             file: with what the job adds to the compose files; - is standard input.
         """
-        files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{word}.yaml")), file]
-        options = [part for name in files for part in ("--file", name)]
+        files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{variant}.yaml")), file]
+        options = [argument for name in files for argument in ("--file", name)]
         # An .env in the folder of an installed program's user is about something else.
         plain = [] if installation.CHECKOUT else ["--env-file", os.devnull]
         return ["docker", "compose", *plain, "--project-directory", str(PROJECT), "-p", self.name, *options]
 
     def to_yaml(self, override: Mapping[str, Any], variables: Mapping[str, str]) -> str:
-        """Return the text of what a job adds to the compose files, with the volumes that all jobs of the user share."""
+        """Return the job's addition to the compose files as text, with the volumes that all jobs of the user share."""
         return _yaml({**override, "volumes": self._caches(variables["DRIVETRAIN_UID"])})
 
     def remove(self) -> None:
-        """Remove its containers, which have ended, unless they are to be kept."""
+        """Remove its containers, which have ended, unless the user wants to keep them."""
         import docker
 
         if os.environ.get(KEEP) == "1":
@@ -120,7 +120,7 @@ class ComposeProject:
         return list(self.client.containers.list(all=True, filters={"label": labels}))
 
     def _caches(self, uid: str) -> dict[str, Any]:
-        """Volumes that all jobs of a user share, labelled as compose does in a checkout named drivetrain."""
+        """Create the volumes that all jobs of a user share, labelled as compose does in a checkout named drivetrain."""
         caches = {}
         for short in VOLUMES:
             name = f"drivetrain_{short}_{uid}"
@@ -131,7 +131,7 @@ class ComposeProject:
 
 
 def _yaml(value: Any) -> str:
-    """JSON that is valid YAML: JSON writes some characters as a surrogate pair, which YAML does not accept."""
+    """Write JSON that is valid YAML: JSON writes some characters as a surrogate pair, which YAML does not accept."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 
@@ -139,9 +139,9 @@ def _yaml(value: Any) -> str:
 def literal(value: Any) -> Any:
     """Escape dollar signs, since compose expands variables."""
     if isinstance(value, dict):
-        return {key: literal(item) for key, item in value.items()}
+        return {key: literal(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [literal(item) for item in value]
+        return [literal(member) for member in value]
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 

@@ -13,11 +13,10 @@ from typing import Any
 from drivetrain.job import Job
 from drivetrain.job.limits import Limits
 from drivetrain.launch import env_file
-from drivetrain.launch.env_file import GIB, default_cpus, default_memory
+from drivetrain.launch.env_file import default_cpus, default_memory
 from drivetrain.launch.project import PROJECT
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT
-from drivetrain.system.units import parse_bytes
 
 
 def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) -> dict[str, str]:
@@ -36,8 +35,6 @@ def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) ->
         say(f"limits.cpus: {limits.cpus:g} requested, this host has {host:g}")
     memory = limits.memory or settings.get(f"{prefix}_MEMORY") or default_memory(int(info["MemTotal"]), gpu=gpu)
     values = {f"{prefix}_CPUS": cpus or f"{default_cpus(host, gpu=gpu):g}", f"{prefix}_MEMORY": memory}
-    with contextlib.suppress(ValueError):  # the engine explains a size in .env that it cannot read
-        values["DRIVETRAIN_RESERVATION"] = str(min(GIB, parse_bytes(memory)))
     if limits.shm:
         values["DRIVETRAIN_SHM"] = limits.shm
     if zone := settings.get("TZ") or find_zone():
@@ -51,7 +48,7 @@ def find_zone(file: Path = Path("/etc/localtime")) -> str:
 
 
 def _cap(cpus: str | None, host: float) -> str | None:
-    """The number of CPUs in .env, at most what the host has: it may have shrunk since, and the engine refuses more."""
+    """Cap the number of CPUs in .env: the host may have fewer since, and the engine refuses more than it has."""
     with contextlib.suppress(ValueError):  # the engine explains what it cannot read
         return f"{min(float(cpus), host):g}" if cpus else None
     return cpus
