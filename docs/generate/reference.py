@@ -38,7 +38,12 @@ Generated from the docstrings in `runtime/drivetrain/optimizations` by `make ref
 [CONTRIBUTING.md](../../CONTRIBUTING.md#an-optimization).
 """
 
-OPENINGS = ("Why the value is impossible, or None: ", "The values to measure: ", "The values to measure, ")
+OPENINGS = (
+    "Refuse with a reason, or return None: ",
+    "List the values to measure: ",
+    "List the values to measure, ",
+    "Return ",
+)
 """Openings of docstrings that the page leaves out: its lines begin with a word of their own."""
 LARGEST_COUNT = 2**31 - 1
 

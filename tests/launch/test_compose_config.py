@@ -55,7 +55,7 @@ def test_an_overlay_holds_only_the_difference(word: str) -> None:
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
     assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:mine"}
     assert (trainer["cap_drop"], trainer["read_only"], trainer["init"]) == (["ALL"], True, True)
-    devices = resources["reservations"].get("devices", [])
+    devices = resources.get("reservations", {}).get("devices", [])
     if word == "cpu":
         assert devices == []
         return

@@ -31,7 +31,7 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "value", "warning"),
     [
-        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "lowers the precision below that of the plan"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "lowers the plan's precision"),
         ("NVIDIA_TF32_OVERRIDE", "0", "overrides the precision of the plan"),
         ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "overrides the precision of the plan"),
         ("ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", ""),

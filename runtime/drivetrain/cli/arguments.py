@@ -97,11 +97,7 @@ def _add_plain(command: CommandParser) -> None:
 def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.parse_parent) -> CommandParser:
     _add_job(command)
     command.add_argument(
-        "--runs",
-        type=parse,
-        default=named_run.RUNS,
-        metavar="DIR",
-        help="parent of the run folders (default: runs)",
+        "--runs", type=parse, default=named_run.RUNS, metavar="DIR", help="parent of the run folders (default: runs)"
     )
     return command
 

@@ -53,9 +53,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     names = list(dict.fromkeys(name.partition(" ")[0] for name in commands))
     if not command_words[0].startswith("-") and command_words[0] not in names:
         raise SpecError(
-            f"{command_words[0]}: there is no such command",
-            ", ".join(names),
-            _suggest_command(command_words[0], names),
+            f"{command_words[0]}: there is no such command", ", ".join(names), _suggest_command(command_words[0], names)
         )
     parsed, unknown = top.parse_known_args(command_words)
     if unknown:

@@ -16,9 +16,9 @@ def validate(paths: Sequence[Path], assignments: Sequence[str], *, as_json: bool
     """Check job files; returns the exit code of the first that is not valid, or 0.
 
     Args:
-        paths: of the job files.
-        assignments: `KEY=VALUE` over all of them.
-        as_json: whether to print JSON for a program, beside the errors as text.
+        paths: the job files.
+        assignments: `KEY=VALUE` that override values of all of them.
+        as_json: whether to print JSON for a program, in addition to the errors as text.
 
     Raises:
         DrivetrainError: if there is only one, it is not valid, and no JSON is asked for.

@@ -198,10 +198,7 @@ def _read_quota(version: int, folder: Path) -> float | None:
 
 def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     """Read (limit, use) of each group, innermost first."""
-    names = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-        2: ("memory.max", "memory.current", ""),
-    }
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"), 2: ("memory.max", "memory.current", "")}
     for folder in group.folders:
         limit_file, use_file, start = names[group.version]
         counters = _read_counters(folder / "memory.stat")

@@ -149,9 +149,7 @@ def _describe_vendor(block: dict[str, str]) -> str:
 
 
 def _is_emulated(block: dict[str, str], machine: str) -> bool:
-    """Return whether the processor is emulated: qemu shows the file of the machine below; Rosetta, on a Mac, names
-    itself.
-    """
+    """Return whether the processor is emulated: qemu shows the file of the host; Rosetta, on a Mac, names itself."""
     if block.get("vendor_id") == "VirtualApple":
         return True
     return ("vendor_id" in block and machine == "aarch64") or ("CPU implementer" in block and machine == "x86_64")

@@ -44,9 +44,7 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
 
 
 def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Find the folder for compiled code and the other caches: the compiler's own variable, else the user's cache
-    folder.
-    """
+    """Find the folder for compiled code and other caches: the compiler's own variable, else the user's cache."""
     if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(folder)
     if folder := environ.get("XDG_CACHE_HOME"):

@@ -57,17 +57,13 @@ def _choose_gpus(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, 
 
 
 def _rank_gpu(gpu: Gpu) -> tuple[object, ...]:
-    """Rank a GPU, for sorting: of equal GPUs, as on a shared server, an unused one comes first, then the one with most
-    free.
-    """
+    """Rank a GPU, for sorting: of equal GPUs an unused one comes first, then the one with the most free memory."""
     unused = gpu.free >= UNUSED_MEMORY_SHARE * gpu.memory
     return gpu.free >= CUDA_CONTEXT_BYTES, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
 
 
 def _select_numbers(hardware: Hardware, requested: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
-    """Select the GPUs that the job lists. The weakest comes first, since decisions are based on the first and must suit
-    all.
-    """
+    """Select the GPUs that the job lists, the weakest first: decisions are based on it and must suit all."""
     by_number = {gpu.index: gpu for gpu in hardware.gpus}
     missing = [number for number in requested if number not in by_number]
     if missing:

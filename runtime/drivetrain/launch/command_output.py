@@ -1,6 +1,6 @@
 """Lets a command in a container write its output, and nothing else that lies next to it.
 
-Code of a job runs there. If the folder of `--output answers.csv` were writable, that code could change what the host runs
+Code of a job runs there. If the folder of `--output answers.csv` were writable, that code could change files that the host runs
 next: the project's code, its Makefile, the hooks of git.
 """
 
@@ -22,7 +22,7 @@ from drivetrain.system.installation import INSTALL_TORCH
 RUNS = PROJECT / "runs"
 """The one folder of the project that every container may write to."""
 MAX_ENTRIES = 500
-"""Largest number of entries of a project's folder, each of which becomes a mount."""
+"""Largest number of entries of a project's folder; each becomes a mount."""
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class ComposeProject:
         """Start the trainer; returns its container.
 
         Args:
-            override: what the job adds to the compose files.
+            override: the job's additions to the compose files.
             variant: of the image, such as cpu.
             variables: for the compose files.
 
@@ -82,7 +82,7 @@ class ComposeProject:
 
         Args:
             variant: of the image, such as cpu.
-            file: with what the job adds to the compose files; - is standard input.
+            file: with the job's additions to the compose files; - is standard input.
         """
         files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{variant}.yaml")), file]
         options = [argument for name in files for argument in ("--file", name)]

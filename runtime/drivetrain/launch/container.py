@@ -71,7 +71,7 @@ class LaunchRequest:
 
         Args:
             extend: the run that it continues, as the command sees its path.
-            sizes: assignments beside those of the user.
+            sizes: assignments in addition to the user's.
         """
         options = [argument for assignment in (*self.assignments, *sizes) for argument in ("--set", assignment)]
         return [*options, *self.flags, *(["--extend", str(extend)] if extend else [])]

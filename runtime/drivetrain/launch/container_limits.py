@@ -20,7 +20,7 @@ from drivetrain.system.installation import CHECKOUT
 
 
 def variables(info: Mapping[str, Any], job: Job | None, *, gpu: bool = False) -> dict[str, str]:
-    """Return the limits of a job: its own, else those of the environment or of .env, else the host less a reserve; and TZ.
+    """Return the limits of a job, else of the environment or .env, else the host less a reserve; and TZ.
 
     Args:
         info: information about the host from the engine (`docker info`).
@@ -49,7 +49,7 @@ def find_zone(file: Path = Path("/etc/localtime")) -> str:
 
 def _cap(cpus: str | None, host: float) -> str | None:
     """Cap the number of CPUs in .env: the host may have fewer since, and the engine refuses more than it has."""
-    with contextlib.suppress(ValueError):  # the engine explains what it cannot read
+    with contextlib.suppress(ValueError):  # the engine explains an unreadable number
         return f"{min(float(cpus), host):g}" if cpus else None
     return cpus
 

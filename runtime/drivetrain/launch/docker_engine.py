@@ -60,7 +60,7 @@ def explain_connection_error(message: str) -> EngineMissing:
 
 
 def provide_image(engine: Any, variant: str) -> None:
-    """Pull or build an image that is missing, or that was built from other code than that of the checkout.
+    """Pull or build an image that is missing, or that was built from other code than the checkout's.
 
     Raises:
         DeviceError: if it can neither be pulled nor built.
@@ -88,19 +88,9 @@ def look_into_project(image: str) -> list[str]:
     """Return the command that lists the project as a container sees it."""
     mount = f'type=bind,"source={PROJECT}",target=/workspace,readonly'
     # As root of the host, so that neither a closed folder nor labels are in the way.
-    options = [
-        "--network",
-        "none",
-        "--userns",
-        "host",
-        "--user",
-        "0",
-        "--security-opt",
-        "label=disable",
-        "--mount",
-        mount,
-    ]
-    return ["docker", "run", "--rm", "--pull", "never", *options, "--entrypoint", "ls", image, "-A", "/workspace"]
+    options = ["--network", "none", "--userns", "host", "--user", "0", "--security-opt", "label=disable"]
+    command = ["docker", "run", "--rm", "--pull", "never", *options, "--mount", mount, "--entrypoint", "ls"]
+    return [*command, image, "-A", "/workspace"]
 
 
 def explain_unseen_project(listing: str | None) -> DeviceError | None:

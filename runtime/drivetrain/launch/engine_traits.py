@@ -40,15 +40,13 @@ class EngineTraits:
         return {"DRIVETRAIN_UID": "0", "DRIVETRAIN_GID": "0"} if self.rootless else {}
 
     def variables(self, *, gpu: bool) -> dict[str, str]:
-        """Return the variables of the compose files for this engine: it refuses CPUs that it cannot limit, and ignores
-        other limits.
-        """
+        """Return the compose variables for this engine: it refuses CPUs that it cannot limit, and ignores other limits."""
         name = "DRIVETRAIN_GPU_CPUS" if gpu else "DRIVETRAIN_CPUS"
         limits = {name: "0"} if "cpus" in self.unenforced else {}
         return limits | ({"DRIVETRAIN_USERNS": "host"} if self.remapped else {})
 
     def labels(self, *, outside: bool) -> dict[str, Any]:
-        """Return the settings with which a compose service reads files outside of the project where SELinux enforces.
+        """Return the settings that let a compose service read files outside of the project where SELinux enforces.
 
         Those are not relabelled: other programs need their labels, and they may belong to somebody else.
         """

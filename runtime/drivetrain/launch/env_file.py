@@ -33,7 +33,7 @@ def default_cpus(host: float, *, gpu: bool) -> float:
 def default_memory(host: int, *, gpu: bool) -> str:
     """Return the bytes of the host less a reserve, in whole MiB as the engine expects it.
 
-    A CPU job leaves CPU_RESERVE to the desktop or editor beside it, and a GPU job, whose host is a server, GPU_RESERVE.
+    A CPU job leaves CPU_RESERVE to the desktop or editor next to it, and a GPU job, whose host is a server, GPU_RESERVE.
     """
     usable = max(host - GPU_RESERVE, host // 2) if gpu else max(host - CPU_RESERVE, LEAST_CPU_MEMORY)
     return f"{usable >> 20}m"

@@ -58,7 +58,7 @@ def in_container(host: Hardware, job: Job, variant: str) -> Hardware:
         gpus=gpus,
         torch=Torch(version=build.torch, cuda=build.cuda) if build else Torch(version=f"{cpu_torch}+cpu", cuda=None),
         compiler="/usr/bin/g++",
-        # What the Dockerfile installs for preloading.
+        # The Dockerfile installs these for preloading.
         libraries=Libraries(
             iomp5="/usr/local/lib/libiomp5.so" if variant == "cpu" and architecture == "x86_64" else None,
             tcmalloc=f"/usr/lib/{architecture}-linux-gnu/libtcmalloc_minimal.so.4",
@@ -89,9 +89,7 @@ def _cpu(cpu: Cpu, quota: float) -> Cpu:
 
 
 def _storage(storage: Storage, shm: int) -> Storage:
-    """Return the folders of a container. The engine's free space is unknown, so the cache gets the free space of the
-    runs.
-    """
+    """Return the folders of a container; the cache gets the free space of the runs, as the engine's is unknown."""
     return replace(
         storage,
         shm=shm,

@@ -1,4 +1,4 @@
-"""The mounts of a container beside the project: files and folders that a spec or a command line names.
+"""The mounts of a container next to the project: files and folders that a spec or a command line names.
 
 Each is mounted separately and read-only. A folder with more than data (a home, system folders, keys) is refused.
 So is a folder with symlinks, also in inner folders, that the container could not follow.
@@ -33,30 +33,11 @@ SHARED_FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp"
 """Folders that contain more than data: not mounted themselves, but folders below them may be."""
 HOME_CACHES = (".cache/huggingface/hub", ".cache/huggingface/datasets", ".cache/torch")
 """The only hidden folders of a home that are mounted: downloads. The hub's token lies next to the first two."""
-KEY_NAMES = (
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".azure",
-    ".docker",
-    ".kube",
-    ".oci",
-    ".kaggle",
-    ".password-store",
-    ".netrc",
-    ".git-credentials",
-    ".npmrc",
-    ".boto",
-    ".s3cfg",
-    ".my.cnf",
-    ".huggingface",
-    ".terraform.d",
-    ".pypirc",
-    ".pgpass",
-    ".vault-token",
-    ".databrickscfg",
-    "stored_tokens",
-)
+_CLOUD_KEYS = (".aws", ".azure", ".docker", ".kube", ".oci", ".kaggle", ".huggingface", ".terraform.d")
+_USER_KEYS = (".ssh", ".gnupg", ".password-store")
+_KEY_FILES = (".netrc", ".git-credentials", ".npmrc", ".boto", ".s3cfg", ".my.cnf")
+_TOKEN_FILES = (".pypirc", ".pgpass", ".vault-token", ".databrickscfg", "stored_tokens")
+KEY_NAMES = (*_USER_KEYS, *_CLOUD_KEYS, *_KEY_FILES, *_TOKEN_FILES)
 """Names of files and folders with keys: not mounted, nor anything below them, nor a folder that contains one."""
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of tables of images, whose paths are relative to the folder of the table."""
@@ -254,7 +235,7 @@ def _include_blobs(path: Path) -> Path:
 
 
 def _path_in_container(path: Path, root: Path) -> Path | None:
-    """Return the path at which the container looks for a path of the host, after following the project's symlinks.
+    """Return the container's path for a path of the host, after following the project's symlinks.
 
     None if it lies in the project, which is mounted anyway.
     """

@@ -1,4 +1,4 @@
-"""The NVIDIA container toolkit: whether the engine can pass GPUs to a container, and in which way."""
+"""The NVIDIA container toolkit: whether and how the engine can pass GPUs to a container."""
 
 from __future__ import annotations
 

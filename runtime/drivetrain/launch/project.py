@@ -18,7 +18,7 @@ def _find_project() -> Path:
     """Return the current folder, the project of an installed program."""
     try:
         return Path.cwd()
-    except FileNotFoundError:  # the folder was removed; what needs it reports that
+    except FileNotFoundError:  # the folder was removed; its users report that
         return Path("/")
 
 

@@ -1,6 +1,6 @@
 """Runs a command in the CPU image if the local environment has no torch.
 
-`make train-cpu` installs only what is needed to start containers. This makes all other commands work in the same way, with
+`make train-cpu` installs only the packages that start containers. This makes all other commands work in the same way, with
 the compose service that trains. The project is also mounted at its own path, so every path is the same in the container.
 """
 
@@ -51,26 +51,18 @@ from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
 
 WITH_JOB = ("bench speed", "bench lr", "bench memory", "bench models", "fetch")
-COMMANDS = (
-    *WITH_JOB,
-    "report",
-    "compare",
-    "evaluate",
-    "predict",
-    "export",
-    "init",
-)
+COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "init")
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
-"""The libraries with which `init` reads data; it needs no torch."""
+"""The libraries that `init` needs to read data; it needs no torch."""
 TRAINING = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
-"""Libraries of which some are still missing while `make setup` is at work, or after it was interrupted."""
+"""Some of these libraries are missing while `make setup` is at work, or after it was interrupted."""
 
 
 def is_needed(command: str) -> bool:
     """Return whether this command needs the image: there is no torch here, and this is not one of our containers.
 
-    An export runs there, too, if its packages are missing here and the image is at hand.
+    An export runs there, too, if its packages are missing here and the image exists.
     """
     if command == "init" and all(map(find_spec, READERS)):
         return False
@@ -80,7 +72,7 @@ def is_needed(command: str) -> bool:
 
 
 def torch_is_missing() -> bool:
-    """Return whether torch, or a library that `make setup` installs beside it, exists in the image only."""
+    """Return whether torch, or a library that `make setup` installs with it, exists in the image only."""
     return not all(map(find_spec, TRAINING)) and "DRIVETRAIN_IMAGE" not in os.environ
 
 
@@ -149,7 +141,7 @@ def _stop(client: Any, name: str, number: int) -> None:
 
 
 def _service(mounted: Sequence[Mount], engine: engine_traits.EngineTraits) -> dict[str, Any]:
-    """Return what a command adds to the service that trains."""
+    """Return the additions of a command to the service that trains."""
     # The records of trained models are read-only, so that code run with a model cannot add to them.
     records = {"type": "volume", "source": "state", "target": "/cache/state", "read_only": True}
     return {
@@ -185,13 +177,13 @@ class _Needs:
     network: bool = False
 
     def list_mounts(self) -> list[Mount]:
-        """Return what the container sees: the project at its own path with runs/ for writing, and what the command names."""
+        """List the mounts: the project at its own path with runs/ for writing, and the paths that the command names."""
         project = [Mount(PROJECT, PROJECT), Mount(RUNS, RUNS, writable=True)]
         return [*project, *mounts.drop_nested_mounts(self.mounts)]
 
 
 def _needs(options: argparse.Namespace) -> _Needs:
-    """Return what the command line needs; print what is handed over."""
+    """Find the needs of the command line; print the names of the secrets."""
     needs = _Needs(
         [mount for path in _list_paths(options) for mount in mounts.list_path_mounts("the command line", path, PROJECT)]
     )

@@ -44,7 +44,7 @@ _PREFIX = "drivetrain-secrets-"
 
 @dataclass
 class RunSecrets:
-    """The values of one start, and the folder in which they lie until the run has read them."""
+    """The values of one start, and their folder until the run has read them."""
 
     values: Mapping[str, bytes]
     folder: Path
@@ -54,7 +54,7 @@ class RunSecrets:
         return [Mount(self.folder / name, Path(FOLDER, name)) for name in self.values]
 
     def remove(self) -> None:
-        """Remove the files; a container that has started keeps what is mounted."""
+        """Remove the files; a container that has started keeps its mounts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -62,7 +62,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     """Collect the variables that a run of this job gets, by name, and the lines that tell the user.
 
     Args:
-        online: whether the run has a network; else it gets only what the job names.
+        online: whether the run has a network; else it gets only the variables that the job names.
         environ: the variables of this process.
 
     Raises:
@@ -219,7 +219,7 @@ def make_engine_folder(info: Mapping[str, Any], environ: Mapping[str, str] = os.
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what a killed starter has left."""
+    """Remove the folders of killed starters."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
             owner = int(folder.name.removeprefix(_PREFIX))

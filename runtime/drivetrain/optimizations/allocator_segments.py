@@ -39,7 +39,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: on a CPU: it is a setting of CUDA's allocator."""
+    """Refuse with a reason, or return None: on a CPU: it is a setting of CUDA's allocator."""
     if hardware.gpu is None:
         return "it configures the GPU allocator, and there is no GPU"
     return None

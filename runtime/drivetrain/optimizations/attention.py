@@ -24,9 +24,7 @@ _KERNELS = {
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Choose deterministic kernels if the job is deterministic; the memory-efficient one on chips without flash
-    attention.
-    """
+    """Choose deterministic kernels for a deterministic job, memory-efficient ones on chips without flash attention."""
     gpu = hardware.gpu
     if not _attends(workload):
         return Choice("auto", "the network has no attention layer")
@@ -50,9 +48,7 @@ def _attends(workload: Workload | None) -> bool:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: on a CPU, which has one kernel; flash below capability 8.0;
-    any value if the network has no attention.
-    """
+    """Refuse with a reason, or return None: on a CPU; flash below capability 8.0; any value without attention."""
     if hardware.gpu is None:
         return "a CPU has only one attention kernel"
     if not _attends(workload):

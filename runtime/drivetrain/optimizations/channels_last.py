@@ -37,9 +37,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without convolutions: only four-dimensional weights have
-    this layout.
-    """
+    """Refuse with a reason, or return None: without convolutions, whose four-dimensional weights have this layout."""
     if workload is not None and not workload.has("Conv2d"):
         return "the network has no 2D convolution, so the setting would have no effect"
     if workload is not None and workload.layout_obstacle:

@@ -35,7 +35,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without a GPU that Triton supports, a C++ compiler, or a
+    """Refuse with a reason, or return None: without a GPU that Triton supports, a C++ compiler, or a
     cache folder that allows execution; with gradient_checkpointing or packed texts. Graphs also on a CPU, with a fixed
     micro_batch, or with several processes.
     """
@@ -66,9 +66,7 @@ def _refuse_graphs(job: Job, hardware: Hardware) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """List the values to measure: all, wherever it is possible; graphs in small networks, as large ones keep the GPU
-    busy anyway.
-    """
+    """List the values to measure: all that are possible; graphs in small networks, as large ones keep the GPU busy."""
     if refuse(job, hardware, workload, True):
         return [False]
     is_small = workload is not None and workload.parameters <= MAX_SMALL_NETWORK and not workload.ragged

@@ -21,9 +21,7 @@ BUSY_SHARE = 0.5
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Choose the CPU budget, or its physical cores, of the fastest kind, if there are fewer. Choose the idle CPUs, at
-    least one, where other programs use half of the CPUs or more.
-    """
+    """Choose the CPU budget or its fastest physical cores; the idle CPUs if other programs use half of them or more."""
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = world.count_local_ranks(job, hardware)
     if together > 1:
@@ -52,7 +50,7 @@ def threads_of(hardware: Hardware) -> int:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: more threads than CPUs in the affinity mask."""
+    """Refuse with a reason, or return None: more threads than CPUs in the affinity mask."""
     if int(value) > hardware.cpu.affinity:
         return f"only {hardware.cpu.affinity} CPUs are available to this process"
     return None

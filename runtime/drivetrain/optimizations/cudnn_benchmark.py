@@ -28,8 +28,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: on a CPU, in a deterministic job, with samples of different
-    sizes, or without convolutions.
+    """Refuse with a reason, or return None: on a CPU, if deterministic, with samples of many sizes, without
+    convolutions.
     """
     if hardware.gpu is None:
         return "cuDNN needs a GPU; this job runs on a CPU"

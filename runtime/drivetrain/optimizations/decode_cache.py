@@ -45,9 +45,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without image files, or without a cache folder with enough
-    space.
-    """
+    """Refuse with a reason, or return None: without image files, or without a cache folder with enough space."""
     if not job.task.startswith("image"):
         return "the job has no image files to decode"
     if workload is not None and workload.decoded:

@@ -19,7 +19,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: on CPUs other than x86_64 and aarch64."""
+    """Refuse with a reason, or return None: on CPUs other than x86_64 and aarch64."""
     if hardware.cpu.architecture not in ("x86_64", "aarch64"):
         return f"{hardware.cpu.architecture} cannot flush denormal numbers to zero"
     return None

@@ -36,9 +36,7 @@ WITHOUT = "they are computed in every step; results may no longer be bit-identic
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Turn it on if a prefix is frozen, its outputs are constant and fit, and reading them costs less than computing
-    them again.
-    """
+    """Turn it on if a prefix is frozen, its outputs are constant and fit, and reading them costs less."""
     if obstacle := refuse(job, hardware, workload, True):
         return Choice(False, obstacle)
     epochs, views = job.train.epochs, _views(job)
@@ -72,7 +70,7 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without a frozen prefix in evaluation mode, with random
+    """Refuse with a reason, or return None: without a frozen prefix in evaluation mode, with random
     augmentation, or without space for the outputs.
     """
     frozen = _get_freeze(job)

@@ -23,9 +23,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: for an optimizer of a Python program, which is used as it
-    was built.
-    """
+    """Refuse with a reason, or return None: for an optimizer of a Python program, which is used as it was built."""
     is_fused = _own(job)
     if is_fused is not None and is_fused != value:
         return f"the optimizer of the program was built {'with' if is_fused else 'without'} fused=True, and is used as it is"

@@ -56,9 +56,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: on a CPU, without enough GPU memory, with samples of
-    different sizes, or with loader workers.
-    """
+    """Refuse with a reason, or return None: on a CPU, without GPU memory, with samples of many sizes or workers."""
     if hardware.gpu is None:
         return "there is no GPU to keep the samples on"
     if job.task.startswith("text") if workload is None else workload.ragged:

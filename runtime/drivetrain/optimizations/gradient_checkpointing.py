@@ -78,7 +78,7 @@ def available_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without repeated blocks, where it would save nothing."""
+    """Refuse with a reason, or return None: without repeated blocks, where it would save nothing."""
     if workload is not None and workload.blocks < 2:
         return "the network has no repeated blocks, such as encoder layers or residual blocks"
     return None

@@ -44,9 +44,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: if batches do not fit into /dev/shm: a worker that finds it
-    full dies of a bus error.
-    """
+    """Refuse with a reason, or return None: if batches do not fit into /dev/shm, where workers would die."""
     if _streams(job, workload):
         return "the training data is an iterable, which is read in its order by the training process"
     shm = hardware.storage.shm

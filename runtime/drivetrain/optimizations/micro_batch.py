@@ -17,9 +17,7 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
 def EFFECT(workload: Workload | None) -> Effect:
-    """Return the effect: splitting changes BatchNorm's statistics, and so the training; without BatchNorm only the
-    rounding.
-    """
+    """Return rounding, or another training with BatchNorm, whose statistics splitting changes."""
     return Effect.TRAINING if workload is not None and workload.has("BatchNorm", "SyncBatchNorm") else Effect.ROUNDING
 
 
@@ -33,7 +31,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: a micro-batch larger than the batch; any, if the loss cannot
+    """Refuse with a reason, or return None: a micro-batch larger than the batch; any, if the loss cannot
     be put together from the losses of micro-batches.
     """
     if workload is not None and workload.indivisible:
@@ -44,9 +42,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """List the values to measure: smaller sizes, which may fit the caches better; never where they would change the
-    training.
-    """
+    """List the values to measure: smaller sizes, which may fit the caches better, unless they change the training."""
     if EFFECT(workload) is Effect.TRAINING or (workload is not None and workload.indivisible):
         return [OFF]
     return [OFF, *(size for size in (16, 8) if size < job.train.batch)]

@@ -36,7 +36,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: if the library is not installed."""
+    """Refuse with a reason, or return None: if the library is not installed."""
     if _path(hardware, value) is None:
         return f"the {value} library is not installed on this machine"
     return None

@@ -27,7 +27,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without dropout, or on a GPU."""
+    """Refuse with a reason, or return None: without dropout, or on a GPU."""
     if hardware.gpu is not None:
         return "a GPU already generates dropout masks in parallel"
     if job.optimize.get("compile") in (True, "graphs"):

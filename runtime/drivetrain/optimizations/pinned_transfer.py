@@ -24,7 +24,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: if nothing is copied to a GPU."""
+    """Refuse with a reason, or return None: if nothing is copied to a GPU."""
     if hardware.gpu is None:
         return "there is no GPU to copy batches to"
     if workload is not None and feature_cache.choose(job, hardware, workload).value:

@@ -65,7 +65,7 @@ def _explain_fp32_on_cpu(job: Job, hardware: Hardware, workload: Workload | None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: a format that the chip emulates, or computes wrongly."""
+    """Refuse with a reason, or return None: a format that the chip emulates, or computes wrongly."""
     return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
 
 
@@ -92,9 +92,7 @@ def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """List the values to measure: fp32 and every shorter format that is possible; on a CPU none where numbers are
-    predicted.
-    """
+    """List the values to measure: fp32 and every shorter format; on a CPU none where numbers are predicted."""
     return [OFF] if hardware.gpu is None and workload and workload.numeric else formats(hardware)
 
 

@@ -52,9 +52,7 @@ def _unit(hardware: Hardware) -> str | None:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: if no outputs can be cached, or the chip does not support
-    the format.
-    """
+    """Refuse with a reason, or return None: if no outputs can be cached, or the chip does not support the format."""
     # The cache's own choice is not consulted: it depends on free memory, which may differ when a run is resumed.
     off = job.optimize.get("feature_cache") is False
     obstacle = "optimize.feature_cache is false" if off else feature_cache.refuse(job, hardware, workload, True)

@@ -39,7 +39,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: without a GPU of capability 7.0, with several processes,
+    """Refuse with a reason, or return None: without a GPU of capability 7.0, with several processes,
     with batches of many shapes, with code of the user in a step, with dropout between LSTM layers, without
     fused_optimizer, or beside compile: graphs.
     """

@@ -57,9 +57,7 @@ at best. A rate too high splits too little, which costs no more than the padding
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Turn it on for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more than a
-    pass.
-    """
+    """Turn it on for texts: packed if encoder and memory allow; else cut, on a GPU where padding costs more."""
     if obstacle := refuse(job, hardware, workload, PART_TOKENS):
         return Choice(OFF, obstacle)
     if EFFECT(workload) is Effect.TRAINING:
@@ -144,7 +142,7 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Explain why the value is impossible, or return None: if texts are not padded; for `packed`, also if the encoder
+    """Refuse with a reason, or return None: if texts are not padded; for `packed`, also if the encoder
     does not support it, or is compiled.
     """
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):

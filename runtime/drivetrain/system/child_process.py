@@ -99,8 +99,7 @@ def stop_child(child: subprocess.Popen[bytes]) -> None:
 
 
 def build_environment(environment: dict[str, str]) -> dict[str, str]:
-    """Build the environment of a child: ours, the plan's variables unless we have set them, and the path of our
-    packages.
+    """Build the environment of a child: ours, the plan's variables unless we have set them, and our packages' path.
 
     The working folder is a path of packages only if it is one of ours: a user's types.py must not replace Python's.
     """

@@ -20,9 +20,7 @@ RETRY_SECONDS = 0.1
 
 
 def lock(handle: int, *, shared: bool = False, wait: bool = True) -> bool:
-    """Lock an open file or folder; returns whether it is locked, which without `wait` another process can prevent.
-    Raises OSError if its file system has no locks.
-    """
+    """Lock an open file or folder; returns whether it is locked. Raises OSError if its file system has no locks."""
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         fcntl.flock(handle, operation if wait else operation | fcntl.LOCK_NB)
@@ -114,9 +112,7 @@ def acquire(
 
 
 def is_locked(path: Path | str, open_file: Callable[..., int] = os.open) -> bool:
-    """Return whether a process holds the lock of a file, in whatever container that shares it; False if there is no
-    file.
-    """
+    """Return whether a process holds the lock of a file, in any container that shares it; False without a file."""
     try:
         handle = open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -19,9 +19,7 @@ from drivetrain.errors import StorageError
 
 
 def is_private(folder: Path) -> bool:
-    """Return whether a folder belongs to this user and nobody else can write to it; raises OSError if it does not
-    exist.
-    """
+    """Return whether a folder is this user's and nobody else can write to it; raises OSError if it is missing."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 

@@ -34,9 +34,7 @@ TRAIN_ON_GPU = "make train-gpu" if _HAS_MAKE else "drivetrain launch JOB --devic
 
 
 def format_train_command(job: Path) -> str:
-    """Format the command that trains a job on the CPU: in a container, or without one if torch is there and Docker is
-    not.
-    """
+    """Format the command that trains a job on the CPU: in a container, unless only torch is installed."""
     path = shlex.quote(str(job))
     # make would keep the quotes as part of the path.
     if Path.cwd() == CHECKOUT and path == str(job):

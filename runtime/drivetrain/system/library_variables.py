@@ -45,10 +45,7 @@ def is_on(value: str) -> bool:
 PRECISION_VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
     "NVIDIA_TF32_OVERRIDE": (lambda value: value != "", "overrides the precision of the plan"),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (is_on, "overrides the precision of the plan"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": (
-        lambda value: value.upper() not in ("", "STRICT"),
-        "lowers the precision below that of the plan",
-    ),
+    "ONEDNN_DEFAULT_FPMATH_MODE": (lambda value: value.upper() not in ("", "STRICT"), "lowers the plan's precision"),
 }
 """By name: whether a value matters, and its effect."""
 

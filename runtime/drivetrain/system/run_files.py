@@ -306,9 +306,7 @@ class JsonLinesTail:
                 for line in read_lines(file):
                     if line.endswith(b"\n"):
                         self.offset += len(line)
-                        row = parse_row(line)
-                        if row is not None:
-                            rows.append(row)
+                        rows += [row] if (row := parse_row(line)) is not None else []
         except OSError:
             pass  # the rows so far count
         return rows, is_rewritten

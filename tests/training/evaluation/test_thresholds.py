@@ -136,8 +136,9 @@ def test_a_run_stores_them_and_all_commands_use_them(
     expected = [head.classes[int(share > START)] for share in shares[:, 1]]
     assert [answer["prediction"] for answer in answers] == expected
     recorded_inputs.record_inputs(run, print, resumes=False)
-    assert evaluate(EvaluateRequest(run.folder)) == 0
-    metrics = json.loads((run.folder / "evaluation" / "metrics.json").read_text())["metrics"]
+    capsys.readouterr()
+    assert evaluate(EvaluateRequest(run.folder, as_json=True)) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["validation/f1_at_half"] == pytest.approx(run.last_metrics["validation/f1"])
     assert metrics["validation/f1"] != metrics["validation/f1_at_half"]
 

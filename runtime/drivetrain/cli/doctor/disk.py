@@ -60,7 +60,7 @@ def _check_owner(snapshot: Snapshot) -> Finding:
 
 
 def _is_locked(path: Path, uid: int) -> bool:
-    """Whether a user may not write here, by owner and other permissions; group permissions do not help in compose."""
+    """Return whether a user may not write here, by owner and others; group permissions do not help in compose."""
     status = path.stat()
     return uid not in (0, status.st_uid) and not status.st_mode & 0o002
 

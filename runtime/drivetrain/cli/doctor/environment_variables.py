@@ -15,7 +15,7 @@ def _matters_always(value: str) -> bool:
 
 
 def _is_bound(snapshot: Snapshot, value: str) -> bool:
-    """Whether threads are bound to CPUs under a quota without a cpuset: other containers are bound to the same CPUs."""
+    """Return whether threads are bound to CPUs under a quota without a cpuset, to which other containers are bound."""
     cpu = snapshot.hardware.cpu
     return is_on(value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
 
