@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the parsed command line; without a command it prints the first steps and ends with exit code 2.
 
     Args:
-        arguments: the words after the program's name; those of this process if None.
+        arguments: the words after the program's name; this process's own if None.
 
     Raises:
         SpecError: for an unknown command or option, and for arguments that are missing or invalid.
@@ -61,15 +61,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed
 
 
-def _suggest_command(word: str, commands: Sequence[str]) -> str:
+def _suggest_command(argument: str, commands: Sequence[str]) -> str:
     """Advise about an unknown command; people type a job file, too."""
-    if word.endswith((".yaml", ".yml")):
-        return f"to train it: `drivetrain train {word}`"
-    return OTHER_WORDS.get(word.lower()) or nearest(word, commands) or "`drivetrain --help` explains all commands"
+    if argument.endswith((".yaml", ".yml")):
+        return f"to train it: `drivetrain train {argument}`"
+    return (
+        OTHER_WORDS.get(argument.lower()) or nearest(argument, commands) or "`drivetrain --help` explains all commands"
+    )
 
 
 def _make_unexpected_argument_error(command: str, unknown: Sequence[str], options: Sequence[str]) -> SpecError:
-    option = next((word for word in unknown if word.startswith("-")), None)
+    option = next((argument for argument in unknown if argument.startswith("-")), None)
     problem = f"{unknown[0]}: `drivetrain {command}` takes no such argument"
     if option is None and "=" in unknown[0] and "--set" in options:
         return SpecError(problem, "one KEY=VALUE after each --set", f"write --set {unknown[0]}")
@@ -77,7 +79,9 @@ def _make_unexpected_argument_error(command: str, unknown: Sequence[str], option
         action = f"remove it; `drivetrain {command} --help` shows all arguments"
         return SpecError(problem, f"options: {', '.join(options)}", action)
     name, _, value = option.partition("=")
-    value = value or next((word for word in unknown[unknown.index(option) + 1 :] if not word.startswith("-")), "VALUE")
+    value = value or next(
+        (argument for argument in unknown[unknown.index(option) + 1 :] if not argument.startswith("-")), "VALUE"
+    )
     return SpecError(
         f"{name}: `drivetrain {command}` has no such option",
         ", ".join(options),
@@ -92,10 +96,10 @@ def _suggest_key(option: str, value: str) -> str:
     from drivetrain import optimizations
     from drivetrain.job import Job
 
-    word = option.lstrip("-").replace("-", "_")
-    parts = {section: Job.model_fields[section].annotation for section in ("train", "limits", "checkpoint")}
-    keys_of = {section: set(getattr(part, "model_fields", ())) for section, part in parts.items()}
+    key = option.lstrip("-").replace("-", "_")
+    models = {section: Job.model_fields[section].annotation for section in ("train", "limits", "checkpoint")}
+    keys_of = {section: set(getattr(model, "model_fields", ())) for section, model in models.items()}
     keys_of |= {"train.optimizer": {"lr"}, "optimize": set(optimizations.off_values())}
-    word = {"learning_rate": "lr"}.get(word, word)
-    section = next((section for section, keys in keys_of.items() if word in keys), None)
-    return f"it is a key of the job: --set {section}.{word}={value}" if section else ""
+    key = {"learning_rate": "lr"}.get(key, key)
+    section = next((section for section, keys in keys_of.items() if key in keys), None)
+    return f"it is a key of the job: --set {section}.{key}={value}" if section else ""

@@ -13,7 +13,7 @@ _REQUIRED = "the following arguments are required: "
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that refuses with what was given, what is possible, and what to do."""
+    """Parser whose errors say what was given, what is allowed and how to fix it."""
 
     def add_switch(self, name: str, text: str) -> None:
         """Add an option without a value."""

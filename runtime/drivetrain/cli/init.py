@@ -29,7 +29,7 @@ def init(options: argparse.Namespace) -> int:
     # Two jobs of one file would share their runs if both had its name.
     output = options.output or name_job_file(options.data)
     name = make_run_name(output.stem)
-    if os.path.lexists(options.data):  # else the draft says what is wrong with it
+    if os.path.lexists(options.data):  # else the draft explains the problem
         _check_is_free(output)
     if options.pretrained:
         convert.convert_local(Path(options.pretrained))

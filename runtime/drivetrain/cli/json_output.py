@@ -44,7 +44,7 @@ def describe_run(run: Path | None, exit_code: int, error: dict[str, Any]) -> dic
 
 @contextlib.contextmanager
 def text_on_stderr() -> Iterator[Path]:
-    """A block in which this process and its children print to stderr what they would print to stdout.
+    """Redirect the stdout of this process and its children to stderr during the block.
 
     Yields the file into which a trainer writes its error.
     """

@@ -20,7 +20,7 @@ from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error,
 from drivetrain.system.files import storage_error
 
 OUTLIVE_OUTPUT = commands.TRAINING
-"""Commands whose results are run folders; they go on when nobody reads what they print."""
+"""Commands whose results are run folders; they continue when nobody reads their output."""
 
 
 def command() -> NoReturn:
@@ -94,8 +94,10 @@ def _check(options: argparse.Namespace) -> None:
     """Check the runs and options that the parser cannot check; `watch` without a run means the newest."""
     if options.command == "watch" and options.run is None:
         options.run = named_run.find_newest()
-    named = [options.run] if hasattr(options, "run") else options.runs if options.command == "compare" else []
-    for path in [*named, *filter(None, [getattr(options, "extend", None)])]:
+    # `runs` is the parent of the run folders in all other commands.
+    runs = list(options.runs) if options.command == "compare" else []
+    runs += [getattr(options, name) for name in ("run", "extend") if getattr(options, name, None)]
+    for path in runs:
         named_run.check_exists(path)
     if options.command == "watch":
         options.run = named_run.find_newest_trial(options.run)

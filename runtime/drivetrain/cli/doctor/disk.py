@@ -108,7 +108,7 @@ def _check_cache(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _check_without_torch(snapshot: Snapshot) -> Finding:
-    """With an engine nothing is missing: containers train, and other commands run in the image."""
+    """Check that training works without torch: with an engine, containers train and other commands run in the image."""
     if snapshot.run(["docker", "version", "--format", "{{json .}}"]) is None:
         return warn("torch", "not installed, and no Docker engine is available: nothing can train", INSTALL_TORCH)
     return ok("torch", "not installed here: commands that need it run in the Docker image")

@@ -25,7 +25,7 @@ IMAGES = ("cpu", "ampere", "legacy")
 
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
-    """Only on a host: in a container the engine is deliberately out of reach."""
+    """Check the engine, only on a host: in a container it is deliberately out of reach."""
     if snapshot.hardware.place != "host":
         yield ok("engine", f"running inside a container ({snapshot.hardware.place}); run doctor on the host too")
         return
@@ -43,12 +43,12 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     yield from check_kind(snapshot, server)
     yield from _check_plugins(snapshot)
     yield from _list_ended_containers(snapshot)
-    for word in IMAGES:
-        yield from _check_image(snapshot, word)
+    for variant in IMAGES:
+        yield from _check_image(snapshot, variant)
 
 
 def parse_version(version: str) -> tuple[int, ...]:
-    """`v2.26.1-4` as (2, 26, 1)."""
+    """Parse `v2.26.1-4` as (2, 26, 1)."""
     match = re.search(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -89,7 +89,7 @@ def _check_plugins(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
-    """Containers of this checkout that have ended; the engine keeps them and their logs."""
+    """List containers of this checkout that have ended; the engine keeps them and their logs."""
     line = ["docker", "ps", "-aq", "--filter", f"name=^{container_prefix()}-", "--filter", "status=exited"]
     if count := len((snapshot.run(line) or "").split()):
         yield ok(
@@ -99,24 +99,24 @@ def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
-def _check_image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
-    title = f"image {word}"
-    answer = snapshot.run(["docker", "image", "inspect", image_name(word)])
+def _check_image(snapshot: Snapshot, variant: str) -> Iterator[Finding]:
+    title = f"image {variant}"
+    answer = snapshot.run(["docker", "image", "inspect", image_name(variant)])
     if answer is None:
         return
     data = json.loads(answer)[0]
-    if word == "cpu" and snapshot.project == PROJECT:
-        listing = snapshot.run(docker_engine.look_into_project(image_name(word)))
+    if variant == "cpu" and snapshot.project == PROJECT:
+        listing = snapshot.run(docker_engine.look_into_project(image_name(variant)))
         if unseen := docker_engine.explain_unseen_project(listing):
             yield fail("project", unseen.given, unseen.action)
     labels = (data.get("Config") or {}).get("Labels") or {}
     built = labels.get("org.opencontainers.image.revision", "unknown")
     age = snapshot.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
-    if word != "cpu" and snapshot.hardware.gpu is None:
+    if variant != "cpu" and snapshot.hardware.gpu is None:
         yield ok(title, f"revision {built}; not used on this host, which has no GPU")
     elif age > OLD_IMAGE_SECONDS:
-        yield warn(title, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
-    elif snapshot.project and image_contents.differs(labels, word, snapshot.project):
+        yield warn(title, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{variant}")
+    elif snapshot.project and image_contents.differs(labels, variant, snapshot.project):
         yield ok(title, f"revision {built}, of other code than this checkout: the next start updates it")
     else:
         yield ok(title, f"revision {built}, {age / 86400:.0f} days old")
@@ -148,7 +148,7 @@ def check_kind(snapshot: Snapshot, server: Mapping[str, Any]) -> Iterator[Findin
 
 def is_podman(server: Mapping[str, Any]) -> bool:
     """Return whether the engine is Podman, whose versions are counted in another way."""
-    return any("podman" in str(part.get("Name", "")).lower() for part in read_objects(server, "Components"))
+    return any("podman" in str(component.get("Name", "")).lower() for component in read_objects(server, "Components"))
 
 
 def _check_rootless(engine: engine_traits.EngineTraits) -> Finding:

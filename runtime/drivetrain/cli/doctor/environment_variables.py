@@ -64,7 +64,7 @@ ANYWHERE: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
     "PYTHONOPTIMIZE": (is_on, "disables all assertions, including those of drivetrain"),
 }
-"""Variables with the values that matter on every machine, and what they do."""
+"""Variables with the values that matter on every machine, and their effects."""
 BY_MACHINE: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
     "OMP_PROC_BIND": (_is_bound, "slows training down: it pins threads to CPUs that other containers use too"),
     "GOMP_CPU_AFFINITY": (_is_bound, "slows training down: it pins threads to CPUs that other containers use too"),

@@ -20,7 +20,7 @@ DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
 
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
-    """No findings without a GPU or any NVIDIA device, except on a Mac, whose GPU is not used."""
+    """Check the GPU; without any NVIDIA device only a Mac gets a finding, whose GPU is not used."""
     hardware = snapshot.hardware
     if hardware.gpu_trouble:
         yield fail(
@@ -43,12 +43,12 @@ def _check_driver(gpu: Gpu) -> Finding:
             f"{gpu.driver}: the images need {image_selection.LEGACY_DRIVER} or newer",
             f"install driver {image_selection.AMPERE_DRIVER} from your distribution, and restart",
         )
-    first = DRIVERS.get(version[0])
-    if first and version < first:
+    oldest = DRIVERS.get(version[0])
+    if oldest and version < oldest:
         return warn(
             "driver",
             f"driver {gpu.driver} has known vulnerabilities (CVE-2025-23277)",
-            f"update to {'.'.join(map(str, first))} or newer, and restart",
+            f"update to {'.'.join(map(str, oldest))} or newer, and restart",
         )
     if gpu.capability >= (7, 5) and version[0] < image_selection.AMPERE_DRIVER:
         return warn(
@@ -60,7 +60,7 @@ def _check_driver(gpu: Gpu) -> Finding:
 
 
 def _check_toolkit(snapshot: Snapshot) -> Iterator[Finding]:
-    """Only on a host with an engine, which passes GPUs to containers."""
+    """Check the toolkit, only on a host with an engine, which passes GPUs to containers."""
     if snapshot.hardware.place != "host" or snapshot.run(["docker", "--version"]) is None:
         return
     answer = snapshot.run(["nvidia-ctk", "--version"])

@@ -16,7 +16,7 @@ POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_
 
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
-    """CPU, memory, threads."""
+    """Check CPU, memory and threads."""
     yield _check_cpu(snapshot)
     yield _check_memory(snapshot)
     yield from _check_oversubscription(snapshot)
@@ -77,12 +77,12 @@ def _check_oversubscription(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _check_libraries(snapshot: Snapshot) -> Iterator[Finding]:
-    """The libraries that torch has actually loaded."""
+    """Check the libraries that torch has actually loaded."""
     pools = snapshot.loaded.get("pools", [])
     if not snapshot.loaded:
         return
     openmp = sorted({pool["prefix"] for pool in pools if pool["user_api"] == "openmp"})
-    named = [
+    names = [
         f"{pool['prefix']} {pool['version'] or ''}".strip() + f" ({pool['num_threads']} threads)" for pool in pools
     ]
     if len(openmp) > 1:
@@ -92,7 +92,7 @@ def _check_libraries(snapshot: Snapshot) -> Iterator[Finding]:
             "load only one: check LD_PRELOAD and installed packages that bundle their own OpenMP runtime",
         )
     else:
-        yield ok("libraries", f"{', '.join(named) or 'none'}; {snapshot.loaded.get('instructions')}")
+        yield ok("libraries", f"{', '.join(names) or 'none'}; {snapshot.loaded.get('instructions')}")
 
 
 TENSORBOARD_PORT = 6006
@@ -100,7 +100,7 @@ DAY_SECONDS = 86400.0
 
 
 def check_port_and_clock(snapshot: Snapshot) -> Iterator[Finding]:
-    """Port and clock."""
+    """Check port and clock."""
     yield from _check_port(snapshot)
     yield _check_clock(snapshot)
 
@@ -122,7 +122,7 @@ def _check_port(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _check_clock(snapshot: Snapshot) -> Finding:
-    """A clock behind our own files causes wrong logs, wrong image ages and invalid certificates."""
+    """Check the clock: behind our own files it causes wrong logs, wrong image ages and invalid certificates."""
     newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
     time_text = datetime.fromtimestamp(snapshot.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if snapshot.now < newest - DAY_SECONDS:

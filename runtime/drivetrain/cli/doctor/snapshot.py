@@ -63,7 +63,7 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
 
 
 def read_torch_facts() -> dict[str, object]:
-    """Information from torch, read in a child process; empty if it cannot be imported."""
+    """Read information from torch in a child process; empty if it cannot be imported."""
     answer: dict[str, Any] = json.loads(
         run([sys.executable, "-P", "-m", "drivetrain.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"
     )

@@ -7,7 +7,7 @@ import os
 
 
 def collect_torch_facts() -> dict[str, object]:
-    """Threads, instruction set, GPUs, and each OpenMP and BLAS library with version and threads."""
+    """List threads, instruction set, GPUs, and each OpenMP and BLAS library with version and threads."""
     import torch
     from threadpoolctl import threadpool_info
 
