@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,14 +21,23 @@ from drivetrain.plan import plan
 from drivetrain.supervisor import embedded, embedded_run
 from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.system.signals import Interrupted
-from drivetrain.training import recorded_inputs, train
+from drivetrain.training import loop, recorded_inputs, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.tuning import assembly
 from tests import reports, tiny
 from tests.messages import saying, says
 from tests.task_cases import image_folders
-from tests.training.changed_inputs import INITIAL_FILES, JOBS, PRETRAINED, WAYS, edit_text, reverse_rows, touch_files
+from tests.training.changed_inputs import (
+    FIRST,
+    INITIAL_FILES,
+    JOBS,
+    PRETRAINED,
+    WAYS,
+    edit_text,
+    reverse_rows,
+    touch_files,
+)
 
 STOPPED_AFTER = 2
 """Steps of the first attempt."""
@@ -121,6 +131,23 @@ def test_the_same_result_or_refused(start_run: Callable[[str], Path], way: str, 
         assert WAYS[way].named_file in verdict
     else:
         assert verdict == "the same"
+
+
+def test_an_image_that_is_edited_while_a_run_trains_is_reported(
+    start_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy_stopped_run(start_run("image folders"), "edited")
+    write(folder, JOBS["image folders"].text)
+    image, fit = folder / FIRST, loop.fit
+
+    def fit_and_edit(*arguments: Any) -> str:
+        reason = fit(*arguments)
+        image.write_bytes(image.read_bytes() + b"\0")
+        return reason
+
+    monkeypatch.setattr(loop, "fit", fit_and_edit)
+    attempt(folder)
+    assert says((folder / "run" / "events.jsonl").read_text(), "data-changed-trained-both", image)
 
 
 FITTED = {

@@ -159,6 +159,14 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
             )
 
 
+def report_changes(run: Run) -> None:
+    """Record an event if files of the data have changed since the run started: images are read again in every epoch."""
+    record = RunFiles(run.folder).read_object(DATA_FILE)["files"]
+    if changes := _list_changed(record, _find_paths(run.job)):
+        listed = list_names(changes, MAX_LISTED_CHANGES, "; ")
+        run.events.add("data", f"changed since the run started, and may have been trained in both forms: {listed}")
+
+
 def _write_records(run: Run, say: Callable[[str], None]) -> None:
     start, data = time.monotonic(), run.readable
     files: dict[str, dict[str, Any]] = {

@@ -122,6 +122,8 @@ def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: 
     try:
         with raise_stopped():
             reason = loop.fit(run, saver, progress, profiler)
+            if run.ranks.is_rank0:
+                recorded_inputs.report_changes(run)
     except Stopped as stop:
         stop_with_advice = _save_after_stop(run, saver, stop)
         run.ranks.barrier()
