@@ -11,7 +11,7 @@ python := .venv/bin/python
 # Refuse an unknown target or variable: `make train-cpu jobs/mine.yaml` would otherwise train the digits without a word.
 # The other variables are those that scripts/ and Docker read.
 variables := JOB ARGS PYTHON EXTRAS PROGRESS TORCH_INDEX BASE_IMAGE DEBIAN_% DRIVETRAIN_% CGROUP2_% MAKE% -% GNUMAKEFLAGS
-unknown := $(filter-out $(targets) .venv/host .venv/check .venv-peers,$(MAKECMDGOALS))
+unknown := $(filter-out $(targets) .venv/host .venv/check .venv-peers/ready,$(MAKECMDGOALS))
 files := $(filter %.yaml %.yml jobs/%,$(unknown))
 set := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 unset := $(strip $(filter-out $(variables),$(set)))
@@ -95,7 +95,7 @@ messages: .venv/check ## write reworded messages into tests/golden/messages.json
 	@DRIVETRAIN_REWRITE_MESSAGES=1 $(python) -m pytest -m 'not nightly' -n 2 --dist loadgroup $(ARGS); \
 	    status=$$?; $(python) -m tests.messages && exit $$status
 
-benchmark: .venv-peers ## compare with other trainers and a reference loop; ARGS='C1 C3' for some rows, ARGS=--smoke to try
+benchmark: .venv-peers/ready ## compare with other trainers and a reference loop; ARGS='C1 C3' for some rows, ARGS=--smoke to try
 	@$(python) benchmarks/peers.py $(ARGS)
 
 .venv/host: pyproject.toml
@@ -105,7 +105,7 @@ benchmark: .venv-peers ## compare with other trainers and a reference loop; ARGS
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host $@
 
 # The other trainers, on top of the packages of .venv.
-.venv-peers: benchmarks/requirements-peers.txt .venv/check
-	@$(python) -m venv $@
-	@$(python) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
-	@$@/bin/python -m pip --disable-pip-version-check install --quiet -r $< && touch $@
+.venv-peers/ready: benchmarks/requirements-peers.txt .venv/check
+	@$(python) -m venv $(@D)
+	@$(python) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet -r $< && touch $@

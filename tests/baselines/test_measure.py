@@ -23,7 +23,7 @@ from torch import Tensor
 from drivetrain.baselines import measure, simple_models
 from drivetrain.baselines.baseline_command import BaselineRequest, measure_baselines
 from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures, choose_features
-from drivetrain.data.dataset import Dataset
+from drivetrain.data.dataset import NO_LABEL, Dataset
 from drivetrain.data.load_data import add_test, load
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
@@ -182,6 +182,33 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
     pairs = [(LINEAR, 10), (TREES, 10), (LINEAR, 20), (TREES, 20), (LINEAR, 40), (LINEAR, 60)]
     assert rows == pairs
     assert now[0] < 19
+
+
+def test_what_is_loaded_once_is_not_the_time_of_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first fit would seem too slow for a second one, with more samples."""
+    job, data = read_case("table", tmp_path)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    load_solver, calls = simple_models.load_solver, list[int]()
+
+    def load_slowly() -> None:
+        load_solver()
+        calls.append(1)
+        now[0] += 3
+
+    monkeypatch.setattr(simple_models, "load_solver", load_slowly)
+    assert fit_baselines(job, data)[LINEAR].seconds == 0
+    assert calls
+
+
+def test_without_any_label_the_linear_model_is_the_constant_answer(tmp_path: Path) -> None:
+    _, data = read_case("table", tmp_path)
+    (head,), features = data.heads.values(), choose_features(data)
+    assert features is not None
+    ids = np.arange(8, dtype=np.int64)
+    predict = simple_models.fit_linear(features, data.train, ids, torch.full((8,), NO_LABEL), head, 0)
+    assert predict(data.train, ids).shape == (8, len(head.classes))
+    assert torch.isfinite(predict(data.train, ids)).all()
 
 
 def test_each_picture_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,8 @@ def test_rows_with_dates_that_may_be_a_series() -> None:
         ({"x": (np.float32, 20, 8, 8, 3), "y": 3}, ""),
         ({"data": (np.float32, 20, 16, 3)}, ""),
         ({"images": (np.uint8, 20, 12, 12, 3), "labels": 1}, ""),
+        ({"images": (np.uint8, 20, 12, 12, 3), "labels": np.zeros((20, 0), np.int64)}, ""),
+        ({"x": np.zeros((20, 9, 2)), "y": np.zeros((20, 0))}, ""),
     ],
 )
 def test_arrays(arrays: dict[str, Any], task: str, capsys: pytest.CaptureFixture[str]) -> None:

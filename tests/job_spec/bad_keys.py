@@ -146,7 +146,7 @@ KEYS = (
     Row("task: image-classification\nname: a", "1:1", "data: is missing",
         "a required key: the training and validation data", "add `data:`"),
     Row("data: {validation: 0.1}", "3:1", "data.train: is missing",
-        "a required key: training data: a folder or file, relative to the job's folder, then the project; `hf://datasets/OWNER/NAME`, with @REVISION and a path if wanted; a file or folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH; or a file at https://",
+        "a required key: training data: a file or folder, relative to the job's folder, then the project; or an address: hf://datasets/OWNER/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, https://HOST/PATH",
         "add `train:`"),
     Row("model: {name: resnet18, from: runs/a-001}", "4:25",
         "model.from: names a run, and model.name names a network",

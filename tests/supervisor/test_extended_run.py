@@ -206,6 +206,22 @@ def test_changed_data_is_refused_and_a_copy_without_new_steps_is_made_again(job:
     assert small_job.read_json(small_job.newest_run(job), "result.json")["steps"] == 7 * STEPS
 
 
+def test_a_refused_copy_is_in_nobodys_way(job: Path) -> None:
+    """It is made again by another --extend, with --new too, and gives its place to a run of the plain command."""
+    data = job.parent / "images.npz"
+    content = data.read_bytes()
+    data.write_bytes(content + b"more")
+    for options in ([], ["--new"]):
+        output = small_job.finish(job, "--extend", str(first_run(job)), *options, *set_options(LONG), expected=4)
+        assert says(output, "start-new-run-without-extend")
+        assert small_job.newest_run(job).name == "small-002"
+    data.write_bytes(content)
+    small_job.finish(job, *set_options("train.epochs=1", "train.seed=9"))
+    run = small_job.newest_run(job)
+    assert (run.name, small_job.read_json(run, "result.json")["steps"]) == ("small-002", STEPS)
+    assert not (run / "extension.json").exists()
+
+
 def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unfinished_copy = job.parent / "runs" / ".small.extension"
     (unfinished_copy / "checkpoints" / "step-999").mkdir(parents=True)

@@ -189,8 +189,11 @@ def _fit(
     ids: Ids,
 ) -> Baseline:
     """Fit one kind of model to these training samples."""
+    # What is loaded once takes seconds, which the first fit must not seem to need.
     if name == TREES:
-        import sklearn.ensemble  # noqa: F401 - it takes seconds, which the first fit must not seem to need
+        import sklearn.ensemble  # noqa: F401
+    else:
+        simple_models.load_solver()
     started = time.monotonic()
     targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
     with _limit_threads(1 if len(ids) <= ONE_THREAD_ROWS else None):

@@ -4,6 +4,7 @@ in their scale, so that one evaluation serves all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,12 +43,28 @@ def fit_constant(targets: Tensor, head: Head) -> Predict:
     return lambda split, ids: answer.expand(len(ids), -1)
 
 
+@functools.cache
+def load_solver() -> None:
+    """Let torch load what its first optimizer and its first backward pass need."""
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+    def compute_loss() -> Tensor:
+        loss = weight.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(compute_loss)  # type: ignore[no-untyped-call]
+
+
 def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
     """Logistic regression, or ridge regression for numbers."""
     loss = losses.build_objective(
         None, {"": replace(head, class_weights=None, label_smoothing=None)}, {}, "none"
     ).losses[""]
     ids, targets = _drop_unlabelled(ids, targets)
+    if not len(ids):
+        return fit_constant(targets, head)
     columns = features.read_linear(split, ids)
     scaling = features.fit_scaling(columns)
 

@@ -246,8 +246,8 @@ def encode(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> npt.
         values = np.append(values, np.zeros((len(rows), 1)), axis=1)[:, [index_of.get(name, -1) for name in names]]
     elif names != target.names:
         raise DataError(
-            f"{key}: labels have {len(target.names)} columns",
-            f"as in the training data: {len(names)}",
+            f"{key}: the columns of labels are {list_names(target.names)}",
+            f"as in the training data: {list_names(names)}",
             "write the file again",
         )
     if not target_head.several:

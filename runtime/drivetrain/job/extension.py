@@ -1,15 +1,23 @@
-"""Reads which finished run the run of a folder extends."""
+"""Reads which finished run the run of a folder extends, and whether it has trained."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from drivetrain.system import run_files
 from drivetrain.system.run_files import EXTENSION_FILE, RunFiles
 
 
 def read_name(folder: Path) -> str:
     """Read the name of the run that the run of a folder extends; empty if it began from scratch."""
     return str(RunFiles(folder).read_object(EXTENSION_FILE).get("run") or "")
+
+
+def is_untouched(folder: Path) -> bool:
+    """Return whether a folder is a copy of a finished run that was not trained yet, such as after a refusal."""
+    record = RunFiles(folder).read_object(EXTENSION_FILE)
+    checkpoints = run_files.list_checkpoints(folder / run_files.CHECKPOINTS)
+    return bool(record) and (not checkpoints or run_files.parse_suffix(checkpoints[-1]) == record.get("step"))
 
 
 def describe_unfinished(folder: Path) -> str:

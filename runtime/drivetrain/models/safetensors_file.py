@@ -92,7 +92,7 @@ def write(path: Path, tensors: Tensors) -> None:
     fault_point("write tensors")
     addresses, separate = set[int](), dict[str, Tensor]()
     for name, value in tensors.items():
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach().cpu().resolve_conj().contiguous()
         # The library refuses tensors that share memory, such as tied weights and slices.
         if tensor.untyped_storage().data_ptr() in addresses or tensor.untyped_storage().nbytes() > tensor.nbytes:
             tensor = tensor.clone()
@@ -102,7 +102,8 @@ def write(path: Path, tensors: Tensors) -> None:
         path.touch()
         mode = path.stat().st_mode
         safetensors.torch.save_file(separate, path)
-        path.chmod(mode)  # the library lets only the owner read it
+        if path.stat().st_mode != mode:
+            path.chmod(mode)  # the library lets only the owner read it
     except KeyError as error:
         name = next(name for name, tensor in separate.items() if tensor.dtype == error.args[0])
         raise CheckpointError(
@@ -128,6 +129,6 @@ def holds(path: Path, tensors: Tensors) -> bool:
 
 
 def _have_same_bits(stored: Tensor, value: Tensor) -> bool:
-    plain = value.detach().cpu().contiguous()
+    plain = value.detach().cpu().resolve_conj().contiguous()
     is_alike = (stored.dtype, stored.shape) == (plain.dtype, plain.shape)
     return is_alike and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (stored, plain)))

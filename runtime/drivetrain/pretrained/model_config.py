@@ -27,7 +27,7 @@ from drivetrain.job.text import Truncation
 from drivetrain.system.files import parse_json, to_json
 from drivetrain.system.run_files import RunFiles
 
-CONFIG, FORMAT = "config.json", 1
+CONFIG, FORMAT = "config.json", 2
 Texts: TypeAlias = list[str]
 Numbers: TypeAlias = list[FiniteFloat]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -58,19 +58,21 @@ def open_run(
         return run_folder.open_run(runs, job, new=new, after=after)
     make_folder(runs)
     run_files.refuse_links(finished)
-    unfinished_run = None if new else run_folder.find_unfinished(runs, job.name)
+    unfinished_run = run_folder.find_unfinished(runs, job.name)
     if unfinished_run and unfinished_run.resolve() != finished.resolve():
-        if extension.read_name(unfinished_run) != finished.resolve().name:
+        is_copy = extension.read_name(unfinished_run) == finished.resolve().name
+        if is_copy and extension.is_untouched(unfinished_run):
+            # A copy that was refused or killed before its first checkpoint is made again, perhaps from another job.
+            os.close(run_folder.lock_folder(unfinished_run))
+            shutil.rmtree(unfinished_run, ignore_errors=True)
+        elif is_copy and not new:
+            return run_folder.open_run(runs, job)
+        elif not new:
             raise CheckpointError(
                 extension.describe_unfinished(unfinished_run),
                 "one unfinished run of a name",
                 "the command without --extend resumes it; with --new in addition, another run begins",
             )
-        if _has_trained_more(unfinished_run, finished):
-            return run_folder.open_run(runs, job)
-        # A copy that was refused or killed before its first checkpoint is made again, perhaps from another job.
-        os.close(run_folder.lock_folder(unfinished_run))
-        shutil.rmtree(unfinished_run, ignore_errors=True)
     _check_finished(finished, job)
     state, plan = RunState.read(finished), effective_plan.load_plan(finished)
     plan_request = plan_request.resume(finished, state, plan, advise_other_plan(finished))
@@ -81,12 +83,6 @@ def open_run(
 def advise_other_plan(finished: Path) -> str:
     """Return advice on how to continue with another plan; --new would copy the same run with its plan again."""
     return f"start a new training from its model: model: {{from: {finished}}}"
-
-
-def _has_trained_more(copy: Path, finished: Path) -> bool:
-    """Return whether a copy has other checkpoints than the finished run."""
-    names = [[path.name for path in run_files.list_checkpoints(run / CHECKPOINTS)] for run in (copy, finished)]
-    return names[0] != names[1]
 
 
 def _check_finished(finished: Path, job: Job) -> None:

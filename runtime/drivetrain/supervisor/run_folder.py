@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError
-from drivetrain.job import Job, hub_address
+from drivetrain.job import Job, extension, hub_address
 from drivetrain.job_spec.stored_spec import compare_stored_spec, read_stored_spec, store_spec
 from drivetrain.system import file_lock, run_files
 from drivetrain.system.console import say
@@ -125,7 +125,11 @@ def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
     Files of the user are kept.
     """
     with blame_storage(path):
+        if extension.is_untouched(path):
+            remove_files([path / run_files.CHECKPOINTS])
         remove_files(map(path.joinpath, run_files.FILES_BEFORE_TRAINING))
+        # Last: without it, a copy that a kill leaves behind would count as a run with an own checkpoint.
+        remove_files([path / run_files.EXTENSION_FILE])
         _remove_incomplete(path)
         store_spec(path, job)
     return RunFolder(path, False, lock)
@@ -141,8 +145,8 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def _begins_again(path: Path, job: Job) -> bool:
-    """Return whether a run begins again in its folder: without training, or without a checkpoint and a changed spec."""
-    has_checkpoints = (path / run_files.CHECKPOINTS).exists()
+    """Return whether a run begins again in its folder: without training, or with a changed spec and no own checkpoint."""
+    has_checkpoints = (path / run_files.CHECKPOINTS).exists() and not extension.is_untouched(path)
     return _is_untrained(path) or (
         not has_checkpoints and bool(compare_stored_spec(path, job, MAY_CHANGE_ON_RESUME).lines)
     )

@@ -199,6 +199,8 @@ def _measure_scale(features: Tensor) -> Tensor:
     Networks have units that are the same for every sample up to the last digit. Scaled up to 1, that noise would get
     weights of 1e30, and with them gradients that are not finite.
     """
+    if not len(features):
+        return features.new_full(features.shape[1:], torch.inf)
     scale = features.std(dim=0, correction=0)
     noise = ROUNDING_SHARE * torch.maximum(scale.square().mean().sqrt(), features.abs().amax(dim=0))
     return torch.where(scale > noise, scale, torch.inf)

@@ -27,10 +27,9 @@ from drivetrain.data.notes import list_names
 from drivetrain.distributed import world
 from drivetrain.distributed.world import LOCAL_RANK, NODES
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError
-from drivetrain.job import Job
+from drivetrain.job import Job, extension
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.embedded import EmbeddedJob
-from drivetrain.job.extension import describe_unfinished
 from drivetrain.job.formatting import dot_key
 from drivetrain.pretrained import earlier_run, hub_name
 from drivetrain.pretrained import folder as pretrained
@@ -194,9 +193,9 @@ def _write_records(run: Run, say: Callable[[str], None]) -> None:
 
 def _changed_data_error(folder: Path, changed: str, new: str) -> CheckpointError:
     return CheckpointError(
-        f"{describe_unfinished(folder)}, and its data has changed since it started: {changed}",
+        f"{extension.describe_unfinished(folder)}, and its data has changed since it started: {changed}",
         "the data that the run was started with",
-        f"restore it, or start a new run with {new}",
+        f"restore it, or start a new run with {new}" + (" and without --extend" if extension.read_name(folder) else ""),
     )
 
 

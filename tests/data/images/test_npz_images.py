@@ -158,6 +158,17 @@ def test_images_with_nan_are_left_out(tmp_path: Path) -> None:
     assert sorted(titles) == sorted(f"x.npz[{i}]" for i in range(40) if i != 7)
 
 
+def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
+    labels = np.array(["", "cat", "dog"] * 20)
+    data = load(job(write_npz(tmp_path / "x.npz", make_noise(60, 8, 8), labels), bad_samples=0.4))
+    assert data.heads[""].classes == ("cat", "dog")
+    assert "left out: x.npz[0]: label is empty" in "\n".join(data.notes)
+    for split in (data.train, data.validation):
+        for i in range(len(split)):
+            row = int(split.title(i).split("[")[1][:-1])
+            assert data.heads[""].classes[int(split.targets[""][i])] == labels[row]
+
+
 @pytest.mark.parametrize("size", [5, 8, 16])
 def test_arrays_are_resized_on_request(tmp_path: Path, size: int) -> None:
     ramp = np.tile(np.linspace(0, 255, 8).astype(np.uint8), (20, 8, 1))

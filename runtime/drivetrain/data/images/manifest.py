@@ -18,7 +18,9 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets
 from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
+from drivetrain.data.partition import Division, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import BadSample
+from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
@@ -90,21 +92,41 @@ def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
         path, key = job.resolve(text), f"data.{part}"
         rows = read(path, job.data.path_column, form, key, files)
         assert rows.target is not None
+        paths = [] if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
         missing = {
             index: BadSample(
-                f"{path.name} {csv_dialect.name_row(path, rows.numbers[index] + 1)}", f"{name} is not there"
+                f"{path.name} {csv_dialect.name_row(path, rows.numbers[index] + 1)}",
+                f"{rows.names[index]} is not there",
             )
-            for index, name in enumerate([] if rows.cells else rows.names)
-            if not os.path.lexists(os.path.join(path.parent, name))
+            for index, image in enumerate(paths)
+            if not os.path.exists(image)
         }
+        image_paths.check_links((paths[index] for index in missing), path.parent, key)
         usable = np.setdiff1d(np.arange(len(rows.names), dtype=np.int64), np.array(list(missing), np.int64))
         notes += [*rows.notes, *rows.check_bad(list(missing.values()), len(rows.names), job.data.bad_samples, key)]
         if head is None:
             image_targets.check(rows.target, usable, key)
-            head, count = image_targets.build_head(rows.target, usable, usable, key), len(usable)
+            head = image_targets.build_head(rows.target, usable, usable, key)
+            count = _count_training(job, rows, usable)
             form = replace(form, separator=rows.separator or form.separator, groups="")
         target_columns.encode(rows.target, usable, head, key)
     return count, notes
+
+
+def _count_training(job: ImageJob, rows: ManifestRows, usable: Ids) -> int:
+    """Count the images for training; without looking at them, so copies and images of one source count as others.
+
+    Raises:
+        DataError: if too few images or groups are left for one side.
+    """
+    if isinstance(job.data.validation, str):
+        return len(usable)
+    assert rows.target is not None
+    strata, division = image_targets.find_strata(rows.target, usable), Division(usable, "images", None)
+    if rows.groups:
+        members = number_groups([rows.groups[row] for row in usable.tolist()])
+        return len(hold_out_groups(job, strata, job.data.groups or "", members, division).training)
+    return len(hold_out(job, strata, division).training)
 
 
 def _read_columns(

@@ -105,8 +105,9 @@ def read(
             "write the file again with both of one length",
         )
     if form.kind == "class":
-        return images, target_columns.of_classes(_read_classes(raw_labels, path, key), "label"), broken, notes
-    target = _read_label_numbers(raw_labels, form, path, key)
+        target = target_columns.of_classes(_read_classes(raw_labels, path, key), "label")
+    else:
+        target = _read_label_numbers(raw_labels, form, path, key)
     broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
     return images, target, broken, notes
 

@@ -113,7 +113,7 @@ def _describe_targets(
     has_several_columns = targets.ndim == 2 and targets.shape[1] > 1
     has_fractions = kind == "f" and bool((np.floor(targets) != targets).any())
     are_many = names == WINDOWS and kind in "iuf" and len(np.unique(targets)) > MAX_INTEGER_CLASSES
-    if targets.ndim > 2 or kind not in "iufbUS":
+    if targets.ndim > 2 or 0 in targets.shape or kind not in "iufbUS":
         return None
     can_be_labels = names == IMAGES and has_several_columns and kind in "iufb" and request.task != tasks[1]
     if can_be_labels and bool(np.isin(targets, (0, 1)).all()):
