@@ -1,18 +1,22 @@
 """Reads Parquet files: typed columns, in batches of rows that fit into memory.
 
 A column may store a text of megabytes once and refer to it from a million rows (a dictionary). Such a column is read
-as a dictionary, and the size of its texts is checked before each row gets its own copy.
+as a dictionary, and the size of its texts is checked before each row gets its own copy. Structs, lists and bytes that
+rows share are read twice: as dictionaries, to count what all copies take, and then as values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyarrow import (
     ArrowInvalid,
+    RecordBatch,
     Table,
     binary,
     chunked_array,
@@ -34,6 +38,8 @@ MEMORY_PARTS = 16
 MAX_BATCH_ROWS = 1 << 20
 """Largest number of rows in a batch, for a table that is read completely."""
 _KINDS_OF_TEXT = {"string", "large_string", "string_view"}
+_OPAQUE = {"extension", "list_view", "large_list_view"}
+"""Types whose dictionaries Arrow cannot read."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
@@ -118,9 +124,16 @@ def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _count_bytes(array: Any) -> int:
-    """Count the bytes of an array once its dictionary is replaced with its values."""
-    if not types.is_dictionary(array.type):
+    """Count the bytes of an array once its dictionaries, also in structs and lists, are replaced with their values."""
+    if "dictionary<" not in str(array.type):
         return int(array.nbytes)
+    if types.is_struct(array.type):
+        return sum(map(_count_bytes, array.flatten()))
+    if types.is_map(array.type):
+        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return 4 * len(array) + _count_bytes(array.values.slice(first, end - first))
+    if types.is_nested(array.type):
+        return 4 * len(array) + _count_bytes(array.flatten())
     values = array.dictionary
     if not (types.is_string(values.type) or types.is_binary(values.type) or types.is_string_view(values.type)):
         # Each value is assumed to take the mean, such as numbers do.
@@ -150,34 +163,75 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
         raise ArrowInvalid(f'{subject} has no column "{missing[0]}"')
     # Parts that grow while they are decoded take memory next to the finished ones.
     limit = decoded_size.free_memory() * 3 // 4
-    chunks = _list_chunks(metadata, columns)
-    # Equal numbers are stored in fewer bytes than they take.
-    declared = sum(
-        max(one.total_uncompressed_size, one.num_values * _WIDTHS.get(one.physical_type, 0)) for one in chunks
-    )
+    chunks = list(_iterate_chunks(opened, columns))
+    declared = sum(chunk.size for chunk in chunks)
     if rows is None:
         decoded_size.check_fits(declared, subject, key)
     part_limit = min(limit // MEMORY_PARTS, MAX_CHUNK_BYTES)
-    batch_rows = max(1, min(part_limit * metadata.num_rows // (1 + declared), rows or MAX_BATCH_ROWS, MAX_BATCH_ROWS))
+    row_bytes = max([1 + declared // max(1, metadata.num_rows), *(chunk.longest for chunk in chunks)])
+    batch_rows = max(1, min(part_limit // row_bytes, rows or MAX_BATCH_ROWS, MAX_BATCH_ROWS))
     # A text that many rows share is read once; its size is checked before each row gets its own copy.
-    shared = {one.path_in_schema for one in chunks if any("DICTIONARY" in encoding for encoding in one.encodings)}
+    shared = {chunk.path: chunk.column for chunk in chunks if chunk.is_shared}
     texts = [name for name in columns if name in shared and _KINDS_OF_TEXT & {str(schema.field(name).type)}]
+    others = sorted({*shared.values()} - {*texts})
+    counted = decoded_size.DecodedSize(subject, key, limit)
+    for batch in _iterate_batches(source, others, sorted(shared), batch_rows, rows) if others else ():
+        counted.add(sum(map(_count_bytes, batch.columns)))
     # The declared sizes may be wrong, so the decoded batches are counted, too.
-    size, parts, count = decoded_size.DecodedSize(subject, key, limit), [], 0
-    with parquet.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
-        for batch in file.iter_batches(batch_rows, columns=list(columns)):
-            size.add(sum(map(_count_bytes, batch.columns)))
-            parts.append(batch.select(list(columns)))
-            count += len(batch)
-            if rows is not None and count >= rows:
-                break
-        kinds = pyarrow.schema([file.schema_arrow.field(name) for name in columns])
+    size, parts = decoded_size.DecodedSize(subject, key, limit), []
+    for batch in _iterate_batches(source, columns, texts, batch_rows, rows):
+        size.add(sum(map(_count_bytes, batch.columns)))
+        parts.append(batch)
+    kinds = pyarrow.schema([schema.field(name) for name in columns])
     table = Table.from_batches(parts, parts[0].schema if parts else kinds)
     return table.slice(0, rows).replace_schema_metadata(schema.metadata)
 
 
-def _list_chunks(metadata: Any, columns: Sequence[str]) -> list[Any]:
-    """List the metadata of all parts of these columns, including the fields of structs."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    return [one for one in chunks if {one.path_in_schema, one.path_in_schema.partition(".")[0]} & {*columns}]
+def _iterate_batches(
+    source: Path, columns: Sequence[str], dictionaries: Sequence[str], batch_rows: int, rows: int | None
+) -> Iterator[RecordBatch]:
+    """Yield batches of these columns until they have `rows` rows; the paths in `dictionaries` are read as dictionaries."""
+    count = 0
+    with parquet.ParquetFile(source, read_dictionary=dictionaries) as file:
+        # Arrow cannot join the dictionaries of two row groups within a struct.
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns)):
+                yield batch.select(list(columns))
+                count += len(batch)
+                if rows is not None and count >= rows:
+                    return
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A part of a column, or of a field of it, as described by the metadata of the file."""
+
+    column: str
+    path: str
+    """Path of the column, with dots before the fields of a struct."""
+    size: int
+    """Number of bytes of its values, if none is shared."""
+    longest: int
+    """Number of bytes that one row may take; 0 if the mean tells it."""
+    is_shared: bool
+    """Whether texts are written once, and rows refer to them."""
+
+
+def _iterate_chunks(opened: Any, columns: Sequence[str]) -> Iterator[_Chunk]:
+    """Yield all parts of these columns, including the fields of structs."""
+    kinds = {field.name: str(field.type) for field in opened.schema_arrow}
+    groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
+    for part, leaf in (
+        (group.column(at), opened.schema.column(at)) for group in groups for at in range(group.num_columns)
+    ):
+        path, packed = part.path_in_schema, part.total_uncompressed_size
+        for column in {path, path.partition(".")[0]} & {*columns}:
+            # Equal numbers are stored in fewer bytes than they take.
+            width = leaf.length if part.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(part.physical_type, 4)
+            is_text, encodings = part.physical_type == "BYTE_ARRAY", " ".join(part.encodings)
+            # A text may be as long as all: if it refers to the one before, or if Arrow cannot read its dictionary.
+            is_opaque = is_text and ("DELTA_BYTE" in encodings or bool(_OPAQUE & {*re.findall(r"\w+", kinds[column])}))
+            longest, values = packed * is_opaque, part.num_values
+            # One row may have all values of a list.
+            size = max(packed, values * (longest if leaf.max_repetition_level and is_opaque else width))
+            yield _Chunk(column, path, size, longest, is_text and not is_opaque and "DICTIONARY" in encodings)
