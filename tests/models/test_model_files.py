@@ -17,7 +17,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import saved_model
 from drivetrain.models.build import build
 from tests import own_job
-from tests.messages import saying
+from tests.messages import saying, says
 
 torch.set_num_threads(1)
 NET = """
@@ -65,6 +65,23 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
         {"my_model.py": NET.format(parameters="x=0", read=OPEN.format("__file__).with_name('cfg.json'"))},
         "{}",
     ),
+    "in a folder beside the code": (
+        {
+            "my_model.py": NET.format(parameters="x=0", read=OPEN.format("__file__).parent.joinpath('conf', 'a.json'")),
+            "conf/a.json": '{"slope": 5}',
+        },
+        "{}",
+    ),
+    "a table": (
+        {
+            "my_model.py": NET.format(
+                parameters="x=0",
+                read="import os; slope = Path(os.path.dirname(__file__) + '/slope.csv').read_text()",
+            ),
+            "slope.csv": "5",
+        },
+        "{}",
+    ),
     "read in forward": (
         {
             "my_model.py": LATE.format(
@@ -83,7 +100,9 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
 
 def files(folder: Path) -> list[Path]:
     return [
-        folder / name for name in ("cfg.json", "conf/a.json", "slope.txt", "neighbor.py") if (folder / name).exists()
+        folder / name
+        for name in ("cfg.json", "conf/a.json", "slope.txt", "slope.csv", "neighbor.py")
+        if (folder / name).exists()
     ]
 
 
@@ -177,3 +196,57 @@ def test_a_retry_after_an_edit_beside_the_code_is_refused(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, check=saying("changed-since-run-started", "cfg.json")):
         retried_code.read_with_imports("net.py")
     assert json.loads((tmp_path / "copy" / "cfg.json").read_text()) == 1
+
+
+WRITES = {
+    "a name": "LOG = Path(__file__).with_name('log.txt')\nwith open(LOG, 'a') as log:\n    log.write('built')",
+    "a path": "(Path(__file__).parent / 'log.txt').open(mode='a').write('built')",
+    "a text": "LOG = Path(__file__).with_name('log.txt')\nLOG.write_text(LOG.read_text() + 'built')",
+    "an array": "import numpy as np\nnp.savetxt(Path(__file__).with_name('log.txt'), [1, 2])",
+    "a log": "import logging\nlogging.FileHandler(Path(__file__).with_name('log.txt')).close()",
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_file_that_the_code_writes_is_no_input(name: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        f"from pathlib import Path\nSLOPE = open(Path(__file__).parent / 'a' / 'cfg.json')\n{WRITES[name]}\n"
+    )
+    (tmp_path / "a").mkdir()
+    for file in ("a/cfg.json", "log.txt"):
+        (tmp_path / file).write_text("1")
+    code = user_code.Code(tmp_path, None, tmp_path / "copy")
+    code.read_with_imports("net.py")
+    assert set(code.digests()) == {"net.py", "a/cfg.json"}
+    user_code.record_digests(tmp_path, code)
+    (tmp_path / "log.txt").write_text("2")
+    resumed_code = user_code.Code(tmp_path, None, tmp_path / "copy")
+    resumed_code.read_with_imports("net.py")
+    user_code.record_digests(tmp_path, resumed_code)
+
+
+def test_code_that_writes_beside_itself_does_not_change_the_model(tmp_path: Path) -> None:
+    write = "log = Path(__file__).with_name('log.txt'); os.truncate(log, 0); slope = 5"
+    store_network(
+        tmp_path, {"my_model.py": "import os\n" + NET.format(parameters="x=0", read=write), "log.txt": "1"}, "{}"
+    )
+    stored = tmp_path / "run" / "model" / "code"
+    before = {path: path.read_bytes() for path in stored.rglob("*")}
+    for _ in range(2):
+        user_code._opened_codes.clear()
+        saved_model.load(tmp_path / "run", consent=True)
+    assert {path: path.read_bytes() for path in stored.rglob("*")} == before
+
+
+def test_a_file_that_was_not_copied_is_named_with_what_to_do(tmp_path: Path) -> None:
+    read = OPEN.format("__file__).with_name('net' + '.json'")
+    store_network(tmp_path, {"my_model.py": NET.format(parameters="x=0", read=read), "net.json": '{"slope": 5}'}, "{}")
+    stored = tmp_path / "run" / "model" / "code"
+    with pytest.raises(
+        CheckpointError, check=saying("opens-which-is-not-in", "my_model.py", "net.json", stored)
+    ) as caught:
+        saved_model.load(tmp_path / "run", consent=True)
+    assert says(caught.value.action, "name-in-arguments-or-copy", "net.json", stored / "net.json")
+    (stored / "net.json").write_text('{"slope": 5}')
+    user_code._opened_codes.clear()
+    saved_model.load(tmp_path / "run", consent=True)

@@ -61,7 +61,7 @@ def _read_record(config: Path) -> str | None:
 
 
 def load_code(model: Path, digests: Mapping[str, str], *, consent: bool) -> user_code.Code:
-    """Load the code of a `model/` folder if this user trained the model here or consents to run it.
+    """Load a copy of the code of a `model/` folder if this user trained the model here or consents to run it.
 
     Args:
         model: model folder.
@@ -71,9 +71,13 @@ def load_code(model: Path, digests: Mapping[str, str], *, consent: bool) -> user
     Raises:
         CheckpointError: if the code may not be run.
     """
+    _check_consent(model, digests, consent=consent)
+    return user_code.open_stored(model / "code", dict(digests))
+
+
+def _check_consent(model: Path, digests: Mapping[str, str], *, consent: bool) -> None:
     if not consent and not (_is_in_its_run(model, digests) and has_consent(model / CONFIG)):
         raise _refusal_error(model, digests)
-    return user_code.open_code(model / "code", dict(digests))
 
 
 def _refusal_error(model: Path, digests: Mapping[str, str]) -> CheckpointError:
@@ -91,7 +95,7 @@ def read_allowed_digests(model: Path, *, consent: bool) -> dict[str, str]:
         CheckpointError: if the code may not be run.
     """
     digests = dict(read_mapping(RunFiles(model).read_object(CONFIG), "code"))
-    load_code(model, digests, consent=consent)
+    _check_consent(model, digests, consent=consent)
     # A changed job.yaml may call functions or pass arguments that differ from the training.
     if not consent and (not (spec := _read_record(model / CONFIG)) or spec != _hash_spec(model)):
         raise _refusal_error(model, digests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -21,8 +22,14 @@ MAX_NAME_LETTERS = 240
 """Longest name of a copy, in letters."""
 OUTSIDE = "_outside/"
 """Prefix of the names of copies of files from outside the folder of the job."""
-CONFIG_SUFFIXES = (".json", ".toml", ".txt", ".yaml", ".yml")
-"""Suffixes of files beside the code that are copied with it if a text in the code names them."""
+COPIED_SUFFIXES = (".cfg", ".csv", ".ini", ".json", ".npy", ".toml", ".txt", ".yaml", ".yml")
+"""Suffixes of files that are copied with the code if texts in it name them."""
+_PATH_WRITERS = {"write_text", "write_bytes", "touch", "unlink"}
+"""Methods of a path that change its file."""
+_FILE_WRITERS = {"save", "savetxt", "to_csv", "FileHandler", "RotatingFileHandler", "basicConfig"}
+"""Functions that write a file, which is their first argument or one of these options."""
+_FILE_OPTIONS = {"file", "filename", "fname"}
+_WRITE_MODE = re.compile("[rbt]*[wax+][wax+bt]*")
 
 
 def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
@@ -58,7 +65,7 @@ def read_with_imports(first: Path, read: Callable[[Path], bytes]) -> None:
 
 
 def _list_used(content: bytes, path: Path, top: Path) -> Iterator[Path]:
-    """Yield the files that a source uses: modules, the packages that contain them, and small files that a text names."""
+    """Yield the files that a source uses: modules, the packages that contain them, and small files that texts name."""
     tree: ast.AST = ast.Module([], [])
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,10 +80,56 @@ def _list_used(content: bytes, path: Path, top: Path) -> Iterator[Path]:
             yield from _find_module_files(base, module)
             for alias in node.names:
                 yield from _find_module_files(base, [*module, alias.name])
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(CONFIG_SUFFIXES):
-            named = path.parent / node.value
-            if named.is_relative_to(path.parent) and ".." not in named.parts and list_copies(named, node.value):
-                yield named
+    yield from _find_named_files(tree, path.parent)
+
+
+def _find_named_files(tree: ast.AST, top: Path) -> Iterator[Path]:
+    """Yield the small files that texts of a source name, in its folder or in folders of it that its texts name.
+
+    Files that the source itself writes are no inputs.
+    """
+    written, folders = _list_written(tree), [top]
+    names = {text.lstrip("/"): None for text in _list_texts(tree) if len(text) <= MAX_NAME_LETTERS}
+    names = {name: None for name in names if Path(name).parts and ".." not in Path(name).parts}
+    for folder in folders:
+        for target in (folder / name for name in names):
+            if os.path.isdir(target):
+                if target not in folders and len(folders) < MAX_FOLDER_FILES:
+                    folders.append(target)  # the loop goes on with it
+            elif target.suffix in COPIED_SUFFIXES and target.name not in written:
+                yield from [target] if list_copies(target, target.relative_to(top).as_posix()) else ()
+
+
+def _list_texts(*trees: ast.AST) -> list[str]:
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def _list_written(tree: ast.AST) -> set[str]:
+    """List the names of the files that a source writes, by texts in their paths or in what variables in these are set to."""
+    paths: list[ast.AST] = []
+    assigned: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                assigned.setdefault(_get_name(target), []).extend(_list_texts(node.value))
+        elif isinstance(node, ast.Call):
+            name, owner = _get_name(node.func), [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            modes = [*node.args[:2], *(option.value for option in node.keywords if option.arg == "mode")]
+            file = [*node.args[:1], *(option.value for option in node.keywords if option.arg in _FILE_OPTIONS)]
+            if name == "open" and any(
+                isinstance(m, ast.Constant) and _WRITE_MODE.fullmatch(str(m.value)) for m in modes
+            ):
+                paths += owner + file
+            paths += owner if name in _PATH_WRITERS else file if name in _FILE_WRITERS else []
+    names = {_get_name(part) for path in paths for part in ast.walk(path)} - {""}
+    texts = [*_list_texts(*paths), *(text for name in names for text in assigned.get(name, ()))]
+    return {Path(text).name for text in texts}
+
+
+def _get_name(node: ast.AST) -> str:
+    """Return the name of a variable, attribute or function; empty for another expression."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _find_module_files(base: Path, parts: list[str]) -> Iterator[Path]:

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -28,6 +29,8 @@ from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_er
 
 _opened_codes: dict[Path, Code] = {}
 """Code of each folder that this process has opened."""
+_copies: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders with copies of the code of models, which are removed when the process ends."""
 _imported_from: dict[str, Path] = {}
 """Folder of the importing file of each module that was imported from the user's folder, by module name."""
 
@@ -267,6 +270,29 @@ def open_code(folder: Path, expected: Mapping[str, str] | None = None, copy: Pat
     code = _opened_codes.get(key)
     if code is None or (expected is not None and code.expected != expected) or (copy is not None and code.copy != copy):
         code = _opened_codes[key] = Code(key, expected, copy)
+    return code
+
+
+def open_stored(folder: Path, expected: Mapping[str, str]) -> Code:
+    """Open a temporary copy of the code of a model, so that code which writes beside itself leaves the model as it is.
+
+    Raises:
+        CheckpointError: if a digest of a file differs from the expected digest, or a Python file has none.
+        StorageError: if the copy cannot be written.
+    """
+    stored, key = Code(folder, expected), folder.resolve()
+    code = _opened_codes.get(key)
+    if code is None or code.expected != expected:
+        _copies.append(tempfile.TemporaryDirectory(prefix="drivetrain-code-"))
+        copy = Path(_copies[-1].name)
+        for path in sorted(path for path in key.rglob("*") if path.is_file()):
+            name = path.relative_to(key).as_posix()
+            if name in expected or path.suffix == ".py":
+                write_copy(copy, name, stored.read(path))
+            else:  # the user has put it there
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                (copy / name).symlink_to(path)
+        code = _opened_codes[key] = Code(copy, expected)
     return code
 
 

@@ -94,12 +94,14 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
         CheckpointError: if the code may not be run, differs from the recorded digests, or raises.
     """
     code, name = load_code(model, digests, consent=consent), f"{origin['factory']}() in {origin['file']}"
-    say_aside(f"running the model's own code: {origin['file']} in {code.folder}")
+    stored = model.resolve() / "code"
+    say_aside(f"running the model's own code: {origin['file']} in {stored}")
     possible = "the Python and the libraries of the training"
     with blame_user_code(CheckpointError, f"{name} raised", possible, action=""):
-        for file in (file for file in digests if not file.endswith(".py")):
-            code.read(code.folder / file)
-        module = code.call(origin["file"], origin["factory"], code.with_copies(origin["arguments"]))[0]
+        try:
+            module = code.call(origin["file"], origin["factory"], code.with_copies(origin["arguments"]))[0]
+        except FileNotFoundError as error:
+            raise _missing_file_error(error, stored, code.folder, name) from error
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {describe(module)}", "a torch.nn.Module")
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
@@ -108,6 +110,19 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
             module.eval()(*(torch.zeros(2, *x["shape"], dtype=getattr(torch, x["type"])) for x in origin["inputs"]))
     buffers.unshare(module)
     return module
+
+
+def _missing_file_error(error: FileNotFoundError, stored: Path, folder: Path, name: str) -> Exception:
+    """Return the error for a file that the code opens beside itself and that was not copied; `error` for another file."""
+    path = Path(str(error.filename))
+    if not path.is_relative_to(folder):
+        return error
+    file = path.relative_to(folder)
+    return CheckpointError(
+        f"{name} opens {file}, which is not in {stored}",
+        "files that were copied with the code: those that texts in it or `model.arguments` name",
+        f"name {file} in `model.arguments` and train again, or copy it to {stored / file}",
+    )
 
 
 def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
