@@ -140,5 +140,5 @@ def test_all_processes_take_the_share_of_the_first_one() -> None:
     peers = Peers()
     peers.measure_time_share = lambda: 0.4
     assert peers.write_note() == (0, 0.4, 0)
-    assert peers.choose_most_serious([StepNote(0, 0.3), StepNote(0, 0.4)]) is None
+    assert peers.finish_exchange([StepNote(0, 0.3), StepNote(0, 0.4)]) is None
     assert peers.time_share == 0.3

@@ -115,7 +115,7 @@ class GradientExchange:
             _refuse_reentrant(loss)
         return loss
 
-    def finish(self, loss: Tensor, note: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
+    def sum_loss_and_gather(self, loss: Tensor, note: Sequence[float]) -> tuple[Tensor, list[list[float]]]:
         """Sum the losses and gather the notes of all processes; here the host waits for all of them.
 
         Args:

@@ -56,7 +56,7 @@ def is_on_hub(text: object) -> bool:
 
 
 def parse(text: str) -> HubAddress | None:
-    """Return the address that a text is; None if it is none."""
+    """Parse an address; returns None for any other text."""
     match = _ADDRESS.fullmatch(text)
     if not match:
         return None

@@ -13,7 +13,7 @@ from drivetrain.job.job import Job
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
 
 _LIKE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""A scheme, of which one letter would be a drive."""
+"""The scheme of an address, at least two letters: one letter is a drive of Windows."""
 
 
 def list_remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
@@ -33,13 +33,13 @@ def list_local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
 
 
 def list_readable_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """List the data of a job but what is in a store and has no copy here, with its keys."""
+    """List the keys and paths of a job's data, except data in a store that has no copy here."""
     absent = job.list_unfetched()
     return [(key, text) for key, text in job.data_paths() if not is_remote(text) or (key, text) not in absent]
 
 
 def find_problems(job: Job) -> Iterator[Problem]:
-    """Addresses that cannot be read, and what looks like one and is none."""
+    """List the addresses that cannot be read, also texts that only look like addresses."""
     for key, text in list_local_paths(job):
         if _LIKE_ADDRESS.match(text) and not is_on_hub(text) and not Path(job.resolve(text)).exists():
             yield job.problem(

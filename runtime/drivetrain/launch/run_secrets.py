@@ -224,7 +224,7 @@ def _sweep(parent: Path) -> None:
         try:
             owner = int(folder.name.removeprefix(_PREFIX))
             if owner == os.getpid():
-                raise ProcessLookupError  # numbers are used again, in a container soon
+                raise ProcessLookupError  # another process has its number, as happens soon in a container
             os.kill(owner, 0)
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)

@@ -35,7 +35,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "cuDNN needs a GPU; this job runs on a CPU"
     if job.train.is_deterministic(on_gpu=True):
         return "train.deterministic needs the same kernels in every run, and benchmark results vary"
-    # Before the network is known, the task tells.
+    # Before the network is known, the task decides.
     has_convolution = workload.has("Conv") if workload is not None else not job.task.startswith(("text", "tabular"))
     if not has_convolution:
         return "the network has no convolution"

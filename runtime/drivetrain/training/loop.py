@@ -36,7 +36,7 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
     Raises:
         Stopped: if `max_time` has passed.
         Interrupted: on a signal.
-        NumericsError: if a second rollback would be necessary.
+        NumericsError: if a second rollback would be necessary, or fp16 has collapsed and the job has no fallback.
     """
     records = StepRecords(run, saver, progress, profiler)
     # With several processes a signal may interrupt only where all processes exchange their problems.
@@ -96,14 +96,13 @@ def train_step(run: Run, records: StepRecords, batch: Batch) -> StepResult | Non
         batch = batch_inputs.prepare(run, batch, counters.epoch)
         share = batch_inputs.share_batch(run, batch_samples)
         learning_rate = run.set_learning_rates()
-        # A replayed step includes the update of the weights and of their average.
+        # A replayed step includes the update of the weights and of their average. Only a process that trains alone replays.
         result = run.step.replay(batch, share)
         if result is None:
             loss = run.step.compute_gradients(batch, share)
         else:
-            # A replay exchanges nothing, so the used share of `train.within` is measured here.
-            run.peers.time_share = run.peers.measure_time_share()
-        # The other processes have summed these gradients too: they learn of a later problem in the next step.
+            run.peers.refresh_time_share()
+        # The gradients are already summed over all processes, so a problem from here on waits for the next exchange.
         with run.peers.catching():
             if result is None:
                 result = run.step.update(loss, len(batch))

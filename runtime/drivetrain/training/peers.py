@@ -36,7 +36,7 @@ PROBLEM_KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (HalfUpdated, "out of memory in the middle of an update in {}"),
 )
 """Problems and how other processes report them, most serious last. A rollback outranks a stop, because a stop saves
-a checkpoint.
+a checkpoint. Memory that runs out is such a problem only in a process that trains alone; several processes start again.
 """
 
 
@@ -59,7 +59,7 @@ class Peers:
         self.problem: BaseException | None = None
         """The problem of this process that the others do not know yet."""
         self.last_exchanged: BaseException | None = None
-        """Value of `problem` in the last exchange: the steps before it are recorded unless it undoes them."""
+        """Value of `problem` in the last exchange, by which `StepRecords` knows a rollback of this process itself."""
         self.measure_time_share: Callable[[], float] = lambda: 0.0
         """Function that returns the used share of `train.within`; all processes use rank 0's value."""
         self.time_share = 0.0
@@ -67,7 +67,7 @@ class Peers:
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Keep a stop or rollback in the block as this process's problem until the next exchange, unless it has one."""
+        """Swallow a stop or rollback that the block raises, and keep it for the next exchange, unless one is kept already."""
         try:
             yield
         except (RollBack, Stopped, KeyboardInterrupt) as problem:
@@ -91,16 +91,22 @@ class Peers:
     def exchange_problems(self) -> None:
         """Exchange problems, and raise the most serious one in all processes; return if there is no problem."""
         notes = [StepNote(*row) for row in self.ranks.all_gather(self.write_note())]
-        problem = self.choose_most_serious(notes)
+        problem = self.finish_exchange(notes)
         if problem is not None:
             raise problem
+
+    def refresh_time_share(self) -> None:
+        """Measure the used share of `train.within` without an exchange, in a process that trains alone."""
+        self.time_share = self.measure_time_share()
 
     def write_note(self, sample_hash: float = 0.0) -> StepNote:
         """Write the note that this process sends to the others in an exchange."""
         return StepNote(self.severity, self.measure_time_share(), sample_hash)
 
-    def choose_most_serious(self, notes: Sequence[StepNote]) -> BaseException | None:
-        """Choose the most serious problem after an exchange, this process's own in a tie; None if there is no problem.
+    def finish_exchange(self, notes: Sequence[StepNote]) -> BaseException | None:
+        """Take over rank 0's time share, and return the most serious problem, in a tie this process's own; None if none.
+
+        This process's problem is known to all then, so it is kept no longer.
 
         Args:
             notes: the note of each process, by rank.

@@ -121,9 +121,9 @@ class Step:
             # Gradients of other code, such as the step of a second network, do not belong to this batch.
             updater.optimizer.zero_grad(set_to_none=True)
             loss = self._try_batch(batch, share, denominators, compute_loss)
-            total, rows = exchange.finish(loss, peers.write_note(sample_hash))
+            total, rows = exchange.sum_loss_and_gather(loss, peers.write_note(sample_hash))
             notes = [StepNote(*row) for row in rows]
-            problem = peers.choose_most_serious(notes)
+            problem = peers.finish_exchange(notes)
             if problem is None:
                 # All processes continue with rank 0's buffers.
                 peers.ranks.broadcast(updater.buffers.list_current())
@@ -133,6 +133,7 @@ class Step:
                 self._halve_micro_batch(len(batch), problem)
             elif not isinstance(problem, ComputeAgain):
                 raise problem
+            # After ComputeAgain the same batch is computed with the kernels that are allowed now.
 
     def update(self, loss: BatchLoss, samples: int) -> StepResult:
         """Update the weights with the gradients of a batch; this process has computed `samples` of its samples.

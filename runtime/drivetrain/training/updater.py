@@ -24,7 +24,7 @@ from drivetrain.training.step_result import StepResult, stack_and_check
 
 
 class Updater:
-    """Updates the weights with the gradients of a batch, or restores the buffers that its forward pass has changed.
+    """Updates the weights with the gradients of a batch; if the batch fails, restores the buffers that it changed.
 
     Args:
         network: network whose buffers are restored after a failed step.
@@ -92,17 +92,17 @@ class Updater:
 
         It reads the previous result first, so that the loss scale sees the steps in their order.
         """
-        # A strong reference would chain the results of all steps. One that nobody refers to any more has been read, or
-        # belongs to a step that a rollback has undone.
+        # Weak, because a strong one would keep the results of all steps alive. If it is gone, it has been read, or a
+        # rollback has undone its step.
         previous_result = weakref.ref(self.last_result) if self.last_result else lambda: None
 
-        def update_scale(finite: bool) -> None:
+        def read_in_order(finite: bool) -> None:
             result = previous_result()
             if result is not None:
                 result.read()
             self.scaler.update(finite)
 
-        return update_scale
+        return read_in_order
 
     def _apply_on_host(self, result: StepResult) -> None:
         if self.last_result:
@@ -116,7 +116,7 @@ class Updater:
             self.discard()
 
     def _apply_on_device(self, finite: Tensor) -> None:
-        """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
+        """Run the optimizer if `finite`, else restore the buffers; the scale learns of both, the host reads no number."""
         with skip_unless(self.optimizer, finite):
             self._run_optimizer()
         self.buffers.keep_if(finite)
