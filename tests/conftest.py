@@ -52,6 +52,14 @@ def handlers_as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def time_limits_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit that passed in an earlier test of this process, such as one of a compiler, does not count."""
+    from drivetrain.system import timeout
+
+    monkeypatch.setattr(timeout, "_broken", [])
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept for the user outside of run folders goes to a folder of the tests, also from child processes."""

@@ -167,7 +167,9 @@ def main() -> None:
     outcomes = {case: train_case(folder, case) for case in sys.argv[2:]}
     (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(outcomes))
     join_ranks(torch.device("cpu")).leave()
-    join_ranks(torch.device("cpu")).leave()
+    ranks = join_ranks(torch.device("cpu"))
+    ranks.barrier()  # a process that ended at once would cut connections that the others are still making
+    ranks.leave()
 
 
 if __name__ == "__main__":

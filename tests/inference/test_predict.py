@@ -363,7 +363,7 @@ def damage(kind: str, model: Path) -> None:
         ("no config", "has no trained model"),
         ("no weights", "has no trained model"),
         ("torn config", "config.json is cut or damaged"),
-        ("old format", "config.json has format 99, this version reads 1"),
+        ("old format", "config.json has format 99, this version reads 2"),
         ("no heads", "config.json has no heads"),
         ("strange head", "config.json has a wrong heads.0.colour"),
         ("strange builder", "names the builder 'os.system', this version has images"),

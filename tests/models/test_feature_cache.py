@@ -18,6 +18,7 @@ from drivetrain.models.build import build
 from drivetrain.optimizations import feature_cache, prefix_precision
 from drivetrain.plan import plan
 from drivetrain.system.run_files import MISTAKES_FILE
+from drivetrain.training import recorded_inputs
 from drivetrain.training.assemble import Assembly
 from drivetrain.training.checkpoints.resume import PROMISE
 from drivetrain.training.evaluation.validation import evaluate
@@ -210,6 +211,10 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
     poor = replace(machine, memory=replace(machine.memory, available=1), storage=replace(machine.storage, runs_free=1))
     write_json(tmp_path / "hardware.json", poor.to_json())
     write_json(tmp_path / "plan.json", cached_plan.to_json())
+    (tmp_path / "started").mkdir()
+    recorded_inputs.record_inputs(assemble_run(tmp_path / "started", frozen_job, False), print, resumes=False)
+    for name in ("data.json", "preprocessing.json"):
+        (tmp_path / "started" / name).rename(tmp_path / name)
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
     resumed = assembly.assemble_run(tmp_path, frozen_job, tiny.QuietSignals(), PhaseTimer())
     assert not feature_cache.effective(resumed)

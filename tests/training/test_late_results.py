@@ -26,7 +26,6 @@ from drivetrain.training import loop, run, train
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
 from drivetrain.training.step_result import StepResult
-from drivetrain.training.updater import Updater
 from tests import tiny
 from tests.training.hooked_run import (
     ROLLBACK,
@@ -231,18 +230,18 @@ def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
     training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
     training_run.step.updater.prefers_device = True
     queued_results, steps_queued_behind = list[StepResult](), list[int]()
-    original_update, original_read = Updater.update, StepResult.read
+    original_init, original_read = StepResult.__init__, StepResult.read
 
-    def note_queued(self: Updater, loss: torch.Tensor) -> StepResult:
-        queued_results.append(original_update(self, loss))
-        return queued_results[-1]
+    def note_queued(self: StepResult, *arguments: Any, **options: Any) -> None:
+        original_init(self, *arguments, **options)
+        queued_results.append(self)
 
     def note_read(self: StepResult) -> tuple[float, float]:
         if self._numbers is None:
             steps_queued_behind.append(len(queued_results) - 1 - queued_results.index(self))
         return original_read(self)
 
-    monkeypatch.setattr(Updater, "update", note_queued)
+    monkeypatch.setattr(StepResult, "__init__", note_queued)
     monkeypatch.setattr(StepResult, "read", note_read)
     train.train(training_run)
     # The second epoch of four steps; it ends with all results, since its weights are evaluated.

@@ -97,7 +97,7 @@ def test_it_trains_predicts_and_exports_like_any_other(
         assert np.mean([one["prediction"] == other["kind"] for one, other in pairs]) > 0.93
     assert main.main(["evaluate", "runs/small-001"]) == 0
     evaluated = json.loads(Path("runs/small-001/evaluation/metrics.json").read_text())["metrics"]
-    calibrated = capfd.readouterr().out.split("validation log loss ")[1].split(" -> ")[1].split()[0]
+    calibrated = capfd.readouterr().out.split("validation log loss ")[1].split(" -> ")[1].split(",")[0]
     # The probabilities that `predict` writes, not those before the temperature.
     assert evaluated["validation/log_loss"] == pytest.approx(float(calibrated), abs=2e-3)
     assert main.main(["train", "job.yaml", "--extend", "runs/small-001", "--set", "train.epochs=20"]) == 0

@@ -59,7 +59,7 @@ def test_a_loss_that_chooses_the_weights_is_shown_by_a_score(run: Path) -> None:
     change_json(run / "progress.json", lambda p: p.update(best="validation/loss"))
     view = RunReader(run).read()
     assert (view.metric, view.score_name) == ("validation/loss", "validation/accuracy")
-    assert view.best == (view.score.last, 6)
+    assert view.best == (view.score.last, 7)
 
 
 def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path) -> None:
