@@ -52,15 +52,12 @@ def plan_for(
     return plans.resolve(spec, hardware or detect(Path("runs")), workload, plain=plain)
 
 
-def memory_for(
-    job: Path | str, assignments: Sequence[str] = (), *, output: Path | str = "runs/memory"
-) -> dict[str, Any]:
-    """Peak memory by micro-batch, measured in a child process, as by `drivetrain bench memory`.
+def memory_for(job: Path | str, assignments: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure the peak memory by micro-batch in a child process, as `drivetrain bench memory` does.
 
     Args:
         job: the path of a spec.
         assignments: `key.path=value`, as for `--set`.
-        output: folder for table and picture.
 
     Returns:
         `ceiling` in bytes, and `rows` with `micro_batch` and its `measured` bytes.
@@ -68,11 +65,12 @@ def memory_for(
     Raises:
         DrivetrainError: with the command's message, if its exit code is not 0.
     """
-    command = [sys.executable, "-m", "drivetrain", "bench", "memory", str(job), "--output", str(output)]
+    command = [sys.executable, "-m", "drivetrain", "bench", "memory", str(job)]
     for assignment in assignments:
         command += ["--set", assignment]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=build_environment({}))
     if done.returncode:
         raise DrivetrainError(done.stderr.strip())
-    measured: dict[str, Any] = parse_json((Path(output) / "memory.json").read_text(encoding="utf-8"), dict)
+    file = Path("runs", f"bench-memory-{job_spec.load(Path(job), assignments).name}", "memory.json")
+    measured: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"), dict)
     return measured

@@ -46,7 +46,7 @@ REFUSED = [
     ),
     ("train", "drivetrain train: job is missing", "`drivetrain train --help` explains the arguments"),
     ("predict", "drivetrain predict: run, INPUT are missing", "`drivetrain predict --help` explains the arguments"),
-    ("predict a b --format", "--format: expected one argument", "`drivetrain predict --help` explains the arguments"),
+    ("predict a b --output", "--output: expected one argument", "`drivetrain predict --help` explains the arguments"),
     ("repeat a --seeds x", "--seeds: invalid int value: 'x'", "`drivetrain repeat --help` explains the arguments"),
     ("xyz", "xyz: there is no such command", "`drivetrain --help` explains all commands"),
     ("train a.yaml --plian", "--plian: `drivetrain train` has no such option", 'did you mean "--plain"?'),

@@ -164,7 +164,7 @@ def test_compose_up_alone_in_a_fresh_clone(clone: Path) -> None:
         subprocess.run(["docker", "rmi", "-f", image], capture_output=True, check=False)
 
 
-@pytest.mark.parametrize("command", ["train jobs/tiny.yaml", "bench lr jobs/tiny.yaml", "doctor --json"])
+@pytest.mark.parametrize("command", ["train jobs/tiny.yaml", "bench lr jobs/tiny.yaml", "doctor"])
 def test_an_engine_that_does_not_see_the_folder(clone: Path, command: str) -> None:
     """A DOCKER_HOST elsewhere, or an engine outside of this container: it made empty folders there."""
     hidden = clone.parent / "hidden"

@@ -21,7 +21,7 @@ RUN = "runs/small-001"
 COMMANDS = {
     "watch": ["watch", RUN],
     "report": ["report", RUN],
-    "compare": ["compare", RUN, "runs/other-001", "--output", "compared"],
+    "compare": ["compare", RUN, "runs/other-001"],
     "evaluate": ["evaluate", RUN],
     "predict": ["predict", RUN, "images.npz", "--output", "answers.csv"],
     "export": ["export", RUN, "--output", "model.onnx"],

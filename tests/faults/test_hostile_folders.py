@@ -42,12 +42,12 @@ JOB_COMMANDS = {
     "fetch": ["fetch", "job.yaml"],
     "init": ["init", "photos", "--output", "drafted.yaml"],
     "bench memory": ["bench", "memory", "job.yaml"],
-    "bench lr": ["bench", "lr", "job.yaml", "--steps", "20"],
+    "bench lr": ["bench", "lr", "job.yaml"],
     "bench models": ["bench", "models", "job.yaml", "--seconds", "20"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
-    "sweep": ["sweep", "job.yaml", "--trials", "1", "--set", "sweep={space: {train.optimizer.lr: [0.01, 0.02]}}"],
-    "bench speed": ["bench", "speed", "job.yaml", "--rounds", "3"],
+    "sweep": ["sweep", "job.yaml", "--set", "sweep={trials: 1, space: {train.optimizer.lr: [0.01, 0.02]}}"],
+    "bench speed": ["bench", "speed", "job.yaml"],
 }
 LONG = ("bench memory", "bench lr", "repeat", "sweep", "bench speed")
 RUN_COMMANDS = {

@@ -22,13 +22,13 @@ ROWS = [["001", "1,50", "bien; casi\r\nperfecto"], ["002", "-2,25", '"sí"'], ["
 PREDICTIONS = [{"prediction": "añejo", "probability": 0.75}, {"prediction": "new", "probability": 1.0}]
 
 
-def annotate(path: Path, columns: list[str] | None = None, numbers: tuple[int, ...] = (1, 4)) -> bytes:
+def annotate(path: Path, numbers: tuple[int, ...] = (1, 4)) -> bytes:
     files = CsvFiles()
     table_file.read(path, "data", csv=files)
     table = annotated_table.open_table(path, files)
     text = io.StringIO(newline="")
     cells = [{name: table.form.format(value) for name, value in row.items()} for row in PREDICTIONS[: len(numbers)]]
-    annotated_table.write(table, columns, numbers, cells, text)
+    annotated_table.write(table, numbers, cells, text)
     return text.getvalue().encode(table.form.encoding)
 
 
@@ -64,7 +64,7 @@ def test_a_line_for_excel_above_the_header_is_no_row(tmp_path: Path) -> None:
 
 def test_points_stay_points(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1.5,a\n2.5,b\n")
-    assert annotate(tmp_path / "a.csv", ["y"], (2,)).decode() == "y,prediction,probability\na,,\nb,añejo,0.75\n"
+    assert annotate(tmp_path / "a.csv", (2,)).decode() == "x,y,prediction,probability\n1.5,a,,\n2.5,b,añejo,0.75\n"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -76,19 +76,14 @@ def test_a_table_that_is_no_csv_becomes_one(tmp_path: Path, suffix: str) -> None
         path.write_text("\n".join(lines))
     else:
         pq.write_table(pa.table(values), path)
-    assert annotate(path, None, (1, 2)).decode() == ('x,y,prediction,probability\n1.5,"a, b",añejo,0.75\n,c,new,1.0\n')
+    assert annotate(path, (1, 2)).decode() == ('x,y,prediction,probability\n1.5,"a, b",añejo,0.75\n,c,new,1.0\n')
 
 
-def test_columns_that_cannot_be_had(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "a.csv", "utf-8")
-    with pytest.raises(SpecError) as caught:
-        annotate(path, ["peson"])
-    assert caught.value.given.startswith("--columns peson: ")
-    assert caught.value.action == 'did you mean "peso"?'
+def test_a_column_with_the_name_of_a_prediction_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("prediction,y\n1,a\n2,b\n")
     with pytest.raises(SpecError) as caught:
-        annotate(tmp_path / "b.csv", None, (1, 2))
-    assert caught.value.action == "leave it out: --columns y"
+        annotate(tmp_path / "b.csv", (1, 2))
+    assert caught.value.action.startswith("write --output FILE.jsonl")
 
 
 def test_probabilities_are_read_by_people_and_numbers_are_exact() -> None:

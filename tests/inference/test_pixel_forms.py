@@ -81,7 +81,7 @@ def test_predict_equals_evaluate_in_every_form(tmp_path: Path, case: str, capsys
     for number, form in enumerate([write, *other_writers]):
         path = form(tmp_path / f"new{number}", images, labels)
         output = tmp_path / f"{number}.jsonl"
-        assert main.main(["predict", str(run.folder), str(path), "--format", "jsonl", "--output", str(output)]) == 0
+        assert main.main(["predict", str(run.folder), str(path), "--output", str(output)]) == 0
         rows = [json.loads(line) for line in output.read_text().splitlines()]
         assert (
             main.main(["evaluate", str(run.folder), "--data", str(path), "--output", str(tmp_path / f"{number}")]) == 0

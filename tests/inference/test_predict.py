@@ -57,7 +57,7 @@ def list_validation_files(run: Run) -> list[Path]:
 
 
 def predict_rows(model: Path, inputs: list[Path], output: Path, *options: str) -> list[dict[str, Any]]:
-    code = main.main(["predict", str(model), *map(str, inputs), "--format", "jsonl", "--output", str(output), *options])
+    code = main.main(["predict", str(model), *map(str, inputs), "--output", str(output), *options])
     assert code == 0
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
@@ -236,16 +236,6 @@ def test_an_output_file_has_the_rows_of_its_one_table(labels: Run, tmp_path: Pat
         assert "sample" not in rows[0]
     else:
         assert list(rows[0]) == ["sample", "prediction", "probability"]
-
-
-@pytest.mark.parametrize(
-    "options", [["--columns", "path"], ["--columns", "x", "--output", "o.csv", "--format", "jsonl"]]
-)
-def test_columns_of_an_input_need_one_table_and_an_output_file(
-    images: Run, options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["predict", str(images.folder), str(images.folder.parent / "held"), *options]) == 2
-    assert says(capsys.readouterr().err, "columns-output-columns-input")
 
 
 def test_a_manifest_without_labels_and_hidden_files(images: Run, tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def test_native_training_on_the_cpu_says_so(
 def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 0)
-    assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
+    assert main.main(["launch", "job.yaml", "--trace", "--new", "--set", "train.epochs=2"]) == 0
     arguments = container._build_override(requests[0], check_job())["services"]["trainer"]["command"]
-    assert arguments[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
+    assert arguments[2:] == ["--set", "train.epochs=2", "--new", "--trace"]
 
 
 def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -189,6 +189,16 @@ def test_a_manifest_of_images_brings_its_folder(commands: list[Started], tmp_pat
     assert str(tmp_path / "new") in commands[0].list_mounts()
 
 
+def test_a_comparison_of_runs_elsewhere_is_written_next_to_the_first(commands: list[Started], tmp_path: Path) -> None:
+    runs = [tmp_path / "runs" / "a-001", tmp_path / "runs" / "a-002"]
+    for run in runs:
+        run.mkdir(parents=True)
+    main.main(["compare", *map(str, runs)])
+    main.main(["compare", "runs/a-001", "runs/a-002"])
+    written = [[str(HERE / "runs"), str(tmp_path / "runs")], [str(HERE / "runs")]]
+    assert [started.list_mounts(writable=True) for started in commands] == written
+
+
 def test_a_home_is_not_mounted_for_a_command(commands: list[Started], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
     assert says(capsys.readouterr().err, "is-not-mounted-it")
@@ -214,7 +224,8 @@ def test_training_goes_to_the_image_too(
     ("line", "flags"),
     [
         ("repeat jobs/digits.yaml --folds 5 --new", ("--new", "--folds", "5")),
-        ("sweep jobs/digits.yaml --trials 7", ("--trials", "7")),
+        ("repeat jobs/digits.yaml --seeds 2 --new", ("--new", "--seeds", "2")),
+        ("sweep jobs/digits.yaml --new", ("--new",)),
     ],
 )
 def test_what_trains_several_times_goes_to_the_image_too(

@@ -19,7 +19,6 @@ import torch
 from drivetrain.cli.main import main
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
-from drivetrain.launch import docker_engine
 from drivetrain.models import saved_model
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.pretrained.hub_cache import find_repository
@@ -207,14 +206,3 @@ def test_fetch_of_a_name_that_is_nowhere(hub: Hub, tmp_path: Path, capsys: pytes
     reports.job(tmp_path, model=MODEL.replace("beto", "bet0"))
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 2
     assert says(capsys.readouterr().err, "casa-bet0-hub-network", "model.name", 404)
-
-
-def test_fetch_into_a_volume_without_an_engine(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        docker_engine, "connect", lambda: docker_engine.EngineMissing("nobody listens", "`make engine`")
-    )
-    reports.job(tmp_path, model=MODEL)
-    assert main(["fetch", str(tmp_path / "job.yaml"), "--container"]) == 9
-    assert says(capsys.readouterr().err, "container-docker-engine-answers")

@@ -67,18 +67,11 @@ def test_the_files(runs: list[Path]) -> None:
     assert data["runs"]["digits-002"]["best"]["value"] == 0.9917
 
 
-def test_json_and_another_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(runs, "--json", "--output", str(tmp_path / "out")) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8"))
-
-
-def test_runs_of_the_same_name_are_told_apart(
-    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_the_same_name_are_told_apart(runs: list[Path], tmp_path: Path) -> None:
     other_run = Path(shutil.copytree(runs[1], tmp_path / "other" / "digits-001"))
-    assert compare([runs[0], other_run], "--output", str(tmp_path / "out"), "--json") == 0
-    assert set(json.loads(capsys.readouterr().out)["runs"]) == {str(runs[0]), str(other_run)}
+    assert compare([runs[0], other_run]) == 0
+    stored = json.loads((runs[0].parent / "compare-digits-001-digits-001" / "compare.json").read_text(encoding="utf-8"))
+    assert set(stored["runs"]) == {str(runs[0]), str(other_run)}
 
 
 def test_runs_with_different_best_metrics(runs: list[Path]) -> None:

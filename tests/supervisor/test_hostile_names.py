@@ -65,7 +65,7 @@ def clean(text: str) -> bool:
         (["init", "texts.csv", "--output", "drafted.yaml"], 0),
         (["evaluate", "runs/hostile-001", "--data", "texts.csv"], 0),
         (["evaluate", "runs/hostile-001", "--data", "others.csv"], 3),
-        (["predict", "runs/hostile-001", "texts.csv", "--format", "jsonl"], 0),
+        (["predict", "runs/hostile-001", "texts.csv", "--output", "texts.jsonl"], 0),
         (["watch", "runs/hostile-001"], 0),
         (["report", "runs/hostile-001"], 0),
         (["compare", "runs/hostile-001", "runs/hostile-002"], 0),

@@ -154,29 +154,29 @@ def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch:
 
 @pytest.mark.parametrize("line", ["5", "null", "[1]", '"x"', "{", "{}"])
 def test_a_journal_that_is_damaged(job: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
-    assert run(job, "--trials", "1") == 0
+    assert run(job, "--set", "sweep.trials=1") == 0
     journal = job.parent / "runs" / "kinds-sweep-001" / "journal.jsonl"
     journal.write_text(f"{line}\n{journal.read_text()}")
-    assert run(job, "--trials", "2") == 4
+    assert run(job, "--set", "sweep.trials=2") == 4
     assert says(capsys.readouterr().err, "journal-is-damaged", journal)
 
 
 def test_later_trials_have_the_defaults_that_the_sweep_began_with(job: Path) -> None:
-    assert run(job, "--trials", "3") == 0
+    assert run(job, "--set", "sweep.trials=3") == 0
     folder = job.parent / "runs" / "kinds-sweep-001"
     spec = (folder / "sweep.yaml").read_text()
     assert spec.count("clip_norm: 1.0") == 1
     (folder / "sweep.yaml").write_text(spec.replace("clip_norm: 1.0", "clip_norm: 0.7"))
-    assert run(job, "--trials", "5") == 0
+    assert run(job, "--set", "sweep.trials=5") == 0
     assert "clip_norm: 0.7" in (folder / "trial4-001" / "job.yaml").read_text()
     assert "clip_norm: 0.7" in (folder / "sweep.yaml").read_text()
 
 
 def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(job, "--trials", "3") == 0
-    assert run(job, "--trials", "5") == 0
+    assert run(job, "--set", "sweep.trials=3") == 0
+    assert run(job, "--set", "sweep.trials=5") == 0
     assert "continues: 3 of 5 trials are done" in capsys.readouterr().out
-    assert run(job, "--trials", "2") == 0  # nothing is left to do
+    assert run(job, "--set", "sweep.trials=2") == 0  # nothing is left to do
     assert len(table(job)) == 5
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
     assert run(job) == 0
@@ -207,7 +207,7 @@ def test_what_may_not_change_while_a_sweep_is_unfinished(
 def test_changed_data_are_refused(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(job, "--trials", "2") == 0
+    assert run(job, "--set", "sweep.trials=2") == 0
     for trial_folder in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
         row = {"data.train": {"folder": False, "rows": {"t.csv": "1 2 3 4 0000"}}}
         (trial_folder / "data.json").write_text(json.dumps({"files": row}))
@@ -309,10 +309,10 @@ def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeyp
 
 
 def test_trials_of_another_number_of_processes_are_another_sweep(job: Path) -> None:
-    assert run(job, "--trials", "2") == 0
-    assert run(job, "--trials", "4", "--set", "limits.processes=2") == 0
+    assert run(job, "--set", "sweep.trials=2") == 0
+    assert run(job, "--set", "sweep.trials=4", "--set", "limits.processes=2") == 0
     assert (len(table(job)), len(table(job, 2))) == (2, 4)
-    assert run(job, "--trials", "4") == 0
+    assert run(job, "--set", "sweep.trials=4") == 0
     assert len(table(job, 3)) == 4
 
 

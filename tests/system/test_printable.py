@@ -127,11 +127,11 @@ def test_predictions_are_exact_for_programs_and_clean_for_people(
     name = HOSTILE.replace("\udcff", "")
     answers = [(name, {"": {"prediction": name, "probability": 0.5}})]
     written = {}
-    for form in ("csv", "jsonl"):
+    for form, output in (("csv", None), ("jsonl", Path("out.jsonl"))):
         stream = io.StringIO(newline="")
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
         monkeypatch.setattr(sys, "stdout", stream)
-        predict._write(predict.PredictRequest(Path("runs/x"), [], form), answers, stream)
+        predict._write(predict.PredictRequest(Path("runs/x"), [], output), answers, stream)
         written[form] = stream.getvalue()
     assert json.loads(written["jsonl"])["sample"] == name
     if terminal:

@@ -83,15 +83,13 @@ def _add_plan(add: Add) -> None:
     )
     _add_set(command)
     command.add_path("--hardware", "FILE", "plan for another machine: the output of `plan --json` without JOB there")
-    command.add_switch("--all", "include settings that do not apply to this machine and job")
     command.add_switch("--json", "print JSON, which `train --plan` reads; without JOB, JSON for `--hardware`")
 
 
-def _add_plain(command: CommandParser) -> None:
+def _add_verbose(command: CommandParser) -> None:
     command.add_argument(
         "-v", "--verbose", action="store_true", help="also print every setting, and details of data and network"
     )
-    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
 
 
 def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.parse_parent) -> CommandParser:
@@ -105,7 +103,8 @@ def _add_runs(command: CommandParser, parse: Callable[[str], Path] = named_run.p
 def _add_training(add: Add) -> None:
     """Commands that train."""
     command = _add_runs(add("train", "train a job, or resume its unfinished run"))
-    _add_plain(command)
+    _add_verbose(command)
+    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     command.add_path("--plan", "FILE", "use the settings of a stored plan instead of choosing them")
     _add_start(command)
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
@@ -116,7 +115,7 @@ def _add_training(add: Add) -> None:
             "train in a Docker container under the job's resource limits (use this on the host, not inside a container)",
         )
     )
-    _add_plain(command)
+    _add_verbose(command)
     command.add_choice("--device", ("cpu", "gpu"), "use a CPU or a GPU image")
     _add_start(command)
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
@@ -139,7 +138,6 @@ def _add_repeat(add: Add) -> None:
     command.add_switch("--new", "start new runs in place of unfinished ones")
     command = add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna")
     _add_runs(command, lambda text: named_run.parse_parent(text, is_copied=False))
-    command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
     command.add_switch("--new", "begin a new sweep, even if an earlier one is unfinished")
 
 
@@ -172,14 +170,8 @@ def _add_measuring(add: Add) -> None:
 
     command = add_kind("speed", "speedup of each optimization: added one by one, and removed from the full plan")
     command.add_argument("--against", action="append", default=[], metavar="KEY=VALUE", help="a variant of the job")
-    command.add_argument("--rounds", type=int, default=8, help="paired measurements per comparison (default: 8)")
-    command.add_switch("--json", "print JSON instead of a table")
-    command = add_kind("lr", "learning-rate range test: the loss at growing rates, and a suggestion")
-    command.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
-    command.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
-    command.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
-    command = add_kind("memory", "peak memory of each micro-batch size")
-    command.add_path("--output", "DIR", "output folder (default: runs/bench-memory-<name>)")
+    add_kind("lr", "learning-rate range test: the loss at growing rates, and a suggestion")
+    add_kind("memory", "peak memory of each micro-batch size")
     command = add_kind("models", "simple models on a job's data: what a network has to beat")
     help_text = "time for all of them (default: 60; inf: as long as they take)"
     command.add_argument("--seconds", type=float, default=60.0, help=help_text)
@@ -196,10 +188,7 @@ def _add_look(add: Add) -> None:
     command.add_argument("run", type=named_run.parse, help=RUN)
     command = add("compare", "compare runs side by side: job files, plans, results and curves")
     command.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders")
-    command.add_path("--output", "DIR", "output folder (default: compare-... next to the first run)")
-    command.add_switch("--json", "print JSON instead of tables")
-    command = add("doctor", "check this machine for problems and show the command that fixes each")
-    command.add_switch("--json", "print JSON")
+    add("doctor", "check this machine for problems and show the command that fixes each")
 
 
 def _add_use(add: Add) -> None:
@@ -223,21 +212,18 @@ def _add_use(add: Add) -> None:
         metavar="INPUT",
         help="input files or folders, in the format of the training data",
     )
-    command.add_choice("--format", ("csv", "jsonl"), "output format: one CSV row or JSON line per sample")
-    command.add_path(
-        "--output", "FILE", "output file (default: standard output); for one table, with its columns and in its form"
+    help_text = (
+        "output file (default: standard output): FILE.jsonl gets a JSON line per sample, any other file CSV, for one "
+        "table with its columns and in its form"
     )
-    help_text = "with --output: columns of the input that are written beside the predictions (default: all)"
-    command.add_argument("--columns", metavar="COLUMN,...", help=help_text)
+    command.add_path("--output", "FILE", help_text)
     _add_csv(command)
     command.add_switch("--probabilities", "include the probability of every class")
     command.add_switch("--run-code", code)
     command = add("export", "export a trained model to ONNX and check it against the original")
     command.add_argument("run", type=named_run.parse, help=run)
     command.add_path("--output", "FILE", "output file (default: model.onnx in the run)")
-    command.add_path("--data", "PATH", "samples for the check (default: the run's validation data)")
     command.add_switch("--probabilities", "the file returns the probabilities of classes in place of raw outputs")
-    _add_csv(command)
     command.add_switch("--run-code", code)
 
 
@@ -308,4 +294,3 @@ def _add_fetch(add: Add) -> None:
         )
     )
     command.add_switch("--update", "ask the hub again which commit the branch or tag is; started runs keep theirs")
-    command.add_switch("--container", "into the volume of the containers that `launch` starts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import os
 from collections.abc import Callable
@@ -21,23 +20,24 @@ from drivetrain.system.installation import INSTALL_TORCH
 
 Request = TypeVar("Request")
 REQUESTS = {
-    "bench lr": "drivetrain.tuning.measuring_request:find_lr",
-    "bench memory": "drivetrain.tuning.measuring_request:measure_memory",
+    "bench lr": "drivetrain.tuning.measuring_request:measure",
+    "bench memory": "drivetrain.tuning.measuring_request:measure",
     "bench models": "drivetrain.baselines.baseline_command:measure_baselines",
     "bench speed": "drivetrain.tuning.bench.bench:bench",
     "compare": "drivetrain.report.comparison:compare",
     "evaluate": "drivetrain.inference.evaluate:evaluate",
     "export": "drivetrain.inference.export:export",
+    "predict": "drivetrain.inference.predict:predict",
     "repeat": "drivetrain.supervisor.repeat:repeat",
     "sweep": "drivetrain.supervisor.sweep:sweep",
 }
 """Commands whose options are those of a request, by the function that takes it. The others are functions of this module."""
-OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
+OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "kind": "KIND"}
 """By field of a request: the option that it is, if that has another name."""
 TRAINING = ("train", "repeat", "sweep")
 """Commands that train."""
 FORWARDED_SWITCHES = ("plain", "new", "if_unfinished", "trace", "verbose")
-FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
+FORWARDED_NUMBERS = ("seeds", "folds")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,7 +99,7 @@ def _show_hardware(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Show every decision, or without a job the hardware alone."""
     if options.job is None:
-        if options.set or options.hardware or options.all:
+        if options.set or options.hardware:
             raise SpecError("drivetrain plan: JOB is missing", "without JOB no option but --json", "name a job file")
         return _show_hardware(options)
     from drivetrain.hardware import facts, gpu_selection
@@ -124,7 +124,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         say_json(resolved.to_json())
     else:
-        open_console().print(render(resolved, job, machine, show_all=options.all))
+        open_console().print(render(resolved, job, machine))
     return 0
 
 
@@ -215,12 +215,4 @@ def doctor(options: argparse.Namespace) -> int:
     """Examine this machine."""
     from drivetrain.cli.doctor.doctor import examine
 
-    return examine(options.json)
-
-
-def predict(options: argparse.Namespace) -> int:
-    """Predict with a trained model."""
-    from drivetrain.inference import predict as predicting
-
-    columns = None if options.columns is None else next(csv.reader([options.columns]), [])
-    return predicting.predict(make_request(predicting.PredictRequest, options, columns=columns))
+    return examine()

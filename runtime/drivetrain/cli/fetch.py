@@ -1,14 +1,11 @@
-"""`drivetrain fetch`: downloads what a job names on the Hugging Face hub, in stores and on the web, before its network is closed."""
+"""`drivetrain fetch`: downloads a job's files on the Hugging Face hub, in stores and on the web, before its network is closed."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
-from drivetrain.errors import DeviceError
 from drivetrain.job import Job
-from drivetrain.launch import run_in_image
 from drivetrain.pretrained import convert, hub_name
 from drivetrain.system.console import say
 from drivetrain.system.units import format_bytes
@@ -22,15 +19,12 @@ MAX_LISTED_FILES = 30
 
 
 def fetch(options: argparse.Namespace) -> int:
-    """Fill the cache, and print what was fetched.
+    """Fill the cache, and print the fetched files.
 
     Raises:
         SpecError: if the job is invalid, or its network or data cannot be downloaded or used.
         StorageError: if the cache cannot be written.
-        DeviceError: if the volume of containers is asked for and no engine answers.
     """
-    if options.container and "DRIVETRAIN_IMAGE" not in os.environ:
-        return _fetch_in_container(options)
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.job_spec import located_data
 
@@ -83,18 +77,3 @@ def _print_files(fetched: Fetched, commit: str) -> None:
         say(f"  and {len(files) - MAX_LISTED_FILES:,} more")
     say(commit)
     say(f"in {fetched.folder}")
-
-
-def _fetch_in_container(options: argparse.Namespace) -> int:
-    from drivetrain.launch import docker_engine
-
-    client = docker_engine.connect()
-    if isinstance(client, docker_engine.EngineMissing):
-        raise DeviceError(
-            f"--container: no Docker engine answers: {client.why}",
-            "an engine, or the cache of this user",
-            f"{client.cure}, or leave out --container",
-        )
-    assignments = [word for assignment in options.set for word in ("--set", assignment)]
-    update = ["--update"] if options.update else []
-    return run_in_image.run(options, [options.command, str(options.job), *assignments, *update])

@@ -14,9 +14,8 @@ from typing import IO, Any
 
 from drivetrain.data.formats import csv_layout, table_file
 from drivetrain.data.formats.csv_dialect import SUFFIXES, CsvFiles, Dialect
-from drivetrain.errors import SpecError, nearest
+from drivetrain.errors import SpecError
 
-OPTION = "--columns"
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -67,35 +66,29 @@ def open_table(path: Path, files: CsvFiles) -> InputTable:
 
 
 def write(
-    table: InputTable,
-    columns: Sequence[str] | None,
-    row_numbers: Sequence[int],
-    predictions: Iterable[Mapping[str, Any]],
-    file: IO[str],
+    table: InputTable, row_numbers: Sequence[int], predictions: Iterable[Mapping[str, Any]], file: IO[str]
 ) -> None:
     """Write the rows of a table with their predictions.
 
     Args:
         table: the input.
-        columns: names of its columns that are written; None for all.
         row_numbers: of the samples, ascending; the row below the header is 1.
         predictions: the cells of each sample by column name, in the order of `row_numbers`, formatted by `TableForm.format`.
         file: opened with the encoding of the table's form.
 
     Raises:
-        SpecError: if a column does not exist, or has the name of a prediction.
+        SpecError: if a column of the table has the name of a prediction.
     """
-    indices = [_find_column(table, name) for name in (table.names if columns is None else columns)]
     writer = csv.writer(file, delimiter=table.form.sign, lineterminator=table.form.line_end)
     numbered = zip(row_numbers, predictions, strict=True)
     number, cells = next(numbered)
     added = list(cells)
-    _check_names_are_free(table, indices, added)
-    writer.writerow([*(table.names[i] for i in indices), *added])
+    _check_names_are_free(table, added)
+    writer.writerow([*table.names, *added])
     for row_number, row in enumerate(table.rows, start=1):
         is_predicted = row_number == number
         new_cells = [cells[name] for name in added] if is_predicted else [""] * len(added)
-        writer.writerow([*(row[i] if i < len(row) else "" for i in indices), *new_cells])
+        writer.writerow([*(row[i] if i < len(row) else "" for i in range(len(table.names))), *new_cells])
         if is_predicted:
             number, cells = next(numbered, (0, {}))
 
@@ -113,22 +106,10 @@ def _list_arrow_rows(table: Any) -> Iterator[list[str]]:
             yield ["" if cell is None else str(cell) for cell in cells]
 
 
-def _find_column(table: InputTable, name: str) -> int:
-    names = list(table.names)
-    if name in names:
-        return names.index(name)
-    raise SpecError(
-        f"{OPTION} {name}: {table.path} has no such column",
-        ", ".join(names),
-        nearest(name, names) or "name columns of the input",
-    )
-
-
-def _check_names_are_free(table: InputTable, indices: Sequence[int], added: Sequence[str]) -> None:
-    if taken_names := [table.names[i] for i in indices if table.names[i] in added]:
-        other_names = ",".join(table.names[i] for i in indices if table.names[i] not in added)
+def _check_names_are_free(table: InputTable, added: Sequence[str]) -> None:
+    if taken_names := [name for name in table.names if name in added]:
         raise SpecError(
             f"{table.path}: has a column {taken_names[0]} already, the name of a prediction",
-            "columns of other names",
-            f"leave it out: {OPTION} {other_names}",
+            "columns of other names, or JSON lines, which repeat no columns",
+            "write --output FILE.jsonl, or rename the column",
         )

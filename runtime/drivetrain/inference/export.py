@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,21 +39,16 @@ class ExportRequest:
     run: Path
     output: Path | None = None
     """model.onnx in the run if None."""
-    data: Path | None = None
-    """Samples for the comparison; the validation data of the run if None."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
     probabilities: bool = False
     """Whether the file returns the probabilities of classes, at their temperature, and not raw outputs."""
-    csv: Mapping[str, str] = field(default_factory=dict)
-    """How CSV files are written, with the keys of `data.csv`."""
 
 
 def export(request: ExportRequest) -> int:
     """Write the ONNX file and its JSON; returns 0.
 
     Raises:
-        DataError: if the named samples cannot be read.
         DeviceError: if a package is missing.
         CheckpointError: if there is no trained model, it cannot be exported, or the file computes other outputs.
         StorageError: if the output cannot be written.
@@ -107,14 +102,12 @@ def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs,
     def random_inputs(count: int) -> Inputs:
         return dummy_inputs.make_inputs(trained.preprocessing, count, seed=count)
 
-    problem = read_stored_spec(request.run).problem if request.data is None else None
+    problem = read_stored_spec(request.run).problem
     reason = f"{request.run / JOB_FILE}: {problem}" if problem else ""
     if not problem:
         try:
-            split, prepare, source = _load_samples(trained, request)
+            split, prepare = _load_samples(trained, request)
         except (DataError, SpecError, StorageError) as error:
-            if request.data is not None:
-                raise
             reason = str(error).splitlines()[0]
     if reason:
         if problem != MISSING:
@@ -129,24 +122,18 @@ def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs,
         start += count
     try:
         # If all texts are as long as the batch is large, the trace would take the two axes for one.
-        return random_inputs(TRACED_SAMPLES), examples[1:], source
+        return random_inputs(TRACED_SAMPLES), examples[1:], "validation samples"
     except CheckpointError:
-        return examples[0], examples[1:], source
+        return examples[0], examples[1:], "validation samples"
 
 
-def _load_samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
-    """Load real samples: the data that the user names, or the run's validation data."""
-    if request.data is not None:
-        from drivetrain.data import load_data
-
-        inputs = [request.data]
-        data = load_data.load_new(inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
-        return data.split, data.prepare, f"samples of {request.data}"
+def _load_samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing]:
+    """Load the run's validation data."""
     from drivetrain.inference import evaluate
 
     say_aside("export: reading the run's validation data for the comparison")
     _, dataset = evaluate.load_validation_data(request.run, trained, consent=request.run_code)
-    return dataset.validation, dataset.prepare, "validation samples"
+    return dataset.validation, dataset.prepare
 
 
 def _describe_model(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from drivetrain.data.notes import format_note
-from drivetrain.errors import SpecError, StorageError
+from drivetrain.errors import StorageError
 from drivetrain.hardware import device_check
 from drivetrain.inference import thread_limits
 from drivetrain.system.console import say_aside
@@ -45,18 +45,14 @@ class PredictRequest:
 
     run: Path
     inputs: Sequence[Path]
-    form: str = "csv"
-    """csv or jsonl."""
     output: Path | None = None
-    """stdout if None."""
+    """stdout if None; the suffix .jsonl means one JSON line per sample, any other one CSV."""
     probabilities: bool = False
     """Whether to write the probability of every class."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
-    columns: Sequence[str] | None = None
-    """Columns of the input that an output file has, too; None for all."""
 
 
 def predict(request: PredictRequest) -> int:
@@ -65,7 +61,7 @@ def predict(request: PredictRequest) -> int:
     Raises:
         CheckpointError: if there is no trained model.
         DataError: if no sample can be read.
-        SpecError: if columns of the input are requested that it does not have.
+        SpecError: if a column of the input has the name of a prediction.
         StorageError: if the output cannot be written.
     """
     machine = thread_limits.limit_threads()
@@ -93,7 +89,7 @@ def predict(request: PredictRequest) -> int:
         if table and data.row_numbers is not None:
             form = table.form
             cells = ({name: escape_cell(value) for name, value in _list_cells(answer, form)} for _, answer in answers)
-            annotated_table.write(table, request.columns, data.row_numbers.tolist(), cells, file)
+            annotated_table.write(table, data.row_numbers.tolist(), cells, file)
         else:
             _write(request, answers, file)
     seconds = time.monotonic() - start_time
@@ -105,25 +101,19 @@ def predict(request: PredictRequest) -> int:
 
 
 def _open_input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> InputTable | None:
-    """Open the table whose columns the output repeats; None for an output of predictions alone.
-
-    Raises:
-        SpecError: if columns are requested and not available.
-    """
+    """Open the table whose columns the output repeats; None for an output of predictions alone."""
     from drivetrain.data.formats import table_paths
     from drivetrain.inference import annotated_table
 
-    if data.row_numbers is not None and request.output is not None and request.form == "csv":
+    if data.row_numbers is not None and request.output is not None and not _is_jsonl(request):
         path = request.inputs[0]
         path = table_paths.find_table(path, "data") if path.is_dir() else path
         return annotated_table.open_table(path, files)
-    if request.columns is None:
-        return None
-    raise SpecError(
-        f"{annotated_table.OPTION}: this output has no columns of its input",
-        "a CSV file (--output FILE) of the rows of one table",
-        f"leave out {annotated_table.OPTION}, or name one table and --output",
-    )
+    return None
+
+
+def _is_jsonl(request: PredictRequest) -> bool:
+    return request.output is not None and request.output.suffix.lower() == ".jsonl"
 
 
 def _is_for_terminal(request: PredictRequest) -> bool:
@@ -133,7 +123,7 @@ def _is_for_terminal(request: PredictRequest) -> bool:
 
 def _write(request: PredictRequest, answers: Iterable[TitledAnswer], file: IO[str]) -> None:
     """Write the predictions; control characters are escaped on a terminal."""
-    if request.form != "csv":
+    if _is_jsonl(request):
         _write_lines(answers, file)
     else:
         _write_csv(answers, file, printable if _is_for_terminal(request) else str)

@@ -159,6 +159,10 @@ def _list_outputs(options: argparse.Namespace) -> list[Path]:
         return [pair[1] for pair in map(convert.find_target, paths) if pair][:1]
     if options.command == "init":
         return [output or name_job_file(options.data)]
+    if options.command == "compare":
+        from drivetrain.report import comparison
+
+        return [comparison.name_folder(options.runs)]
     if options.command == "export" and output:
         return [output, output.with_suffix(".json")]
     if options.command in ("report", "evaluate", "export") and not output:

@@ -39,9 +39,9 @@ def describe_machine(hardware: Hardware) -> str:
     return f"{hardware.place}: {', '.join(resources)}"
 
 
-def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) -> RenderableType:
-    """Show machine, decisions and notes of a plan; with `show_all` also decisions that do not apply to this machine and job."""
-    idle = {} if show_all else _list_idle(plan, job, hardware)
+def render(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
+    """Show machine, notes, and the decisions of a plan that apply to this machine and job."""
+    idle = _list_idle(plan, job, hardware)
     lines: list[RenderableType] = [_render_head(plan, job, hardware)]
     rows = [row for row in plan.decisions if row.name not in idle]
     lines.append(_DecisionTable(rows))
@@ -51,7 +51,7 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) 
         counts = ", ".join(f"{condition}: {count}" for condition, count in Counter(idle.values()).items())
         # A line of its own: a command that a terminal breaks cannot be copied.
         lines.append(Text(f"  {len(idle)} settings do not apply ({counts})", style="dim"))
-        lines.append(Text("  `drivetrain plan JOB --all` shows them", style="dim"))
+        lines.append(Text("  `drivetrain plan JOB --json` lists them", style="dim"))
     return Group(*lines, *_render_notes(plan.notes))
 
 

@@ -7,6 +7,7 @@ Without torch; the page is rendered like a report.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,11 @@ from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import format_duration, format_json, format_number, format_score, to_strict_json
+from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.report.render.page import write_pages
-from drivetrain.system.console import open_console, say, say_json
+from drivetrain.system.console import open_console, say
 from drivetrain.system.files import blame_storage
 from drivetrain.system.printable import printable
 from drivetrain.system.run_files import RunFiles
@@ -42,8 +43,6 @@ class CompareRequest:
     """The options of `drivetrain compare`."""
 
     runs: Sequence[Path]
-    output: Path | None = None
-    json: bool = False
 
 
 def compare(request: CompareRequest) -> int:
@@ -62,16 +61,18 @@ def compare(request: CompareRequest) -> int:
         )
     runs = _read_runs(request.runs)
     compared_sections = list_sections(runs)
-    names = "-".join(run.resolve().name for run in request.runs)
-    folder = request.output or request.runs[0].resolve().parent / f"compare-{names[:MAX_FOLDER_NAME]}"
+    folder = name_folder(request.runs)
     _write(folder, runs, compared_sections)
-    if request.json:
-        say_json(to_strict_json(make_json(runs)), ascii_only=False)
-        return 0
     for section in compared_sections:
         _print_section(section)
     say(f"comparison: {folder}/compare.html")
     return 0
+
+
+def name_folder(runs: Sequence[Path]) -> Path:
+    """Name the folder of a comparison, next to the first run as it is named: a container has that path alone."""
+    paths = [Path(os.path.abspath(run)) for run in runs]
+    return paths[0].parent / f"compare-{'-'.join(path.name for path in paths)[:MAX_FOLDER_NAME]}"
 
 
 def _read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
@@ -118,8 +119,7 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files = RunFiles(folder.resolve() if folder.is_symlink() else folder)  # the user may have named a link
-    write_pages(files, "compare", make_json(runs), _make_headline(runs), compared_sections)
+    write_pages(RunFiles(folder), "compare", make_json(runs), _make_headline(runs), compared_sections)
 
 
 def _print_section(section: Section) -> None:

@@ -27,8 +27,6 @@ class SweepRequest:
     spec: Path
     assignments: Sequence[str] = ()
     runs: Path = Path("runs")
-    trials: int | None = None
-    """Number of trials, in place of `sweep.trials`."""
     new: bool = False
 
 
@@ -41,8 +39,7 @@ def sweep(request: SweepRequest) -> int:
         CheckpointError: if the unfinished sweep had another spec, other data or other code.
     """
     signals.stop_early()
-    trials = [f"sweep.trials={request.trials}"] if request.trials is not None else []
-    source = SpecSource(request.spec, (*request.assignments, *trials)).read()
+    source = SpecSource(request.spec, request.assignments).read()
     job = source.load()
     if job.sweep is None:
         raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")

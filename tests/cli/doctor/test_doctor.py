@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -163,19 +162,17 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     """Real, with a fault that costs nothing to plant."""
     environment = os.environ | {"TORCH_CPU_BACKEND": "onednn", "PYTHONPATH": IMPORTS}
     process = subprocess.run(
-        [sys.executable, "-m", "drivetrain", "doctor", "--json"],
+        [sys.executable, "-m", "drivetrain", "doctor"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    data = json.loads(process.stdout)
-    assert process.returncode == EXIT[Level(data["worst"])]
-    lines = {finding["name"]: finding for finding in data["findings"]}
-    assert lines["TORCH_CPU_BACKEND"].keys() == {"name", "level", "text", "mend"}
-    assert lines["TORCH_CPU_BACKEND"]["level"] == "warn"
-    assert {"libraries", "memory", "/dev/shm", "clock"} <= lines.keys()
+    assert process.returncode in (EXIT[Level.WARN], EXIT[Level.FAIL]), process.stderr
+    levels = {row[1]: row[0] for line in process.stdout.splitlines() if len(row := line.split()) > 2}
+    assert levels["TORCH_CPU_BACKEND"] == "warn"
+    assert {"libraries", "memory", "/dev/shm", "clock"} <= levels.keys()
     assert (tmp_path / "runs").exists() is False
 
 

@@ -155,7 +155,7 @@ def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsy
 
 def predict_rows(run: Run, folder: Path, data: Path) -> list[dict[str, Any]]:
     output = folder / "out.jsonl"
-    arguments = ["predict", str(run.folder), str(data), "--format", "jsonl", "--probabilities", "--output", str(output)]
+    arguments = ["predict", str(run.folder), str(data), "--probabilities", "--output", str(output)]
     assert main.main(arguments) == 0
     return [json.loads(line) for line in output.read_text().splitlines()]
 

@@ -226,8 +226,6 @@ def bench_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         *sets,
         "--against",
         "train.batch_size=8",
-        "--rounds",
-        "3",
     ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -262,7 +260,6 @@ def test_the_command_measures_a_real_job(bench_run: tuple[Path, str]) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--rounds", "2"], "--rounds 2"),
         (["--against", "train.batchsize=8"], 'did you mean "batch_size"'),
         (["--set", "data.train=nowhere"], "nowhere"),
     ],

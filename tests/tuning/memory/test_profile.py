@@ -50,17 +50,18 @@ def test_the_command_writes_numbers_and_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_from_python(tmp_path: Path) -> None:
+def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     np.savez(
         tmp_path / "images.npz",
         images=np.random.default_rng(0).integers(0, 255, (60, 8, 8), np.uint8),
         labels=np.arange(60) % 3,
     )
     (tmp_path / "tiny.yaml").write_text(TEXT.replace("resnet18", "small-cnn"))
-    profile = drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
+    profile = drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"])
     assert {row["micro_batch"] for row in profile["rows"]} == {2, 4}
     with pytest.raises(DrivetrainError, match=r"train.batch: unknown key"):
-        drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"], output=tmp_path / "found")
+        drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"])
 
 
 def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) -> None:

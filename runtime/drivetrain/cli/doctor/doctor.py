@@ -1,6 +1,6 @@
 """`drivetrain doctor`: problems of this machine; each line is ok, warn or fail, with the command that fixes it.
 
-    Snapshot (gathered once) -> checks (pure) -> findings -> table or JSON, exit code by the worst
+    Snapshot (gathered once) -> checks (pure) -> findings -> table, exit code by the worst
 
 Exit codes: 0 all is well, 1 something should be fixed, 9 something cannot work.
 """
@@ -14,7 +14,7 @@ from rich.text import Text
 from drivetrain.cli.doctor import disk, docker_engine, environment_variables, gpu, limits
 from drivetrain.cli.doctor.finding import EXIT, Check, Finding, Level, find_worst_level
 from drivetrain.cli.doctor.snapshot import Snapshot, gather
-from drivetrain.system.console import open_console, say_json
+from drivetrain.system.console import open_console
 
 CHECKS: tuple[Check, ...] = (
     docker_engine.check,
@@ -32,13 +32,10 @@ def list_findings(snapshot: Snapshot) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(snapshot)]
 
 
-def examine(as_json: bool) -> int:
+def examine() -> int:
     """Check this machine and print the findings; returns the exit code."""
     all_findings = list_findings(gather())
-    if as_json:
-        say_json({"worst": find_worst_level(all_findings), "findings": [f.to_json() for f in all_findings]})
-    else:
-        open_console().print(render(all_findings))
+    open_console().print(render(all_findings))
     return EXIT[find_worst_level(all_findings)]
 
 

@@ -31,10 +31,6 @@ class Finding:
     fix: str = ""
     """The command to type or the setting to change; empty if nothing is wrong."""
 
-    def to_json(self) -> dict[str, str]:
-        """Return the finding for `--json`, where the fix has always been called `mend`."""
-        return {"name": self.name, "level": self.level, "text": self.text, "mend": self.fix}
-
 
 Check = Callable[[Snapshot], Iterable[Finding]]
 

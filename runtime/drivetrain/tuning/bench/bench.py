@@ -6,7 +6,6 @@ child, in turns; what is fixed when a process starts (threads, OpenMP runtime, a
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain import optimizations
-from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
@@ -24,8 +22,8 @@ from drivetrain.plan import evidence
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.plan.plan_table import describe_machine
 from drivetrain.report.formatting import format_tick
-from drivetrain.system.console import open_console, redirect_output, say_json
-from drivetrain.system.files import blame_storage, read_json, write_json
+from drivetrain.system.console import open_console
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep
 from drivetrain.tuning.measuring_request import MeasuringRequest
@@ -49,11 +47,8 @@ _PREFIXES = {"added": "+ ", "without": "- ", "against": "with "}
 class BenchRequest(MeasuringRequest):
     """Request of `drivetrain bench speed`."""
 
-    kind = "speed"
     against: Sequence[str] = ()
     """Settings of a job variant that is compared at the end."""
-    rounds: int = 8
-    json: bool = False
 
 
 def bench_command(request: BenchRequest) -> str:
@@ -61,7 +56,7 @@ def bench_command(request: BenchRequest) -> str:
     command_words = ["drivetrain", "bench", "speed", str(request.spec)]
     command_words += [word for value in request.assignments for word in ("--set", value)]
     command_words += [word for value in request.against for word in ("--against", value)]
-    return shlex.join([*command_words, *(["--rounds", str(request.rounds)] if request.rounds != 8 else [])])
+    return shlex.join(command_words)
 
 
 def explain_ratios(ablation: Ablation) -> str:
@@ -94,7 +89,7 @@ def describe_noise(ablation: Ablation) -> list[str]:
     return [
         f"warning: {len(disturbed)} of {len(waiting_shares)} comparisons were disturbed by other processes: threads waited for a CPU "
         f"for up to {max(disturbed):.0%} of the time. Rely only on the intervals, and repeat "
-        "the measurement on a less busy machine or with more --rounds"
+        "the measurement on a less busy machine"
     ]
 
 
@@ -182,13 +177,6 @@ def bench(request: BenchRequest) -> int:
     Raises:
         DrivetrainError: if a problem is found before the measurement starts.
     """
-    if request.rounds < 3:
-        raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
     if request.against:
         SpecSource(request.spec, [*request.assignments, *request.against]).load()
-    options = {"rounds": request.rounds, "against": list(request.against), "command": bench_command(request)}
-    with redirect_output([1], 2) if request.json else contextlib.nullcontext():
-        code, folder = request.measure(options)
-    if request.json and not code:
-        say_json(read_json(folder / FILE))
-    return code
+    return request.measure({"against": list(request.against), "command": bench_command(request)})

@@ -1,8 +1,6 @@
 """Runs the learning-rate range test as a child of `drivetrain bench lr`: the rate grows exponentially while the loss is
 recorded.
 
-The request contains the `lowest` and the `highest` rate, and the number of `steps`.
-
 For every window of a fifth of the steps, a line is fitted to the loss over the logarithm of the rate. The suggestion is
 the center of the window with the fastest fall of the loss, if the loss falls by more than its noise.
 """
@@ -32,6 +30,8 @@ MEAN_DECAY = 0.8
 """Decay of the running mean that stops the test; it does not affect the suggestion."""
 DIVERGED_RATIO = 4.0
 """Ratio of the running mean to its best value that ends the test, if the mean is also above its start."""
+LOWEST_RATE, HIGHEST_RATE, STEPS = 1e-6, 10.0, 100
+"""First and last learning rate, and the number of mini-batches."""
 FALLING_STANDARD_ERRORS = 3.0
 """Minimum distance of a falling window's slope from zero, in standard errors."""
 
@@ -51,8 +51,8 @@ class LrSweep:
 def measure(call: MeasuringCall) -> None:
     """Train with growing rates, and report the suggestion."""
     run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), is_measured=call.is_measured)
-    rates, losses = measure_losses(run, *(call.request[key] for key in ("lowest", "highest", "steps")))
-    report(run, suggest_rate(rates, losses, call.request["steps"]), call.folder)
+    rates, losses = measure_losses(run, LOWEST_RATE, HIGHEST_RATE, STEPS)
+    report(run, suggest_rate(rates, losses, STEPS), call.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
@@ -91,7 +91,7 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
         raise NumericsError(
             f"the loss is NaN or infinite from a learning rate of {rates[len(losses)]:.2g} on",
             "a finite loss in at least a fifth of the test",
-            "start lower: --lowest 1e-9",
+            "scale the inputs, or clip gradients: --set train.clip_norm=1",
         )
     return rates[: len(losses)], np.array(losses)
 
@@ -132,8 +132,7 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
         say(line)
     if sweep.suggested is None:
         say(
-            "no learning rate can be suggested: the loss never falls by more than its noise; try more --steps, "
-            "a lower --lowest or a larger train.batch_size"
+            "no learning rate can be suggested: the loss never falls by more than its noise; try a larger train.batch_size"
         )
     else:
         say(

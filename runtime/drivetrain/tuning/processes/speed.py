@@ -1,6 +1,6 @@
 """Measures the ablation of `drivetrain bench speed` in one process, which trains all variants in turns.
 
-The request contains `rounds`, the assignments of a job to compare `against`, and the `command` for the record.
+The request contains the assignments of a job to compare `against`, and the `command` for the record.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from drivetrain.tuning.memory import meter
 from drivetrain.tuning.paired_timing import TimedBlock
 from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
 
+ROUNDS = 8
+"""Paired measurements of each comparison."""
 WARM_STEPS = 3
 """Number of steps for estimating the time of one."""
 
@@ -54,7 +56,7 @@ def measure(call: MeasuringCall) -> None:
     # Earlier compilations would shorten the first step.
     with tempfile.TemporaryDirectory(prefix="bench-") as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        ablation = measure_ablation(plan, start, call.request["rounds"], say, against)
+        ablation = measure_ablation(plan, start, ROUNDS, say, against)
     bench.report(ablation, plan, call.job, machine, call.request["command"], call.folder)
 
 
