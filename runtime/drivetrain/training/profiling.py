@@ -219,18 +219,23 @@ class RankSampler:
             gpu_memory=torch.cuda.max_memory_allocated(run.device) if gpu else 0,
         )
 
+    def send(self) -> None:
+        """Send the record of this process to rank 0, which has none to send."""
+        if self.store is not None and not self.run.ranks.is_rank0:
+            # The process that runs the store may have ended.
+            with contextlib.suppress(RuntimeError):
+                self.store.set(f"record/{self.run.ranks.number}", rank_record.record_to_text(self.measure()))
+
     def take_sample(self, sample: Sample) -> None:
         """Read the memory from a sample of the monitor, and send the record; rank 0 writes the records of all ranks."""
         self.memory_bytes = int(sample["process_memory"] or 0)
         self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
+        self.send()
         ranks, store = self.run.ranks, self.store
-        if store is None:
+        if store is None or not ranks.is_rank0:
             return
         # The process that runs the store may have ended.
         with contextlib.suppress(RuntimeError):
-            if not ranks.is_rank0:
-                store.set(f"record/{ranks.number}", rank_record.record_to_text(self.measure()))
-                return
             keys = [f"record/{rank}" for rank in range(1, ranks.count)]
             texts = [store.get(key).decode() for key in keys if store.check([key])]
             records = [self.measure(), *(record for record in map(rank_record.record_from_text, texts) if record)]

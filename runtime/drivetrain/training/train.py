@@ -5,6 +5,7 @@ TensorBoard gets an overview of the run before its first step.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Batch
 from drivetrain.data.loader.batches import fetch
-from drivetrain.errors import NumericsError, Stopped, UserCodeError
+from drivetrain.errors import NumericsError, PeerError, Stopped, UserCodeError
 from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
 from drivetrain.plan.plan import Plan, format_value
@@ -63,9 +64,10 @@ def train(run: Run, *, trace: bool = False) -> str:
     assert run.metrics is not None
     progress = Progress(run.total_steps, forecast.read_forecast(folder, run.total_steps))
     profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
-    with _build_monitor(run, run.metrics) as monitor:
+    sampler = RankSampler(run) if run.ranks.count > 1 else None
+    with _build_monitor(run, run.metrics, sampler) as monitor:
         try:
-            reason = _train_and_disconnect(run, saver, progress, profiler)
+            reason = _train_and_disconnect(run, saver, progress, profiler, sampler)
             # Only rank 0 writes the model. From here on, a signal stops the run after another save.
             if not run.ranks.is_rank0:
                 return reason
@@ -102,18 +104,20 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
         raise _save_after_stop(run, saver, stop) from None
 
 
-def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:
+def _build_monitor(run: Run, metrics: MetricsLog, sampler: RankSampler | None) -> Monitor:
     return Monitor(
         run.folder,
         parse_duration(run.job.monitor.every),
         run.hardware.gpus,
         progress=measure_since_last_call(run),
         show=lambda values: metrics.board.put(run.counters.step, values),
-        sampled=RankSampler(run).take_sample if run.ranks.count > 1 else None,
+        sampled=sampler.take_sample if sampler else None,
     )
 
 
-def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
+def _train_and_disconnect(
+    run: Run, saver: Saver, progress: Progress, profiler: Profiler | None, sampler: RankSampler | None
+) -> str:
     """Train until the end, and return the reason for it. All processes stay connected until rank 0 has saved.
 
     Raises:
@@ -133,6 +137,11 @@ def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: 
         raise UserCodeError(
             error.given, f"saved as {saver.save_final()}", f"{error.action}; the same call resumes there"
         ) from (error.__cause__)
+    if sampler:
+        sampler.send()
+        # Rank 0 writes the last records of all processes, and needs nothing else of them.
+        with contextlib.suppress(PeerError):
+            run.ranks.barrier()
     run.ranks.leave()
     return reason
 
