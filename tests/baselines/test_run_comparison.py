@@ -95,7 +95,7 @@ def test_what_takes_too_long_is_ended_and_what_is_known_counts(
     run_comparison.compare_run(trained)
     assert time.monotonic() - started < 10
     out = capsys.readouterr().out
-    assert "were over before all were fitted" in out
+    assert "not all were fitted in" in out
     assert "network" in out
     assert [row["name"] for row in read_baselines(trained)] == ["constant"]
 

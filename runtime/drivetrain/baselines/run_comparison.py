@@ -55,7 +55,7 @@ def compare_run(run: Run) -> None:
             left = run.time_target.seconds - run.time_target.read_clock() - REPORT_SECONDS
             seconds, limit = min(seconds, left), min(limit, left)
     if limit < LEAST_SECONDS:
-        say("baselines: left out, as the time of train.within is over; `drivetrain bench models JOB` fits them")
+        say("baselines: skipped, the train.within time is used up; `drivetrain bench models JOB` fits them")
         return
     time_words = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
     say(f"baselines: fitting simple models to the same samples, {time_words} (baselines: off leaves them out)")
@@ -71,7 +71,7 @@ def _fit_within(run: Run, seconds: float, limit: float) -> str:
         with raise_stopped(), time_limit(limit) if limit < inf else contextlib.nullcontext():
             _fit(run, seconds)
     except TimedOut:
-        return f"their {limit:.0f} s were over before all were fitted"
+        return f"not all were fitted in {limit:.0f} s"
     except Stopped as stop:
         return f"{stop.given}; the run is complete"
     except Exception as error:

@@ -231,7 +231,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             if code and _read_result_time(run.path) != result_before:
-                say(f"baselines: their process ended with exit code {code}; the run is complete")
+                say(f"baselines: the comparison ended with exit code {code}; the run is complete")
                 code = 0
             # The trainer has finalized the plan in the meantime, and may have measured.
             plan = effective_plan.load_plan(run.path)
