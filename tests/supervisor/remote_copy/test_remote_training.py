@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import time
@@ -168,15 +167,3 @@ def test_of_two_trainers_the_newer_attempt_goes_on(proxy: FaultyStore, tmp_path:
     assert second_process.wait(PATIENT) == 75, (second_job.parent / "job.log").read_text()
     last = small_job.last_checkpoint(small_job.newest_run(second_job))
     assert last.name in list_checkpoints(open_store("second/small-001"))
-
-
-def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:
-    first_job, second_job = (small_job.write_job(tmp_path / name, epochs="1") for name in ("one", "two"))
-    small_job.finish(first_job, *copy_options("other"))
-    process = small_job.start(second_job)
-    wait(lambda: bool(list(second_job.parent.glob("runs/small-001/checkpoints/step-*"))))
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(PATIENT)
-    if small_job.read_status(second_job) == "stopped":
-        output = small_job.finish(second_job, *copy_options("other"), expected=4)
-        assert says(output, "different-runs-same-name")
