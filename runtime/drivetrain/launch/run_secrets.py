@@ -21,7 +21,7 @@ from drivetrain.job import Job, remote_data
 from drivetrain.job.track import MLFLOW, WANDB
 from drivetrain.launch import engine_traits, network
 from drivetrain.launch.mounts import Mount
-from drivetrain.pretrained import hub_name
+from drivetrain.pretrained import hub_cache, hub_name
 from drivetrain.storage import store_variables
 from drivetrain.system.console import say
 from drivetrain.system.files import parse_json
@@ -108,10 +108,8 @@ def _read_client_variables(job: Job, online: bool, environ: Mapping[str, str]) -
     if online:
         names += list_store_variables(job, environ)
     values |= {name: environ[name] for name in names if environ.get(name)}
-    if online and uses_hub and "HF_TOKEN" not in job.environment and not environ.get("HF_TOKEN"):
-        token = _read_login_token(environ)
-        if token:
-            values["HF_TOKEN"] = token
+    if online and uses_hub and "HF_TOKEN" not in job.environment and (token := hub_cache.find_token(environ)[0]):
+        values["HF_TOKEN"] = token
     return values
 
 
@@ -230,16 +228,6 @@ def _sweep(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         except (ValueError, OSError):
             continue  # not ours, or a process of another user
-
-
-def _read_login_token(environ: Mapping[str, str]) -> str:
-    """Read the token that `hf auth login` has stored; empty if there is none."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "huggingface"
-    path = environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token"
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _loopback(url: str) -> str:

@@ -54,8 +54,7 @@ def convert(file: Path, target: Path) -> None:
     try:
         with blame_storage(target):
             temporary.touch()
-        _run_child(file.resolve(), temporary.resolve())
-        with blame_storage(target):
+            _run_child(file.resolve(), temporary.resolve())
             os.link(temporary, target)  # never over a file that exists
     finally:
         temporary.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ before it gets its final name. A pickle is converted in a limited process. Code 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,9 +127,7 @@ def fetch(
     try:
         if hub_client.is_offline():
             closed = "HF_HUB_OFFLINE is set, so the hub is not asked"
-            if update:
-                raise HubError(f"--update, and {closed}", "one of them", "unset HF_HUB_OFFLINE")
-            raise HubError(closed, "", "unset HF_HUB_OFFLINE", offline=True)
+            raise HubError(closed, "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
         client = hub_client.connect(repository.name, repository.kind, say)
         with client.http, repository.locked(say):
             commit = repository.commit_of(revision)
@@ -165,7 +164,7 @@ def _take_unrecorded(repository: Repository, revision: str, choose: Choose, erro
     if not error.offline:
         raise error
     description = f"at revision {revision} is not complete in the cache {repository.root.parent}, and {error.given}"
-    raise HubError(description, error.possible or "files that were fetched before", error.action, offline=True)
+    raise HubError(description, error.possible, error.action, offline=True)
 
 
 def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, readme: str) -> list[str]:
@@ -257,9 +256,9 @@ def _choose_network_files(paths: Sequence[str], readme: str) -> list[str]:
     if WEIGHTS in names:
         return [*(name for name in configuration if name != INDEX), WEIGHTS]
     if INDEX in names and (shards := [shard for name in names if (shard := _SHARD.fullmatch(name))]):
-        missing = [_find_missing_shard(count, set(names)) for count in sorted({shard["count"] for shard in shards})]
-        if all(missing):
-            raise HubError(f"lacks {missing[0]}", _POSSIBLE, "use another network")
+        counts = Counter(int(shard["count"]) for shard in shards)
+        if all(present < count for count, present in counts.items()):
+            raise HubError("lacks a part of its weights", _POSSIBLE, "use another network")
         return [*configuration, *(shard[0] for shard in shards)]
     if PICKLE in names:
         return [*configuration, PICKLE]
@@ -268,9 +267,3 @@ def _choose_network_files(paths: Sequence[str], readme: str) -> list[str]:
     raise HubError(
         f"has no weights that can be used; it has {other_weights or 'none'}", _POSSIBLE, "use another network"
     )
-
-
-def _find_missing_shard(count: str, names: set[str]) -> str:
-    """Find the first missing one of so many shards; empty if all are there."""
-    shards = (f"model-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1))
-    return next((shard for shard in shards if shard not in names), "")

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 from drivetrain.errors import StorageError
 from drivetrain.pretrained.hub_error import HubKind
 from drivetrain.system import file_lock
-from drivetrain.system.files import make_folder, read_json, sync_folder, write_json, write_text
+from drivetrain.system.files import make_folder, read_json, storage_error, sync_folder, write_json, write_text
 
 PART = ".part"
 """Suffix of an incomplete file."""
@@ -31,10 +31,30 @@ _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 _LOCK = ".drivetrain.lock"
 
 
-def find_home() -> Path:
+def find_home(environ: Mapping[str, str] = os.environ) -> Path:
     """Find the folder that all Hugging Face libraries share."""
-    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{shared}/huggingface"))
+    shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(environ.get("HF_HOME") or f"{shared}/huggingface"))
+
+
+def find_token(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Find the token, and the variable or file that holds it, as `hf auth login` stores it; both empty if there is none."""
+    if token := environ.get("HF_TOKEN", ""):
+        return token.strip(), "HF_TOKEN"
+    path = Path(os.path.expanduser(environ.get("HF_TOKEN_PATH") or find_home(environ) / "token"))
+    token = _read_text(path).strip()
+    return (token, str(path)) if token.isascii() and token else ("", "")
+
+
+@contextmanager
+def blame_cache(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a StorageError that names the variable of the cache."""
+    try:
+        yield
+    except OSError as error:
+        general = storage_error(path, error)
+        action = f"{general.action.partition(',')[0]}, or set HF_HOME to another folder"
+        raise StorageError(general.given, general.possible, action) from None
 
 
 @dataclass(frozen=True)
@@ -119,10 +139,8 @@ class Repository:
             StorageError: if the cache cannot be written.
         """
         make_folder(self.root / "blobs")
-        try:
+        with blame_cache(self.root):
             handle = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _unwritable_error(self.root, error) from None
         try:
             try:
                 if not file_lock.lock(handle, wait=False):
@@ -142,7 +160,7 @@ class Repository:
         Raises:
             StorageError: if the cache cannot be written.
         """
-        try:
+        with blame_cache(folder):
             for file in files:
                 path, blob = folder / file.name, self.blob(file)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +172,6 @@ class Repository:
                     shutil.copyfile(blob, copy)
                     copy.replace(path)
             sync_folder(folder)
-        except OSError as error:
-            raise _unwritable_error(folder, error) from None
 
     def read_record(self, commit: str) -> CommitRecord | None:
         """Read which files a commit has; None if they were not listed."""
@@ -206,9 +222,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _unwritable_error(root: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{root}: {error.strerror}", "a cache that this user can write to", "set HF_HOME to another folder"
-    )

@@ -9,26 +9,24 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 
-from drivetrain.errors import StorageError
 from drivetrain.pretrained import hub_cache
 from drivetrain.pretrained.hub_cache import COMMIT, HASH, PART, HubFile
 from drivetrain.pretrained.hub_error import HubError, HubKind, explain_refusal
 from drivetrain.system import web
 from drivetrain.system.download_progress import Progress
-from drivetrain.system.files import parse_json, storage_error, sync_file, sync_folder
+from drivetrain.system.files import parse_json, sync_file, sync_folder
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.secrets import mask_secrets
 from drivetrain.system.version import VERSION
 
 if TYPE_CHECKING:
-    from httpx2 import Client, Headers, Request, Response
+    from httpx2 import Client, Headers, Response
 
 READ_TIMEOUT_SECONDS = 10.0
 """Longest wait for the hub's next byte."""
@@ -47,18 +45,6 @@ T = TypeVar("T")
 def is_offline() -> bool:
     """Return whether the user has turned off requests to the hub."""
     return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-
-
-def _find_token() -> tuple[str, str]:
-    """Find the token, and the variable or file that holds it; both are empty if there is none."""
-    if token := os.environ.get("HF_TOKEN", ""):
-        return token.strip(), "HF_TOKEN"
-    path = Path(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or hub_cache.find_home() / "token"))
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return "", ""
-    return token, str(path) if token else ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,7 @@ class HubClient:
         kind = self.kind.folder.removesuffix("s")
         url = hf_hub_url(self.name, file.name, repo_type=kind, revision=commit, endpoint=self.endpoint)
         part = target.with_name(f"{target.name}{PART}")
-        try:
+        with hub_cache.blame_cache(target):
             for _ in range(2):
                 with part.open("wb") as sink:
                     self._get(url, lambda answer, sink=sink: _receive(answer, sink, file.size, progress), sink)  # type: ignore[misc]
@@ -123,10 +109,6 @@ class HubClient:
                 progress.add(-file.size)
                 part.unlink()
                 self.say(f"hub: {file.name} has another hash than the hub says")
-        except OSError as error:
-            general = storage_error(target, error)
-            action = f"{general.action.partition(',')[0]}, or set HF_HOME to another folder"
-            raise StorageError(general.given, general.possible, action) from None
         raise HubError(
             f"{file.name} has another hash than the hub says, in two downloads",
             f"a file with {'SHA-256' if len(file.hash) == 64 else 'the git hash'} {file.hash}",
@@ -215,7 +197,7 @@ def connect(name: str, kind: HubKind, say: Callable[[str], None]) -> HubClient:
         raise HubError(
             f"HF_ENDPOINT is {endpoint!r}", "an address such as https://huggingface.co", "correct it, or unset it"
         )
-    token, source = _find_token()
+    token, source = hub_cache.find_token()
     is_local = web.is_loopback(url.hostname)
     if token and url.scheme == "http" and not is_local:
         say(f"hub: {endpoint} is not encrypted, so the token of {source} is not sent")
@@ -224,11 +206,7 @@ def connect(name: str, kind: HubKind, say: Callable[[str], None]) -> HubClient:
     try:
         # A proxy on the way to this machine itself would read what is not encrypted because it stays here.
         http = httpx2.Client(
-            headers=headers,
-            timeout=READ_TIMEOUT_SECONDS,
-            trust_env=not is_local,
-            follow_redirects=True,
-            event_hooks={"request": [partial(_refuse_scheme, ("https", url.scheme))]},
+            headers=headers, timeout=READ_TIMEOUT_SECONDS, trust_env=not is_local, follow_redirects=True
         )
     except (ImportError, ValueError, OSError) as error:
         given = f"proxy or certificates of this machine cannot be used: {mask_secrets(str(error))}"
@@ -261,15 +239,6 @@ def _receive(answer: Response, sink: BinaryIO, size: int, progress: Progress) ->
         progress.add(len(chunk))
         if sink.tell() > size:  # it is another file, and may have no end
             return
-
-
-def _refuse_scheme(schemes: Collection[str], request: Request) -> None:
-    if request.url.scheme not in schemes:
-        raise HubError(
-            f"the hub redirects to {request.url.scheme}://{request.url.host}, which is not encrypted",
-            "https all the way",
-            "check HF_ENDPOINT and the proxy",
-        )
 
 
 def _read_retry_after(headers: Headers) -> float:

@@ -54,34 +54,25 @@ def explain_refusal(
     """
     code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
     new_token = _NEW_TOKEN.format(endpoint=endpoint)
+    later = "try again later" if source else f"try again later, or {new_token}"
     if status == 429:
-        return HubError(
-            f"the hub answers 429, too many requests, and asks to wait {pause:,.0f} s",
-            "fewer requests, or more with a token",
-            f"try again later, or {new_token}" if not source else "try again later",
-        )
+        given = f"the hub answers 429, too many requests, and asks to wait {pause:,.0f} s"
+        return HubError(given, "fewer requests, or more with a token", later)
     if status >= 500:
         return HubError(f"the hub answers {status}, an error of its own", "a hub that works", "try again later")
     if status == 401 and source and (code == "InvalidToken" or "nvalid" in text):
         return HubError(f"the hub does not accept the token of {source}", "a valid token, or none", new_token)
     if code == "GatedRepo" or (status == 403 and not code):
-        return HubError(
-            f"the hub answers {status}: this {kind.noun} is gated"
-            + (f", and the token of {source} has no access" if source else ""),
-            "an account that was given access",
-            f"ask for access on its page at {endpoint}" + ("" if source else f", then {new_token}"),
-        )
+        given = f"the hub answers {status}: this {kind.noun} is gated"
+        given += f", and the token of {source} has no access" if source else ""
+        action = f"ask for access on its page at {endpoint}" + ("" if source else f", then {new_token}")
+        return HubError(given, "an account that was given access", action)
     if code == "RevisionNotFound":
-        return HubError(
-            "the hub has no such revision of it", "a branch, a tag or a commit of it", f"correct {kind.revision}"
-        )
+        possible = "a branch, a tag or a commit of it"
+        return HubError("the hub has no such revision of it", possible, f"correct {kind.revision}")
     if status in (401, 403, 404):
         who = f"the token of {source} sees" if source else "everybody sees"
-        return HubError(
-            f"the hub has no {kind.noun} of this name that {who} ({status})",
-            f"a name such as {kind.example}, as its page shows it",
-            f"check the spelling; if it is private, {new_token}"
-            if not source
-            else "check the spelling, and whose token it is",
-        )
+        given = f"the hub has no {kind.noun} of this name that {who} ({status})"
+        check = "check the spelling" + (", and whose token it is" if source else f"; if it is private, {new_token}")
+        return HubError(given, f"a name such as {kind.example}, as its page shows it", check)
     return HubError(f"the hub answers {status}", "a file of it", "check HF_ENDPOINT and the name")
