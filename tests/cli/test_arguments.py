@@ -48,6 +48,7 @@ REFUSED = [
     ("predict", "drivetrain predict: run, INPUT are missing", "`drivetrain predict --help` explains the arguments"),
     ("predict a b --output", "--output: expected one argument", "`drivetrain predict --help` explains the arguments"),
     ("repeat a --seeds x", "--seeds: invalid int value: 'x'", "`drivetrain repeat --help` explains the arguments"),
+    ("version", "version: there is no such command", "`drivetrain --version` prints it"),
     ("xyz", "xyz: there is no such command", "`drivetrain --help` explains all commands"),
     ("train a.yaml --plian", "--plian: `drivetrain train` has no such option", 'did you mean "--plain"?'),
     ("validate a.yaml --st b=1", "--st: `drivetrain validate` has no such option", 'did you mean "--set"?'),

@@ -122,7 +122,7 @@ def test_sample_table() -> None:
 def test_digits() -> None:
     job = draft_job(ROOT / "jobs" / "data" / "digits.npz")
     assert job.task == "image-classification"
-    assert "1,797 images of 8 x 8 pixels, uint8, 10 classes: 3 183," in Path("digits.yaml").read_text()
+    assert "1,797 images of 8 x 8 pixels, uint8, 10 classes, 3: 183," in Path("digits.yaml").read_text()
 
 
 def test_what_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:

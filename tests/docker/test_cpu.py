@@ -179,7 +179,9 @@ def test_a_quota_gives_one_thread_and_is_recorded(container: Run, tmp_path: Path
     """
     tmp_path.chmod(0o777)
     options = ("--cpus=0.5", "-v", f"{ROOT}/jobs:/workspace/jobs:ro", "-v", f"{tmp_path}:/workspace/runs")
-    done = container("train", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "name=quota", options=options)
+    done = container(
+        "train", "jobs/digits.yaml", "-v", "--set", "train.epochs=1", "--set", "name=quota", options=options
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"cpu: 1 thread, (fp32|bf16), oneDNN .*, libiomp5", done.stdout)
     rows = [json.loads(line) for line in (tmp_path / "quota-001" / "telemetry.jsonl").read_text().splitlines()]

@@ -311,7 +311,17 @@ def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) ->
     advice = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/, or draft one: `drivetrain init DATA`\n"
     assert says_only(read_validation_error(capsys, 2), "no-such-file-or-directory", "job.yaml", advice)
     Path("job.yaml").mkdir()
-    assert read_validation_error(capsys, 2) == f"job.yaml: Is a directory{advice}"
+    assert says(read_validation_error(capsys, 2), "folder-not-job-file", "job.yaml")
+
+
+@pytest.mark.parametrize("name", ["table.csv", "arrays.npz"])
+def test_data_in_place_of_a_job_file(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The advice led to the example jobs; the name of the data is what `init` takes."""
+    (tmp_path / name).write_text("a,b\n1,2\n")
+    assert main(["validate", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert says(error, "data-not-job-file", tmp_path / name)
+    assert f"`drivetrain init {tmp_path / name}`" in error
 
 
 @pytest.mark.parametrize(

@@ -268,8 +268,8 @@ def test_a_plan_is_one_line_unless_details_are_asked_for(
     plan_table.show(job_plan, job.model_copy(update={"name": "shortest"}), machine, tmp_path / "plan.json", None)
     text = capsys.readouterr().out
     rows = len(names) - 1  # without the head of the table
-    assert f"  settings {rows}: {rows - 1} choice, 1 job; -v lists them" in text
-    assert len(text.splitlines()) == 3 + len(job_plan.notes)
+    assert f"  {rows} settings ({rows - 1} choice, 1 job); -v lists them" in text
+    assert len(text.splitlines()) == 2 + len(job_plan.notes)
 
 
 def test_a_plan_that_was_shown_is_not_shown_again() -> None:

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 
 def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> None:
-    done = train(job)
+    done = train(job, "-v")
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
     names = {path.name for path in run.iterdir()}

@@ -29,6 +29,7 @@ OTHER_WORDS = {
     "fit": "`drivetrain train JOB` trains it",
     "test": "`drivetrain evaluate RUN --data PATH` computes the metrics on labeled data",
     "infer": "`drivetrain predict RUN INPUT` predicts new samples",
+    "version": "`drivetrain --version` prints it",
     "stop": f"`{format_stop_command('CONTAINER')}` ends a training after a checkpoint; so does Ctrl-C where it runs",
 }
 """Words that people type, and the command for each."""

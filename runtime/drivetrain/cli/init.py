@@ -77,7 +77,7 @@ def _write(output: Path, text: str) -> None:
         _check_is_free(output)
         raise
     except OSError as error:
-        raise storage_error(output, error) from None
+        raise storage_error(output, error, "--output FILE") from None
     try:
         job_spec.load(output)
     except (DataError, SpecError) as error:

@@ -40,9 +40,11 @@ def count_classes(dataset: Dataset) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> str:
-    """Return a note such as `classes for training: ok 157, broken 3`, the most frequent class first."""
+    """Return a note such as `classes for training: ok: 157, broken: 3`, the most frequent class first."""
     order = np.argsort(-counts, kind="stable").tolist()
-    listed_counts = list_names([f"{printable(classes[index])} {counts[index]:,}" for index in order], MAX_COUNTS_LISTED)
+    listed_counts = list_names(
+        [f"{printable(classes[index])}: {counts[index]:,}" for index in order], MAX_COUNTS_LISTED
+    )
     spellings = list_names(spelling.find_similar_names(classes))
     empty = [printable(name) for name in classes if looks_empty(name)]
     doubts = [f"; probably the same: {spellings}"] if spellings else []

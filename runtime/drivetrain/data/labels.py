@@ -206,4 +206,4 @@ def describe_label_counts(counts: Counter[str], unlabelled_count: int) -> str:
     """Describe how often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
     order = sorted(counts, key=lambda name: (-counts[name], name))
     without_labels = f"; {unlabelled_count:,} images have none" if unlabelled_count else ""
-    return f"labels: {list_names([f'{name} {counts[name]:,}' for name in order], 20)}{without_labels}"
+    return f"labels: {list_names([f'{name}: {counts[name]:,}' for name in order], 20)}{without_labels}"

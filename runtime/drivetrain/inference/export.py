@@ -78,7 +78,7 @@ def export(request: ExportRequest) -> int:
         temporary.replace(output)
         write_json(output.with_suffix(".json"), _describe_model(trained, example, names, calibrated))
     except OSError as error:
-        raise storage_error(output, error) from None
+        raise storage_error(output, error, "--output FILE") from None
     finally:
         temporary.unlink(missing_ok=True)
     _print_result(output, source, other_examples, difference)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.user_files import find_obstacle, suggest_nearby_file, suggest_nearest_path
 from drivetrain.job.values import Spec
 from drivetrain.job_spec import data_columns, named_splits, sweep_space
-from drivetrain.job_spec.combinations import combination_problems
+from drivetrain.job_spec.combinations import TABLES, combination_problems
 from drivetrain.job_spec.validation_errors import UNKNOWN_KEY, drop_invalid_values, list_problems
 from drivetrain.job_spec.yaml_file import MAX_BYTES, read, set_value
 from drivetrain.pretrained import earlier_run
@@ -106,7 +107,13 @@ def _replace_length(document: Document) -> None:
 
 
 def read_content(path: Path) -> bytes:
-    """Read the content of a job file; raises SpecError if it cannot be read."""
+    """Read the content of a job file; raises SpecError if it cannot be read, or is a folder or a table of data."""
+    if path.is_dir() or (path.suffix.lower() in (*TABLES, ".npz") and path.exists()):
+        raise SpecError(
+            f"{path}: this is {'a folder' if path.is_dir() else 'data'}, not a job file",
+            "a job file in YAML",
+            f"draft one for these data: `drivetrain init {shlex.quote(str(path))}`",
+        )
     try:
         with open_file(path) as file:
             return file.read(MAX_BYTES + 1)

@@ -60,9 +60,9 @@ def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
     idle = _list_idle(plan, job, hardware)
     rows = [row for row in plan.decisions if row.name not in idle]
     sources = ", ".join(f"{count} {source}" for source, count in Counter(row.source for row in rows).items())
-    head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
-    head.append(f"  machine  {describe_machine(hardware)}; image {plan.image or 'none'}\n", style="not bold")
-    head.append(f"  settings {len(rows)}: {sources}; -v lists them, the report explains them", style="not bold")
+    head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
+    head.append(f"{describe_machine(hardware)}; image {plan.image or 'none'}\n", style="not bold")
+    head.append(f"  {len(rows)} settings ({sources}); -v lists them, the report explains them", style="not bold")
     return Group(head, *_render_notes(plan.notes))
 
 

@@ -256,10 +256,16 @@ def check_utf8(path: Path) -> None:
         )
 
 
-def storage_error(path: Path, error: OSError) -> StorageError:
-    """Return the StorageError for a failed write; it names the owner of a folder that belongs to another user."""
+def storage_error(path: Path, error: OSError, option: str = "--runs DIR") -> StorageError:
+    """Return the StorageError for a failed write; it names the owner of a folder that belongs to another user.
+
+    Args:
+        path: file or folder that cannot be written.
+        error: the reason.
+        option: option of the command that names another place for it.
+    """
     # In our containers runs/ is a mount, and no other folder can be used.
-    elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
+    elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else f", or choose another folder with {option}"
     if error.errno in (errno.EACCES, errno.EPERM):
         existing = next(p for p in (path, *path.parents) if os.path.exists(p))
         owner = existing.stat()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from drivetrain.errors import Failure
-from drivetrain.system.console import say
+from drivetrain.system.console import Detail, say
 from drivetrain.system.run_files import EVENTS_FILE, RunFiles
 
 
@@ -19,7 +19,8 @@ class EventLog:
 
     def add(self, kind: str, text: str, step: int | None = None) -> None:
         """Print and store an event; if the disk is full, it is only printed."""
-        say(f"{kind}: {text}")
+        line = f"{kind}: {text}"
+        say(Detail(line) if isinstance(text, Detail) else line)
         self.store(kind, text, step)
 
     def store(self, kind: str, text: str, step: int | None = None) -> None:

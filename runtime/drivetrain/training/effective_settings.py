@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_info
 from drivetrain import optimizations
 from drivetrain.models import strided_convolution
 from drivetrain.system import torch_settings
+from drivetrain.system.console import Detail
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.units import format_bytes
 from drivetrain.training import trained_layers
@@ -47,7 +48,7 @@ def compare_with_plan(run: Run) -> dict[str, dict[str, Any]]:
 def record(run: Run, say: Callable[[str], None]) -> None:
     """Report the effective settings, and write them to the run's plan.json."""
     run.effective_settings = compare_with_plan(run)
-    say(describe_settings(run))
+    say(Detail(describe_settings(run)))
     for line in trained_layers.describe(run):
         say(line)
     if names := strided_convolution.list_rewritten(run.model):

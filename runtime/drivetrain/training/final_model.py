@@ -142,7 +142,7 @@ def describe_calibration(final: FinalWeights) -> list[str]:
         if fitted := calibration.read_temperature(final.confusion, name):
             of_head = f" of {name}" if name else ""
             lines.append(
-                f"temperature: probabilities{of_head} are those of outputs / {fitted.value:.3g}"
+                f"temperature: probabilities{of_head} computed from outputs / {fitted.value:.3g}"
                 f"{', the end of what is tried' if fitted.is_at_end else ''}; validation log loss "
                 f"{format_metric(fitted.log_loss)} -> {format_metric(fitted.scaled_log_loss)}, "
                 f"{calibration.describe_samples(final.confusion, name)}"

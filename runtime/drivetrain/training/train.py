@@ -19,7 +19,7 @@ from drivetrain.errors import NumericsError, PeerError, Stopped, UserCodeError
 from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
 from drivetrain.plan.plan import Plan, format_value
-from drivetrain.system.console import say
+from drivetrain.system.console import Detail, say
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import RESULT_FILE
 from drivetrain.system.signals import raise_stopped
@@ -95,7 +95,7 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
             best = final_model.choose_weights(run)
             save_model(run, best)
             for line in final_model.describe_calibration(best):
-                say(line)
+                say(Detail(line))
             final_model.record_thresholds(run, best)
             worst_mistakes.write(run, best.confusion)
             effective_settings.record_changes(run, say)

@@ -12,6 +12,7 @@ from drivetrain.optimizations.precision import OFF
 from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import CHOICE, Plan, format_value
+from drivetrain.system.console import Detail
 from drivetrain.tuning import tuner_state, variants
 from drivetrain.tuning.paired_timing import compare
 from drivetrain.tuning.tuner_state import TunerState
@@ -114,7 +115,7 @@ def check_short_format(builder: VariantBuilder) -> dict[str, Measurement]:
     text, is_kept = f"too few steps to compare {value} with fp32", run.device.type != "cpu"
     if CHECK_SHARE * run.total_steps >= 2 * COMPARED_STEPS:
         text, is_kept = _compare_short_format(builder, is_kept=is_kept)
-    builder.say(f"tune: precision {text}")
+    builder.say(Detail(f"tune: precision {text}"))
     return {"precision": Measurement(value if is_kept else OFF, text, evidence.format_date())}
 
 

@@ -27,6 +27,7 @@ from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import CHOICE, Plan, format_value
 from drivetrain.system import timeout
+from drivetrain.system.console import Detail
 from drivetrain.training.assemble import Assembly
 from drivetrain.tuning import numerics_check, tuner_state, variants
 from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
@@ -216,7 +217,7 @@ def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[st
     key = make_speed_key(job, hardware, dataset, assembly.network, can_restart)
     tuner = Tuner(assembly, can_restart=can_restart)
     if tuner.run.ends_solved:
-        say("tune: skipped, the heads are solved and no step is trained")
+        say(Detail("tune: skipped, the heads are solved and no step is trained"))
         return {}
     stored = evidence.load(hardware, key)
     if stored and numerics_check.recheck_measurements(tuner, stored):

@@ -11,6 +11,7 @@ from drivetrain.optimizations import Value
 from drivetrain.plan import evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import Plan, format_value
+from drivetrain.system.console import Detail
 from drivetrain.tuning.variants import Variant, Verdict
 
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
@@ -123,18 +124,18 @@ def plan_budget(
     too_short = "of training is too short to measure optimizations"
     if seconds is None and MEASURING_SHARE * total_steps < MIN_STEPS:
         # With steps of any length, the share would be used up before anything is compared.
-        say(f"tune: skipped, {total_steps:,} training steps are too few to measure optimizations")
+        say(Detail(f"tune: skipped, {total_steps:,} training steps are too few to measure optimizations"))
         return None
     variant = start_baseline()
     if seconds is None:
         # The first step is the slowest, so this is an upper bound; it saves a short run five more steps.
         upper_bound = min(limit_seconds, variant.time_steps(1) * total_steps)
         if upper_bound < MIN_RUN_SECONDS:
-            say(f"tune: skipped, at most {upper_bound:.0f} s {too_short}")
+            say(Detail(f"tune: skipped, at most {upper_bound:.0f} s {too_short}"))
             return None
     step_seconds, run_seconds = predict_seconds(variant, total_steps, limit_seconds)
     if seconds is None and run_seconds < MIN_RUN_SECONDS:
-        say(f"tune: skipped, about {run_seconds:.0f} s {too_short}")
+        say(Detail(f"tune: skipped, about {run_seconds:.0f} s {too_short}"))
         return None
     seconds = MEASURING_SHARE * run_seconds if seconds is None else seconds
     say(f"tune: about {run_seconds:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")

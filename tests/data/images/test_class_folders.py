@@ -70,7 +70,7 @@ def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
 
 FOLDERS: dict[str, tuple[Any, str]] = {
     "missing": (lambda root: None, "x does not exist"),
-    "empty": (lambda root: root.mkdir(), "has no images in class folders (nor any outside of them)"),
+    "empty": (lambda root: root.mkdir(), "has no images in class folders, but no files at all"),
     "flat": (
         lambda root: (
             write_folder(root, sub=3)
@@ -95,7 +95,7 @@ def test_bad_folders(tmp_path: Path, case: str) -> None:
     if case == "flat":
         (tmp_path / "x").mkdir()
         Image.new("L", (9, 9)).save(tmp_path / "x" / "1.png")
-        text = "has no images in class folders (1 images are outside of class folders)"
+        text = "has no images in class folders, but 1 images outside of class folders"
     else:
         write(tmp_path / "x")
     error_text = read_refusal(job(tmp_path / "x"))

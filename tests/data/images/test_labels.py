@@ -140,7 +140,7 @@ def test_the_split_keeps_rare_labels_on_both_sides(home: Path) -> None:
     for seed in range(4):
         data = load(job(home, "rare.csv", "multi_label: true", train_more=f", seed: {seed}"))
         assert all((split.targets[""].sum(0) > 0).all() for split in (data.train, data.validation))
-        assert any("labels: a 22, b 4, rare 2; 2 images have none" in note for note in data.notes)
+        assert any("labels: a: 22, b: 4, rare: 2; 2 images have none" in note for note in data.notes)
 
 
 def read_error(home: Path, cells: Sequence[str], data_keys: str = "", **options: Any) -> str:

@@ -17,8 +17,8 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-EXIT = {Level.OK: 0, Level.WARN: 1, Level.FAIL: 9}
-"""The exit code by the worst finding; 9 is also the code of a device that cannot be used."""
+EXIT = {Level.OK: 0, Level.WARN: 0, Level.FAIL: 9}
+"""Exit code by the worst finding: a warning prevents nothing; 9 is also the code of a device that cannot be used."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,13 +52,16 @@ def read(folder: Path, key: str) -> FolderListing:
     loose_images = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
     _check_not_nested(folder, classes, listing.names, key)
     if not listing.names:
-        outside = (
-            f"{len(loose_images):,} images are outside of class folders" if loose_images else "nor any outside of them"
+        contents = [f"{len(loose_images):,} images outside of class folders"] if loose_images else []
+        contents += skipped.count_kinds(
+            entry.name for entry in top if not _is_folder(entry) and not _is_image(entry.name)
         )
         raise DataError(
-            f"{key}: {folder} has no images in class folders ({outside})",
+            f"{key}: {folder} has no images in class folders, but {', '.join(contents[:4]) or 'no files at all'}",
             f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
-            "move the images into one folder per class, or write a manifest",
+            "move the images into one folder per class, or list them in a manifest"
+            if loose_images
+            else "convert drawings to .png; texts belong in a table with a row for each text: its text and its label",
         )
     if empty_folders:
         listing.notes.append(f"{folder}: folders without images are ignored: {list_names(empty_folders)}")
@@ -89,10 +93,15 @@ class _SkippedFiles:
     links: list[str] = field(default_factory=list)
     """Paths of all links, also of files that were not skipped."""
 
+    def count_kinds(self, other_files: Iterable[str] = ()) -> list[str]:
+        """Return the number of skipped files and `other_files` of each extension, as `7 .txt`."""
+        counts = Counter(self.kinds)
+        counts.update(os.path.splitext(name)[1].lower() for name in other_files)
+        return [f"{count:,} {kind or 'without extension'}" for kind, count in sorted(counts.items())]
+
     def notes(self, folder: Path) -> Iterator[str]:
         if self.kinds:
-            counts = [f"{count:,} {kind or 'without extension'}" for kind, count in sorted(self.kinds.items())]
-            yield f"{folder}: files without an image extension are skipped: {list_names(counts)}"
+            yield f"{folder}: files without an image extension are skipped: {list_names(self.count_kinds())}"
         if self.leftovers:
             counts = [f"{name} ({count:,})" if count > 1 else name for name, count in sorted(self.leftovers.items())]
             yield f"{folder}: folders of thumbnails, deleted files and the like are skipped: {list_names(counts)}"

@@ -107,7 +107,7 @@ def optimizer(rate: str, reason: str = "a good start for this network") -> list[
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Format the number of samples of each class, largest first: `6 classes: dots 200, rings 180, ...`.
+    """Format the number of samples of each class, largest first: `6 classes, dots: 200, rings: 180, ...`.
 
     If all numbers are equal, the number is written once.
     """
@@ -116,8 +116,8 @@ def format_counts(counts: Mapping[str, int]) -> str:
     if len(set(counts.values())) == 1 and len(counts) > 1:
         names = list_names(sort_class_names(counts), MAX_LISTED_CLASSES)
         return f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {names}{doubt}"
-    listed = [f"{name} {counts[name]:,}" for name in sorted(counts, key=lambda name: (-counts[name], name))]
-    return f"{len(counts):,} classes: {list_names(listed, MAX_LISTED_CLASSES)}{doubt}"
+    listed = [f"{name}: {counts[name]:,}" for name in sorted(counts, key=lambda name: (-counts[name], name))]
+    return f"{len(counts):,} classes, {list_names(listed, MAX_LISTED_CLASSES)}{doubt}"
 
 
 def describe_classes(counts: Mapping[str, int]) -> list[str]:

@@ -270,16 +270,16 @@ def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tu
             class_weights=settings.class_weights,
             label_smoothing=settings.label_smoothing,
         )
-        notes.append(f'"{column}": {len(classes)} classes: {_format_counts(label_texts)}')
+        notes.append(f'"{column}": {len(classes)} classes, {_format_counts(label_texts)}')
     # A resumed run keeps its class indices.
     return dict(recorded.heads) if recorded and recorded.same_data else heads, notes
 
 
 def _format_counts(label_texts: Sequence[str]) -> str:
-    """Format up to 8 classes with number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
+    """Format up to 8 classes with number and share of their texts, largest first: `leak: 40 (80%), noise: 10 (20%)`."""
     names, counts = np.unique(np.array(label_texts, object), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    return list_names([f"{names[i]} {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
+    return list_names([f"{names[i]}: {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
 
 
 def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray], lower_case: bool) -> list[str]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Head
+from drivetrain.system.console import Detail
 
 TEMPERATURES = tuple(2 ** (step / 4) for step in range(-8, 13))
 """Temperatures from 0.25 to 8 in steps of a factor of 1.19; between two of them the loss is nearly a parabola."""
@@ -210,7 +211,7 @@ def describe_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -
     name = metric.rpartition("/")[2]
     samples = describe_samples(confusion, head.name)
     if not head.thresholds:
-        return f"predictions from a probability of 0.5: no other has a {name} that is better than chance explains, {samples}"
+        return Detail(f"0.5 for each class: no other improves {name} by more than chance explains, {samples}")
     classes = head.classes if head.several else head.classes[1:]
     changes = [
         f'"{label}" from {threshold:.3g} ({name} {before:.4f} -> {after:.4f} +- {error:.4f})'
