@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import saved_model
 from drivetrain.models.build import build
+from drivetrain.training import recorded_inputs
 from tests import own_job
 from tests.messages import saying, says
 
@@ -61,36 +61,6 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
         },
         "{place: conf}",
     ),
-    "beside the code": (
-        {"my_model.py": NET.format(parameters="x=0", read=OPEN.format("__file__).with_name('cfg.json'"))},
-        "{}",
-    ),
-    "in a folder beside the code": (
-        {
-            "my_model.py": NET.format(parameters="x=0", read=OPEN.format("__file__).parent.joinpath('conf', 'a.json'")),
-            "conf/a.json": '{"slope": 5}',
-        },
-        "{}",
-    ),
-    "a table": (
-        {
-            "my_model.py": NET.format(
-                parameters="x=0",
-                read="import os; slope = Path(os.path.dirname(__file__) + '/slope.csv').read_text()",
-            ),
-            "slope.csv": "5",
-        },
-        "{}",
-    ),
-    "read in forward": (
-        {
-            "my_model.py": LATE.format(
-                read="import pathlib; slope = pathlib.Path(__file__).with_name('slope.txt').read_text()"
-            ),
-            "slope.txt": "5",
-        },
-        "{}",
-    ),
     "imported in forward": (
         {"my_model.py": LATE.format(read="from neighbor import slope"), "neighbor.py": "slope = 5"},
         "{}",
@@ -99,11 +69,7 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
 
 
 def files(folder: Path) -> list[Path]:
-    return [
-        folder / name
-        for name in ("cfg.json", "conf/a.json", "slope.txt", "slope.csv", "neighbor.py")
-        if (folder / name).exists()
-    ]
+    return [folder / name for name in ("cfg.json", "conf/a.json", "neighbor.py") if (folder / name).exists()]
 
 
 def store_network(folder: Path, code: dict[str, str], arguments: str, **settings: Any) -> torch.nn.Module:
@@ -141,13 +107,13 @@ def test_a_file_that_is_changed_after_the_training_changes_nothing(
     x = -torch.ones(3, 4)
     expected = network(x)
     for path in files(tmp_path):
-        path.write_text('{"slope": 7}' if path.suffix == ".json" else "slope = 7" if path.suffix == ".py" else "7")
+        path.write_text('{"slope": 7}' if path.suffix == ".json" else "slope = 7")
         if edit == "removed":
             path.unlink()
     assert torch.equal(saved_model.load(tmp_path / "run", consent=True).network(x), expected)
 
 
-@pytest.mark.parametrize("name", ["argument", "beside the code", "folder"])
+@pytest.mark.parametrize("name", ["argument", "folder"])
 def test_a_stored_file_that_was_edited_is_refused(name: str, tmp_path: Path) -> None:
     store_network(tmp_path, *CASES[name])
     for path in files(tmp_path / "run" / "model" / "code"):
@@ -156,16 +122,18 @@ def test_a_stored_file_that_was_edited_is_refused(name: str, tmp_path: Path) -> 
         saved_model.load(tmp_path / "run", consent=True)
 
 
-def test_an_argument_outside_of_the_folder_is_stored_too(tmp_path: Path) -> None:
-    outside = tmp_path / "a" / "cfg.json"
-    outside.parent.mkdir()
+@pytest.mark.parametrize("name", ["{outside}", "../a/cfg.json"])
+def test_a_file_outside_of_the_folder_is_read_where_it_lies(name: str, tmp_path: Path) -> None:
+    """It is not stored with the model; a run records it as data, so a change is refused."""
+    outside, folder = tmp_path / "a" / "cfg.json", tmp_path / "job"
+    for path in (outside.parent, folder):
+        path.mkdir()
     outside.write_text('{"slope": 5}')
-    folder = tmp_path / "job"
-    folder.mkdir()
-    network = store_network(folder, CASES["argument"][0], f"{{config: {outside}}}")
-    outside.unlink()
-    x = -torch.ones(3, 4)
-    assert torch.equal(saved_model.load(folder / "run", consent=True).network(x), network(x))
+    code, argument = user_code.Code(folder), name.format(outside=outside)
+    assert code.with_copies([argument]) == [argument]
+    assert code.sources == {}
+    job: Any = own_job.job(folder, CASES["argument"][0], model=f"arguments: {{config: {argument}}}")
+    assert recorded_inputs._find_paths(job)["model.arguments.config"].resolve() == outside
 
 
 def test_texts_and_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,49 +155,9 @@ def test_a_retry_after_an_edit_reads_the_copy_of_an_argument(tmp_path: Path, mon
     assert torch.equal(build(job, load(job)).module(x), network(x))
 
 
-def test_a_retry_after_an_edit_beside_the_code_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cfg.json").write_text("1")
-    (tmp_path / "net.py").write_text("NAMES = 'cfg.json', 'absent.json', '../cfg.json', '/cfg.json'")
-    user_code.Code(tmp_path, None, tmp_path / "copy").read_with_imports("net.py")
-    (tmp_path / "cfg.json").write_text("2")
-    retried_code = user_code.Code(tmp_path, None, tmp_path / "copy")
-    with pytest.raises(CheckpointError, check=saying("changed-since-run-started", "cfg.json")):
-        retried_code.read_with_imports("net.py")
-    assert json.loads((tmp_path / "copy" / "cfg.json").read_text()) == 1
-
-
-WRITES = {
-    "a name": "LOG = Path(__file__).with_name('log.txt')\nwith open(LOG, 'a') as log:\n    log.write('built')",
-    "a path": "(Path(__file__).parent / 'log.txt').open(mode='a').write('built')",
-    "a text": "LOG = Path(__file__).with_name('log.txt')\nLOG.write_text(LOG.read_text() + 'built')",
-    "an array": "import numpy as np\nnp.savetxt(Path(__file__).with_name('log.txt'), [1, 2])",
-    "a log": "import logging\nlogging.FileHandler(Path(__file__).with_name('log.txt')).close()",
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_a_file_that_the_code_writes_is_no_input(name: str, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        f"from pathlib import Path\nSLOPE = open(Path(__file__).parent / 'a' / 'cfg.json')\n{WRITES[name]}\n"
-    )
-    (tmp_path / "a").mkdir()
-    for file in ("a/cfg.json", "log.txt"):
-        (tmp_path / file).write_text("1")
-    code = user_code.Code(tmp_path, None, tmp_path / "copy")
-    code.read_with_imports("net.py")
-    assert set(code.digests()) == {"net.py", "a/cfg.json"}
-    user_code.record_digests(tmp_path, code)
-    (tmp_path / "log.txt").write_text("2")
-    resumed_code = user_code.Code(tmp_path, None, tmp_path / "copy")
-    resumed_code.read_with_imports("net.py")
-    user_code.record_digests(tmp_path, resumed_code)
-
-
 def test_code_that_writes_beside_itself_does_not_change_the_model(tmp_path: Path) -> None:
-    write = "log = Path(__file__).with_name('log.txt'); os.truncate(log, 0); slope = 5"
-    store_network(
-        tmp_path, {"my_model.py": "import os\n" + NET.format(parameters="x=0", read=write), "log.txt": "1"}, "{}"
-    )
+    write = "Path(__file__).with_name('log.txt').write_text('built'); slope = 5"
+    store_network(tmp_path, {"my_model.py": NET.format(parameters="x=0", read=write)}, "{}")
     stored = tmp_path / "run" / "model" / "code"
     before = {path: path.read_bytes() for path in stored.rglob("*")}
     for _ in range(2):
@@ -239,7 +167,7 @@ def test_code_that_writes_beside_itself_does_not_change_the_model(tmp_path: Path
 
 
 def test_a_file_that_was_not_copied_is_named_with_what_to_do(tmp_path: Path) -> None:
-    read = OPEN.format("__file__).with_name('net' + '.json'")
+    read = OPEN.format("__file__).with_name('net.json'")
     store_network(tmp_path, {"my_model.py": NET.format(parameters="x=0", read=read), "net.json": '{"slope": 5}'}, "{}")
     stored = tmp_path / "run" / "model" / "code"
     with pytest.raises(

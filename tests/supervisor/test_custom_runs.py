@@ -196,7 +196,7 @@ def test_a_child_runs_only_the_code_that_its_parent_names(run: Path, tmp_path: P
     for code in (digests, {}):
         source = SpecSource(run / "job.yaml", folder=tmp_path / "evil", code=code)
         with pytest.raises(CheckpointError, check=saying("which-is-not-recorded")):
-            user_code.open_code(source.load().folder).call("my_loss.py", "loss", {})
+            user_code.open_code(source.load().folder).bind("my_loss.py", "loss", {})()
     assert not (tmp_path / "exploded").exists()
 
 
@@ -297,12 +297,12 @@ def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None
 def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    return 1\n")
     code = user_code.open_code(tmp_path)
-    assert code.call("a.py", "f", {}) == (1, {})
+    assert code.bind("a.py", "f", {})() == 1
     user_code.record_digests(tmp_path, code)
     user_code.record_digests(tmp_path, code)
     (tmp_path / "a.py").write_text("def f():\n    return 2\n")
     changed_code = user_code.Code(tmp_path)
-    assert changed_code.call("a.py", "f", {}) == (2, {})
+    assert changed_code.bind("a.py", "f", {})() == 2
     with pytest.raises(CheckpointError, check=saying("unfinished-started-different", "a.py")):
         user_code.record_digests(tmp_path, changed_code)
 

@@ -58,7 +58,7 @@ def edit(spec: Path) -> None:
 def job_of(source: SpecSource) -> tuple[float, object, float]:
     """The rate, what the network is made of, and the loss of a job, as a trainer gets them."""
     job: Any = source.load()
-    network, _ = user_code.open_code(job.folder).call(job.model.file, job.model.factory, job.model.arguments)
+    network = user_code.open_code(job.folder).bind(job.model.file, job.model.factory, job.model.arguments)()
     terms: Any = user_loss.load(job)
     return job.train.optimizer.lr, network, float(terms.function(torch.ones(2, 1), torch.ones(2)))
 

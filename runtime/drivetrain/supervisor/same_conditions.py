@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data import fingerprint
-from drivetrain.data.custom import code_files
 from drivetrain.distributed import world
 from drivetrain.errors import CheckpointError
 from drivetrain.hardware import gpu_selection
@@ -76,7 +75,7 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
             if name:
                 return str(base / name)
     for name, digest in RunFiles(run).read_object(CODE_FILE).items():
-        file = code_files.find_original(job.folder, name)
+        file = job.folder / name
         if not file.is_file() or hash_file(file) != digest:
             return str(file)
     return ""

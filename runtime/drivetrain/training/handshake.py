@@ -109,7 +109,7 @@ def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
         "node": stores.find_node_name(),
         "processes": f"{os.environ[WORLD_SIZE]} on {os.environ.get(NODES, '1')}",
         "spec": job.dump(),
-        "code": user_code.open_code(job.folder).digests_of_copy(),
+        "code": user_code.open_code(job.folder).digests(),
         "drivetrain": VERSION,
         "image": machine["image"] or "none",
         "torch": str(torch.__version__),

@@ -39,8 +39,8 @@ from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.run import Run
 from drivetrain.training.start_checks import first_difference
 
-COPIED_KEYS = ("model.arguments.", "train.loss.arguments.")
-"""Keys whose files are copied with the user's code if they are small."""
+DATA_KEY = ("data",)
+"""Key of the function whose arguments name data, which is not copied."""
 MAX_LISTED_CHANGES = 5
 """Largest number of listed changes."""
 SLOW_SECONDS = 1.0
@@ -258,10 +258,10 @@ def _find_paths(job: Job) -> dict[str, Path]:
     if getattr(model, "weights", None):
         paths["model.weights"] = job.resolve(model.weights)
     for key, part, _ in list_user_functions(job):
-        paths |= {
-            dot_key(key_path): job.resolve(text)
-            for key_path, text in _list_strings(part.arguments, (*key, "arguments"))
-        }
+        for key_path, text in _list_strings(part.arguments, (*key, "arguments")):
+            # Small files that a network or loss reads are copied with the code, and recorded there.
+            if key == DATA_KEY or not code_files.list_copies(job.folder, text):
+                paths[dot_key(key_path)] = job.resolve(text)
     return paths
 
 
@@ -278,8 +278,6 @@ def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[
     """Yield key, path and file names of all read data; a folder that only user code reads has no file names."""
     for key, base in places.items():
         names = list(dataset.files.get(key, ()))
-        if key.startswith(COPIED_KEYS) and code_files.list_copies(base, base.name):
-            continue  # copied with the code, and recorded there
         if os.path.isfile(base):
             names[:0] = [path.name for path in shards.files(base, key)]
         elif key in ("model.name", "model.pretrained"):

@@ -59,9 +59,9 @@ def load(job: CustomJob, recorded: InputRecord | None = None, files: CsvFiles | 
     name = f"data.file: {data.factory}() in {data.file}"
     with blame_user_code(DataError, f"{name} raised"):
         code = user_code.open_code(job.folder)
-        returned, _ = code.call(data.file, data.factory, data.arguments)
+        returned = code.bind(data.file, data.factory, data.arguments)()
         if data.reader:  # files that the reader needs, such as a vocabulary, are stored with the model
-            code.with_copies(code.select_arguments(data.file, data.reader, data.arguments))
+            code.with_copies(code.bind(data.file, data.reader, {}, data.arguments).keywords)
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise DataError(
             f"{name} returned {describe(returned)}",
@@ -198,7 +198,7 @@ def _call_reader(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing
     name, code = f"{reader['function']}() in {reader['file']}", user_code.find_opened(Path(preprocessing["code"]))
     with blame_user_code(DataError, f"{name} raised"):
         arguments = code.with_copies(reader["arguments"])
-        return code.call(reader["file"], reader["function"], {}, arguments, [list(paths)])[0]
+        return code.bind(reader["file"], reader["function"], {}, arguments)(list(paths))
 
 
 def _concatenate_files(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, ...]:

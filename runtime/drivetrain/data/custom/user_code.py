@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -24,7 +24,7 @@ from typing import Any
 from drivetrain.data.custom import code_files
 from drivetrain.errors import CheckpointError
 from drivetrain.job.extension import describe_unfinished
-from drivetrain.system.files import blame_storage, hash_file
+from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_error
 
 _opened_codes: dict[Path, Code] = {}
@@ -47,51 +47,38 @@ class Code(MetaPathFinder):
     def __init__(self, folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> None:
         self.folder, self.expected, self.copy = folder.resolve(), expected, copy
         self.sources: dict[str, bytes] = {}
-        """Content of the files that were read, by name relative to the folder."""
+        """Content of the files in `copy` and of the files that were read, by name relative to the folder."""
         self._modules: dict[str, ModuleType] = {}
-        self._importing_folder: Path | None = None
-        """Folder of the file that is being loaded or called; None at other times."""
+        if copy:
+            for path in sorted(path for path in copy.rglob("*") if path.is_file()):
+                self._record(path.relative_to(copy).as_posix(), path)
 
-    def call(
+    def bind(
         self,
         file: str,
         name: str,
         arguments: Mapping[str, object],
         offered: Mapping[str, object] | None = None,
-        positional: Sequence[object] = (),
-    ) -> tuple[object, dict[str, object]]:
-        """Call a function or class of a file; returns the result, and all keyword arguments.
+    ) -> partial[Any]:
+        """Return a function or class of a file with its keyword arguments; they are the `keywords` of the result.
 
         Keyword arguments that are `offered` are passed only if the signature names them and `arguments` does not.
         """
-        with self._importable((self.folder / file).parent):
-            function = getattr(self._load_module(file), name)
-            if not callable(function):
-                raise TypeError(f"{name} is of type {type(function).__name__} and cannot be called")
-            all_arguments = dict(arguments) | _select_arguments(function, arguments, offered or {})
-            return function(*positional, **all_arguments), all_arguments
-
-    def function(self, file: str, name: str, offered: Mapping[str, object]) -> Callable[..., object]:
-        """Return a function of a file, with the offered keyword arguments that its signature names."""
-        with self._importable((self.folder / file).parent):
-            function = getattr(self._load_module(file), name)
-        return partial(function, **_select_arguments(function, {}, offered))
-
-    def select_arguments(self, file: str, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Select the arguments that the signature of a function of a loaded file names."""
-        return _select_arguments(getattr(self._load_module(file), name), {}, arguments)
+        function = getattr(self._load_module(file), name)
+        if not callable(function):
+            raise TypeError(f"{name} is of type {type(function).__name__} and cannot be called")
+        names: Container[str] = ()
+        with contextlib.suppress(TypeError, ValueError):
+            names = inspect.signature(function).parameters
+        chosen = {key: value for key, value in (offered or {}).items() if key in names and key not in arguments}
+        return partial(function, **arguments, **chosen)
 
     def __deepcopy__(self, memo: object) -> Code:
         return self
 
     def digests(self) -> dict[str, str]:
-        """Compute the SHA-256 of every loaded file, by name relative to the folder."""
+        """Compute the SHA-256 of every file in `sources`, by name relative to the folder."""
         return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.sources.items())}
-
-    def digests_of_copy(self) -> dict[str, str]:
-        """Compute the SHA-256 of every file in the folder with copies, by name; empty without such a folder."""
-        paths = [path for path in self.copy.rglob("*") if path.is_file()] if self.copy else []
-        return {path.relative_to(self.copy or path).as_posix(): hash_file(path) for path in sorted(paths)}
 
     def read_with_imports(self, file: str) -> None:
         """Read a file, and the files of its folder that it imports, without running them.
@@ -118,16 +105,15 @@ class Code(MetaPathFinder):
         return self._find_copy(value) if isinstance(value, str) else value
 
     def _find_copy(self, text: str) -> str:
-        """Return the path of the copy of a file or folder, written if needed; the text itself if it is no such path."""
-        name = code_files.name_copy(text)
-        candidates = [self.copy / name, self.folder / name] if self.copy else [self.folder / name]
-        original = next(filter(os.path.exists, candidates), code_files.find_original(self.folder, name))
-        names = code_files.list_copies(original, name)
-        if self.expected is not None:
-            names = [file_name for file_name in self.expected if file_name == name or file_name.startswith(f"{name}/")]
+        """Return the path of the copy of a file or folder, written if needed; the text itself if it is not copied."""
+        name = os.path.normpath(text)
+        known_names = self.sources if self.expected is None else self.expected
+        names = [known for known in known_names if known == name or known.startswith(f"{name}/")]
+        if not names and self.expected is None:
+            names = code_files.list_copies(self.folder, text)
         for file_name in names:
-            self.read_as(file_name, original / file_name[len(name) + 1 :])
-        return str((self.copy / name if self.copy else original).absolute()) if names else text
+            self.read_as(file_name, self.folder / file_name)
+        return str(((self.copy or self.folder) / name).absolute()) if names else text
 
     def read(self, path: Path) -> bytes:
         """Read and record a file; verify it if digests are expected.
@@ -145,10 +131,15 @@ class Code(MetaPathFinder):
         Raises:
             CheckpointError: if its digest differs from the expected digest.
         """
-        if name in self.sources:
-            return self.sources[name]
-        if self.copy and not (self.copy / name).exists():
-            write_copy(self.copy, name, path.read_bytes())
+        if name not in self.sources:
+            if self.copy:
+                # Another process may have written its copy of the file first: all use that one.
+                write_copy(self.copy, name, path.read_bytes())
+            self._record(name, path)
+        return self.sources[name]
+
+    def _record(self, name: str, path: Path) -> None:
+        """Record the content of a file, or of its copy; `path` is its name in messages."""
         content = RunFiles(self.copy).read_bytes(name) if self.copy else path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         if self.expected is not None and self.expected.get(name) != digest:
@@ -161,29 +152,36 @@ class Code(MetaPathFinder):
                 "restore it from the copy in the run folder",
             )
         self.sources[name] = content
-        return content
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a sibling of the file that is being loaded; called by Python's import system."""
-        folders: list[Path | None] = [Path(folder) for folder in path or ()]
-        if path is None:
-            folders = [self._importing_folder or _find_folder_of_importer(self)]
-        for folder in folders:
-            if folder is not None and (module_spec := self._find_sibling(fullname, folder)):
-                _imported_from.setdefault(fullname, self._importing_folder or folder)
+        """Find a module beside the file that imports it, or inside of a package; called by Python's import system."""
+        root = self._find_root()
+        for folder in [root] if path is None else map(Path, path):
+            if folder is not None and (module_spec := self._find_module(fullname, folder, root or folder)):
+                _imported_from.setdefault(fullname, root or folder)
                 return module_spec
         return None
 
-    def _find_sibling(self, fullname: str, folder_of_importer: Path) -> ModuleSpec | None:
-        folder = folder_of_importer / fullname.rpartition(".")[2]
-        if not folder.resolve().is_relative_to(self.folder):
+    def _find_root(self) -> Path | None:
+        """Find the folder where the user's file that is running looks for modules; None if no such file is running."""
+        frame = inspect.currentframe()
+        while frame:
+            loader = frame.f_globals.get("__loader__")
+            if isinstance(loader, _UserFileLoader) and loader.code is self:
+                return loader.root
+            frame = frame.f_back
+        return None
+
+    def _find_module(self, fullname: str, parent: Path, root: Path) -> ModuleSpec | None:
+        folder = parent / fullname.rpartition(".")[2]
+        if not folder.is_relative_to(self.folder):
             return None
         module = folder.with_name(f"{folder.name}.py")
         for file, locations in ((folder / "__init__.py", [str(folder)]), (module, None)):
-            if self._has(file) and file.resolve().is_relative_to(self.folder):
-                return self._build_spec(fullname, file, locations)
+            if self._has(file):
+                return self._build_spec(fullname, file, locations, root)
         # A folder of images named `torchvision` must not hide the library.
         if self._holds_code(folder) and ("." in fullname or PathFinder.find_spec(fullname) is None):
             package = ModuleSpec(fullname, None, is_package=True)
@@ -191,27 +189,29 @@ class Code(MetaPathFinder):
             return package
         return None
 
+    def _has(self, file: Path) -> bool:
+        """Return whether a file of the folder exists, or existed when the copies were written."""
+        is_copied = file.relative_to(self.folder).as_posix() in self.sources
+        return is_copied or (file.is_file() and file.resolve().is_relative_to(self.folder))
+
     def _holds_code(self, folder: Path) -> bool:
         """Return whether a folder has Python files, or had some when the copies were written."""
-        copy = self.copy / folder.relative_to(self.folder) if self.copy else folder
-        return any(candidate.is_dir() and any(candidate.glob("*.py")) for candidate in (folder, copy))
+        copied_files = (self.folder / name for name in self.sources)
+        return any(file.suffix == ".py" and file.parent == folder for file in (*copied_files, *folder.glob("*.py")))
 
-    def _has(self, file: Path) -> bool:
-        """Return whether a file exists, or existed when the copies were written."""
-        name = file.relative_to(self.folder).as_posix()
-        return name in self.sources or bool(self.copy and (self.copy / name).is_file()) or file.is_file()
-
-    def _build_spec(self, name: str, file: Path, locations: list[str] | None) -> ModuleSpec | None:
-        loader = _UserFileLoader(name, str(file), self)
-        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=locations)
+    def _build_spec(self, name: str, file: Path, locations: list[str] | None, root: Path) -> ModuleSpec:
+        loader = _UserFileLoader(name, str(file), self, root)
+        spec = importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=locations)
+        assert spec is not None
+        return spec
 
     def _load_module(self, file: str) -> ModuleType:
+        path = self.folder / file
+        self._import_first(path.parent)
         if file not in self._modules:
-            path = self.folder / file
             self.read_with_imports(file)
             path_digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
-            spec = self._build_spec(f"_own_{path.stem}_{path_digest}", path, None)
-            assert spec is not None
+            spec = self._build_spec(f"_own_{path.stem}_{path_digest}", path, None, path.parent)
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             # Dataclasses and torch's compiler look modules up by name.
@@ -224,44 +224,31 @@ class Code(MetaPathFinder):
             self._modules[file] = module
         return self._modules[file]
 
-    @contextlib.contextmanager
-    def _importable(self, folder: Path) -> Iterator[None]:
+    def _import_first(self, folder: Path) -> None:
         """Import from this folder first, as in a script; modules of the same name from other folders are dropped."""
         for name, imported_from in list(_imported_from.items()):
             path = folder / name.partition(".")[0]
             if imported_from != folder and (path.is_dir() or path.with_name(f"{path.name}.py").exists()):
                 sys.modules.pop(name, None)
                 del _imported_from[name]
-        self._importing_folder = folder
         # The hook stays, for imports inside functions that are called later, such as forward().
         sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
-        try:
-            yield
-        finally:
-            self._importing_folder = None
 
 
 class _UserFileLoader(SourceFileLoader):
     """Loader of a source file through its Code; it never loads bytecode, which could come from another source."""
 
-    def __init__(self, name: str, path: str, code: Code) -> None:
+    def __init__(self, name: str, path: str, code: Code, root: Path) -> None:
         super().__init__(name, path)
-        self.code, self.folder = code, code._importing_folder
+        self.code = code
+        self.root = root
+        """Folder where the file looks for modules."""
 
     def path_stats(self, path: object) -> Any:
         raise OSError  # signals to Python's loader that there is no bytecode
 
     def get_data(self, path: Any) -> bytes:
         return self.code.read(Path(path))
-
-
-def _find_folder_of_importer(code: Code) -> Path | None:
-    """Find the folder where the currently importing file looks for modules; None if it is not from this code."""
-    frame = inspect.currentframe()
-    while frame and frame.f_globals.get("__name__", "").startswith((__name__, "importlib", "_frozen_importlib")):
-        frame = frame.f_back
-    loader = frame.f_globals.get("__loader__") if frame else None
-    return loader.folder if isinstance(loader, _UserFileLoader) and loader.code is code else None
 
 
 def open_code(folder: Path, expected: Mapping[str, str] | None = None, copy: Path | None = None) -> Code:
@@ -320,17 +307,6 @@ def find_opened(folder: Path) -> Code:
             "load the model first",
         )
     return _opened_codes[folder.resolve()]
-
-
-def _select_arguments(
-    function: Callable[..., object], arguments: Mapping[str, object], offered: Mapping[str, object]
-) -> dict[str, object]:
-    """Select the offered arguments that the signature names and that are not given in `arguments`."""
-    try:
-        names = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
-    return {name: value for name, value in offered.items() if name in names and name not in arguments}
 
 
 def find_short_name(file: str) -> str | None:

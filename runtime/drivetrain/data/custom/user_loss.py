@@ -373,8 +373,8 @@ def load(job: CustomJob) -> CustomTerms | None:
     with blame_user_code(refuse, f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        user_loss, _ = code.call(spec.file, spec.factory, arguments)
-        weight_of: Any = code.function(spec.file, spec.weight_of, arguments) if spec.weight_of else None
+        user_loss = code.bind(spec.file, spec.factory, arguments)()
+        weight_of: Any = code.bind(spec.file, spec.weight_of, {}, arguments) if spec.weight_of else None
     return CustomTerms(user_loss, f"the loss of {name}", refuse, weight_of)
 
 

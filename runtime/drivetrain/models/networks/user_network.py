@@ -58,7 +58,8 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     with blame_user_code(partial(job.spec_error, KEY), f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        module, all_arguments = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
+        factory = code.bind(spec.file, spec.factory, arguments, _describe_data(dataset, first))
+        module = factory()
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise job.spec_error(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", act)
@@ -73,12 +74,8 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     buffers.unshare(module)
     dry_run.check_network(module, dataset, f"the network of {name}", lambda *texts: job.spec_error(KEY, *texts))
     inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
-    return module, {
-        "file": spec.file,
-        "factory": spec.factory,
-        "arguments": all_arguments | spec.arguments,
-        "inputs": inputs,
-    }
+    arguments = factory.keywords | spec.arguments
+    return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": inputs}
 
 
 def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
@@ -99,7 +96,7 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
     possible = "the Python and the libraries of the training"
     with blame_user_code(CheckpointError, f"{name} raised", possible, action=""):
         try:
-            module = code.call(origin["file"], origin["factory"], code.with_copies(origin["arguments"]))[0]
+            module = code.bind(origin["file"], origin["factory"], code.with_copies(origin["arguments"]))()
         except FileNotFoundError as error:
             raise _missing_file_error(error, stored, code.folder, name) from error
     if not isinstance(module, nn.Module):
@@ -120,7 +117,7 @@ def _missing_file_error(error: FileNotFoundError, stored: Path, folder: Path, na
     file = path.relative_to(folder)
     return CheckpointError(
         f"{name} opens {file}, which is not in {stored}",
-        "files that were copied with the code: those that texts in it or `model.arguments` name",
+        "files that were copied with the code: those that `model.arguments` names",
         f"name {file} in `model.arguments` and train again, or copy it to {stored / file}",
     )
 
