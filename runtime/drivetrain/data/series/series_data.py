@@ -30,8 +30,6 @@ from drivetrain.job.values import parse_fold
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
 WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
-OVERLAPPING = "overlapping"
-"""Key in the stored preprocessing; it marks runs whose split keeps windows that share rows together."""
 
 
 def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
@@ -204,13 +202,10 @@ def _read_arrays(
         validation_part.notes.extend(overlap.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored
     division = Division(copies.digest_rows(train.windows()), "windows", recorded)
-    # A resumed run of a version that did not compare windows keeps its split.
-    joins_stretches = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
-    if train.groups is None and joins_stretches:
+    if train.groups is None:
         stretches = overlap.number_stretches(train.windows())
         if stretches.max() + 1 < len(stretches):
             train = replace(train, groups=stretches)
-            stored[OVERLAPPING] = True
     if train.groups is not None:
         return *_divide_by_group(job, train, division), stored | division.to_json()
     partition = hold_out(job, _find_strata(train), division)
