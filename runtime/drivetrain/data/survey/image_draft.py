@@ -12,13 +12,13 @@ import numpy as np
 
 from drivetrain.data import labels
 from drivetrain.data.formats import column_values, table_paths
-from drivetrain.data.images import class_folders, decode, image_paths, mirroring, resize
+from drivetrain.data.images import class_folders, decode, image_paths, mirroring, near_copies, resize
 from drivetrain.data.images.image_paths import EXTENSIONS
 from drivetrain.data.notes import list_names
-from drivetrain.data.survey import image_groups, settings, table_sample
+from drivetrain.data.survey import settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample, TargetGuess
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job.draft import Draft, Entry, quote
 
 TASK, REGRESSION = "image-classification", "image-regression"
@@ -29,8 +29,6 @@ MAX_SIDE = 64
 MAX_FOLDER_LEVELS = 3
 """Largest number of folder levels above the class folders that are searched."""
 TASKS = (TASK, REGRESSION)
-LABEL_NAMES = ("labels", "tags", "label", "tag", "attributes", "classes", "etiquetas")
-"""Names of a column with all labels of an image, in the order of preference."""
 
 
 @dataclass
@@ -84,7 +82,7 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
     validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
     draft = start_draft(image_survey, settings.describe_classes(counts), list(counts), "one folder for each class")
-    draft.found += [*listing.notes, *image_groups.describe_sources(listing.names, listing.labels)]
+    draft.found += [*listing.notes, *_describe_sources(listing.names, listing.labels)]
     draft.choices += [*choices, *refusals]
     train = request.path_entry("train", root, f"{len(listing.names):,} images, a folder for each class")
     draft.data = [train, validation, *test, *draft.data]
@@ -218,10 +216,16 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     if guess is None or column.name in guess.names:
         return None
     targets = [sample.columns[name] for name in guess.names]
-    task, kind = _choose_kind(request, targets, sample)
+    are_cells = len(targets) == 1 and bool(_several_labels_example(sample, targets[0]))
+    task, kind = table_sample.choose_task(request, guess, targets, TASKS, are_cells=are_cells)
     names = [path for path in _cell_texts(sample, column.name) if path]
     table_paths.check_named_files(sample.path, names, KEY)
-    label_facts, entries = _describe_targets(sample, guess, kind)
+    if kind == "class":
+        count_classes(sample.path, list(filter(None, _cell_texts(sample, guess.names[0]))))
+    entries = [Entry("label_column", guess.value, guess.reason)]
+    label_facts = table_sample.describe_targets(targets, kind)
+    if kind == "cell":
+        label_facts, entries = _describe_label_cells(sample, guess.names[0])
     draft = start_draft(
         ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
         label_facts,
@@ -234,7 +238,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     suffix = {"class": ", of each class", "numbers": ""}.get(kind, ", by the rarest label of each image")
     groups = table_sample.draft_groups(sample, (column.name, *guess.names), "images", any_name=True)
     if not groups:
-        draft.found += image_groups.describe_sources(names, _cell_texts(sample, guess.names[0]), in_classes=False)
+        draft.found += _describe_sources(names, _cell_texts(sample, guess.names[0]), in_classes=False)
     draft.data = [
         request.path_entry(
             "train", sample.path, f"{sample.rows:,} rows, each with the path of an image and {target_noun}"
@@ -275,8 +279,7 @@ def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sam
     if request.task == REGRESSION:
         return table_sample.guess_number(columns)
     if cells := [column for column in columns if _several_labels_example(sample, column)]:
-        name = table_sample.find_by_name(cells, LABEL_NAMES) or cells[-1].name
-        return TargetGuess((name,), "cells with several labels")
+        return TargetGuess((cells[-1].name,), "cells with several labels")
     classes = table_sample.guess_classes(columns)
     # Several columns of 0 and 1 are labels, unless a column is called the class.
     binary = tuple(column.name for column in columns if column.binary)
@@ -285,48 +288,8 @@ def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sam
     return classes or (table_sample.guess_number(columns) if request.task is None else None)
 
 
-def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sample: TableSample) -> tuple[str, str]:
-    """Choose the task, and the kind of the columns: class, labels, cell (all labels in one), or numbers."""
-    numbers = all(column.kind == "number" and not column.refused for column in targets)
-    # In the order of preference: the first kind of the requested task is chosen.
-    possible = []
-    if len(targets) > 1:
-        possible += [(TASK, "labels")] if all(column.binary for column in targets) else []
-    elif _several_labels_example(sample, targets[0]):
-        possible += [(TASK, "cell")]
-    elif targets[0].trainable and not (numbers and not targets[0].classes):
-        possible += [(TASK, "class")]
-    possible += [(REGRESSION, "numbers")] if numbers else []
-    if numbers and len(targets) == 1 and targets[0].trainable and not targets[0].classes:
-        possible += [(TASK, "class")]
-    for task, kind in possible:
-        if request.task in (None, task):
-            return task, kind
-    raise SpecError(
-        f"{KEY}: {table_sample.describe_values(targets)}",
-        "one column of classes, of several labels in a cell, or of numbers; several columns of 0 and 1, or of numbers",
-        "name other columns with --target",
-    )
-
-
-def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry]]:
-    """Return facts on the targets for the draft, and their keys in the spec."""
-    name = guess.names[0]
-    if kind == "class":
-        cells = [cell for cell in _cell_texts(sample, name) if cell]
-        counts = count_classes(sample.path, cells)
-        entry = Entry("label_column", guess.value, f"{len(counts):,} different labels")
-        return settings.describe_classes(counts), [entry]
-    if kind == "labels":
-        entry = Entry("label_column", guess.value, "labels of 0 and 1, each of which can be true")
-        return [f"{len(guess.names):,} labels: {list_names(guess.names, 8)}"], [entry]
-    if kind == "numbers":
-        return [f"{list_names(guess.names)} to predict"], [Entry("label_column", guess.value, guess.reason)]
-    return _describe_label_cells(sample, name)
-
-
 def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], list[Entry]]:
-    """Describe, as `_describe_targets` does, a column with all labels of an image in each cell."""
+    """Return facts on a column with all labels of an image in each cell, and its keys in the spec."""
     cells = _cell_texts(sample, name)
     obstacle = ""
     try:
@@ -345,3 +308,15 @@ def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], li
     if obstacle:
         entries.append(Entry("label_separator", f'"{label_separator}"', f"check it: {obstacle}"))
     return [labels.describe_label_counts(counts, unlabelled_count)], entries
+
+
+def _describe_sources(paths: Sequence[str], class_names: Sequence[str], *, in_classes: bool = True) -> list[str]:
+    """Describe images of one source, recognized by name only; training also compares the images."""
+    if len(paths) != len(class_names):
+        return []
+    strata = np.unique(class_names, return_inverse=True)[1].astype(np.int64)
+    sources = near_copies.find(
+        paths, strata, lambda first, second: np.ones(len(first)), in_classes=in_classes, requested=""
+    )
+    reason = "all images of a source are on one side of the split"
+    return [f"{sources.count:,} sources ({sources.reason}); {reason}"] if sources else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -124,9 +125,12 @@ def _draft(
     stride = max(1, window // 8, min(window, sample.rows // MAX_WINDOWS))
     count = sample.rows // stride
     used_columns = [timed.time, *([timed.group] if timed.group else []), *features]
+    date_format = Entry("date_format", f'"{timed.date_format}"', "day, month and year as they are in the file")
     draft.data = [
         request.path_entry("train", sample.path, sample.size),
-        *_draft_times(timed, series),
+        Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps"),
+        *([date_format] if timed.date_format else []),
+        *([Entry("group", quote(timed.group), f"{series:,} series; no window spans two")] if timed.group else []),
         Entry("features", quote_all(features), f"{len(features)} columns of numbers"),
         Entry("label", guess.value, guess.reason),
         Entry("window", str(window), "rows per window; its label is that of its last row"),
@@ -139,44 +143,24 @@ def _draft(
     return draft
 
 
-def _draft_times(timed: TimedRows, series: int) -> list[Entry]:
-    """Draft the keys for the times of rows, and for the column of the series."""
-    entries = [Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps")]
-    if timed.date_format:
-        reason = "day, month and year as they are in the file"
-        entries.append(Entry("date_format", f'"{timed.date_format}"', reason))
-    if timed.group:
-        entries.append(Entry("group", quote(timed.group), f"{series:,} series; no window spans two"))
-    return entries
-
-
 def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
-    """Sort the table by its first column that can be the time of the rows; None if there is none."""
+    """Sort the table by its first column whose times occur once in each series; None if there is none."""
     for time, form in _find_times(sample):
         for group in _find_groups(request, sample, time):
-            if (order := _read_order(sample, time, group, form)) is not None:
+            with contextlib.suppress(DataError):
+                order, _ = timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)
                 return TimedRows(time, group, order, form)
     return None
 
 
-def _read_order(sample: TableSample, time: str, group: str | None, form: str | None) -> SeriesOrder | None:
-    """Read the order of the rows by time; None unless each time occurs once in each series of the group column."""
-    try:
-        return timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)[0]
-    except DataError:
-        return None
-
-
 def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     """Yield date columns and numeric columns named like a time, typical names first, with the form of text dates."""
-    candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
     # If day and month are ambiguous, the user has to declare the form.
-    forms = {c.name: c.form for c in candidates if " or " not in c.form}
-    typical_names = [name for name in forms if name.strip().casefold() in times.NAMES]
-    typical_names.sort(key=lambda name: times.NAMES.index(name.strip().casefold()))
-    other_names = [c.name for c in candidates if c.refused == DATE and c.name in forms and c.name not in typical_names]
-    for name in (*typical_names, *other_names):
-        yield name, None if forms[name] in ("", times.ISO) else forms[name]
+    columns = [c for c in sample.columns.values() if " or " not in c.form]
+    ranks = {c.name: [*times.NAMES, c.name.strip().casefold()].index(c.name.strip().casefold()) for c in columns}
+    for column in sorted(columns, key=lambda c: ranks[c.name]):
+        if column.refused == DATE or (column.kind == "number" and ranks[column.name] < len(times.NAMES)):
+            yield column.name, None if column.form in ("", times.ISO) else column.form
 
 
 def _find_groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:
@@ -223,5 +207,4 @@ def _guess_target(
 def _list_features(sample: TableSample, timed: TimedRows, guess: TargetGuess) -> list[str]:
     """List the columns of numbers that vary, without time, group and target."""
     with_roles = {timed.time, timed.group, *guess.names}
-    candidates = [c for c in sample.columns.values() if c.name not in with_roles and c.kind == "number"]
-    return [c.name for c in candidates if c.different > 1 and not c.refused and not table_sample.is_identifier(c)]
+    return [c.name for c in sample.columns.values() if c.name not in with_roles and table_sample.is_number(c)]

@@ -13,7 +13,7 @@ from drivetrain.data.survey import series_draft, settings, table_sample
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.data.tables import text_column
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job import FORECASTING
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 from drivetrain.job.text import TextJob
@@ -30,8 +30,6 @@ perceptron, and with more rows one perceptron learns enough.
 """
 MAX_LISTED_COLUMNS = 4
 """Largest number of ignored columns whose reason is listed."""
-_PAIR_ENDINGS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
-"""Endings of the names of two columns whose texts belong together."""
 MOST_HEADS = 4
 """Largest number of label columns of a text job; with more, the data is treated as a table with a text column."""
 MIN_LINEAR_WORDS = 5
@@ -46,13 +44,6 @@ LINEAR_REASON = (
 )
 STEPS_REASON = "these keys are for another network, or train.solve_heads: false: a linear model is solved"
 NETWORK_REASON = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
-_PAIRS: tuple[tuple[str, str], ...] = (
-    *(("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),
-    *(("query", "passage"), ("query", "document"), ("title", "abstract"), ("title", "text"), ("title", "body")),
-    *(("title", "description"), ("subject", "body"), ("premisa", "hipótesis"), ("pregunta", "respuesta")),
-    *((f"{name}{one}", f"{name}{two}") for name in ("sentence", "question", "text") for one, two in _PAIR_ENDINGS),
-)
-"""Names of two columns whose texts belong together."""
 
 
 def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
@@ -62,8 +53,9 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         DataError: if there is no target, or no feature.
         SpecError: if the named target does not fit the named task.
     """
-    guess, task = _choose_target(request, sample)
+    guess = _guess_target(request, sample)
     targets = [sample.columns[name] for name in guess.names]
+    task, kind = table_sample.choose_task(request, guess, targets, (CLASSIFICATION, REGRESSION))
     groups = table_sample.draft_groups(sample, guess.names, "rows")
     used = {*map(quote, guess.names), *(group.value for group in groups)}
     unused = [c for c in sample.columns.values() if quote(c.name) not in used]
@@ -75,15 +67,14 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
             "at least one column of numbers or categories that differ between rows",
             FORECASTING if DATE in ignored.values() else "add columns, or name another one with --target",
         )
-    goal = f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
-    goal = "numbers" if task == REGRESSION else goal
-    draft = Draft(task, f"{list_names(guess.names)}: {goal}")
-    draft.found = [sample.size, *_describe_targets(targets, task)]
+    goal = {"class": f"{targets[0].different:,} different values", "labels": "labels of 0 and 1", "numbers": "numbers"}
+    draft = Draft(task, f"{list_names(guess.names)}: {goal[kind]}")
+    draft.found = [sample.size, *table_sample.describe_targets(targets, kind)]
     draft.choices = [*guess.list_choices(sample.columns.values()), *_note_unused(request, sample, guess, ignored)]
     draft.choices += [
         line for c in sample.columns.values() if c.name not in guess.names and not c.long_text for line in c.digits
     ]
-    if task == CLASSIFICATION and len(targets) == 1:
+    if kind == "class":
         draft.choices += text_column.note_digit_classes(targets[0].name, targets[0].counts)
     as_numbers = [c.name for c in features if c.numeric]
     reason = "numbers, but a few cells are text; those rows are left out"
@@ -112,19 +103,18 @@ def _choose_network(task: str, rows: int) -> tuple[str, str]:
     return "mlp", "tabm is an ensemble, and takes longer"
 
 
-def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
-    """Choose the columns to predict, and the task."""
-    guess = table_sample.find_named(request, sample)
-    if guess:
-        return guess, _choose_task(request, [sample.columns[name] for name in guess.names])
+def _guess_target(request: SurveyRequest, sample: TableSample) -> TargetGuess:
+    """Guess the columns to predict, unless the user named them."""
+    if guess := table_sample.find_named(request, sample):
+        return guess
     columns = list(sample.columns.values())
     classes = table_sample.guess_classes(columns) if request.task != REGRESSION else None
     numbers = table_sample.guess_number(columns) if request.task != CLASSIFICATION else None
     # A number named like a target is preferred to classes that are only the last column with few values.
     if classes and (classes.reason == table_sample.BY_NAME or not numbers or numbers.reason != table_sample.BY_NAME):
-        return classes, CLASSIFICATION
+        return classes
     if numbers:
-        return numbers, REGRESSION
+        return numbers
     reasons_against = {
         c.name: _reason_to_ignore(c) or ("one value" if c.different < 2 else f"{c.different:,} different values")
         for c in columns
@@ -136,26 +126,6 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
     )
 
 
-def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
-    """Choose the task for the target columns: the requested one, else classes rather than numbers."""
-    only_target = targets[0] if len(targets) == 1 else None
-    are_numbers = all(c.kind == "number" for c in targets)
-    possible = []
-    if only_target.trainable if only_target else all(c.binary for c in targets):
-        possible.append(CLASSIFICATION)
-    if are_numbers:
-        possible.append(REGRESSION)
-    if only_target and are_numbers and not only_target.classes:
-        possible.reverse()
-    if not possible or (request.task and request.task not in possible):
-        raise SpecError(
-            f"{KEY}: {table_sample.describe_values(targets)}",
-            "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
-            "name other columns with --target",
-        )
-    return request.task or possible[0]
-
-
 def _reason_to_ignore(column: ColumnProfile) -> str:
     """Explain why a column is no feature; empty for a feature."""
     return column.refused or ("an identifier" if table_sample.is_identifier(column) else "")
@@ -164,13 +134,6 @@ def _reason_to_ignore(column: ColumnProfile) -> str:
 def _list_reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
     return list_names(lines, MAX_LISTED_COLUMNS)
-
-
-def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
-    if task == REGRESSION or len(targets) > 1:
-        return [f"{c.name} has {c.different:,} different numbers" for c in targets]
-    counts, *single_samples = settings.describe_classes(targets[0].counts)
-    return [f"{targets[0].name} has {counts}", *single_samples]
 
 
 def _note_unused(
@@ -195,7 +158,7 @@ def _note_unused(
 
 
 def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:
-    """Find the text columns: named by --text, else the column with the longest texts, and its partner in a pair.
+    """Find the text columns: named by --text, else the longest texts, with those named alike, such as text1 and text2.
 
     Raises:
         DataError: if a column that --text names contains no texts.
@@ -218,9 +181,7 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
         return []
     # A column that repeats its texts is not the column to learn from.
     longest = max(candidates, key=lambda c: c.words * (c.different > c.filled / 2))
-    by_folded_name = {c.name.casefold(): c for c in text_columns}
-    pairs = ([by_folded_name[name] for name in pair] for pair in _PAIRS if all(name in by_folded_name for name in pair))
-    return next((pair for pair in pairs if longest in pair), [longest])
+    return [c for c in candidates if c is longest or (c.long_text and c.name[:-1] == longest.name[:-1])]
 
 
 def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
@@ -239,19 +200,19 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
             "labels that come back: classes",
             "name a column of labels with --target",
         )
-    description = "; ".join(f"{column.name} holds texts, median {column.words:g} words" for column in texts)
-    draft = Draft(TEXTS, f"column {description}")
-    draft.found = [sample.size]
-    for column in columns:
-        counts, *single_samples = settings.describe_classes(column.counts)
-        draft.found += [f"{column.name} has {counts}", *single_samples]
+    text_facts = "; ".join(f"median {c.words:g} words, {c.different:,} different texts" for c in texts)
+    draft = Draft(TEXTS, f"{list_names(used)} {'holds' if len(used) == 1 else 'hold'} texts")
+    draft.found = [sample.size, *(fact for c in columns for fact in table_sample.describe_targets([c], "class"))]
     draft.choices = guess.list_choices(sample.columns.values())
+    if others := [c.name for c in sample.columns.values() if c.long_text and c.name not in (*used, *guess.names)]:
+        options = " ".join(f"--text {quote(name)}" for name in (*used, *others))
+        draft.choices.append(f"the texts in {list_names(others)} are not used; to read all as one: {options}")
     if len(guess.names) > 1:
         heads = f"one output for each of {list_names(guess.names)}"
         draft.choices.append(f"{heads}; remove columns that are not labels, or choose with --target")
     draft.data = [
         request.path_entry("train", sample.path, sample.size),
-        _text_entry(texts),
+        Entry("text", quote(used[0]) if len(used) == 1 else quote_all(used), text_facts),
         Entry("labels", guess.value, guess.reason),
         *table_sample.draft_groups(sample, (*used, *guess.names), "texts"),
         settings.validation(sample.rows, "texts"),
@@ -272,20 +233,13 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     return draft
 
 
-def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
-    first = texts[0]
-    if len(texts) == 1:
-        return Entry("text", quote(first.name), f"median {first.words:g} words, {first.different:,} different texts")
-    reason = "encoded together, as a pair" if len(texts) == 2 else ""
-    return Entry("text", quote_all([column.name for column in texts]), reason)
-
-
 def _guess_labels(sample: TableSample, texts: Sequence[str]) -> table_sample.TargetGuess | None:
     """Guess the label columns: one with a typical name, else all columns with few values; None if there is none."""
     columns = [column for column in sample.columns.values() if column.name not in texts]
     candidates = [column for column in columns if table_sample.can_be_classes(column)]
-    if (named := table_sample.find_named_classes(columns)) or not candidates:
-        return named
+    guess = table_sample.guess_classes(columns)
+    if guess is None or guess.reason == table_sample.BY_NAME:
+        return guess
     counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     return table_sample.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data.formats import column_values, number_marks, table_file, times
+from drivetrain.data.formats import column_values, table_file, times
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
+from drivetrain.data.survey import settings
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.tables import column_roles, text_column
-from drivetrain.errors import DataError
+from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Entry, quote, quote_all
 from drivetrain.job.tables import TableData
 
@@ -87,11 +88,6 @@ class ColumnProfile:
     def binary(self) -> bool:
         """Whether the column has no other values than 0 and 1."""
         return bool(self.counts) and set(self.counts) <= {"0", "1", "true", "false"}
-
-    @property
-    def unique(self) -> bool:
-        """Whether no value occurs twice."""
-        return self.different == self.filled
 
     @property
     def long_text(self) -> bool:
@@ -167,7 +163,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     counts = Counter(text for text in texts.to_pylist() if text is not None) if can_be_classes else {}
     median_words = _count_median_words(texts) if kind == "text" else 0.0
     filled = int(_usable_cells(column).sum())
-    refused, numeric = _find_refusal(table, name, len(different), filled)
+    refused, numeric = _find_refusal(table, name, filled)
     all_counts = column_values.count_texts(column) if kind == "text" and not numeric else {}
     digits = tuple(text_column.note_digits(name, all_counts))
     return ColumnProfile(
@@ -192,29 +188,24 @@ def _count_median_words(texts: pyarrow.ChunkedArray) -> float:
     return float(np.median(present)) if len(present) else 0.0
 
 
-def _find_refusal(table: pyarrow.Table, name: str, different: int, filled: int) -> tuple[str, bool]:
+def _find_refusal(table: pyarrow.Table, name: str, filled: int) -> tuple[str, bool]:
     """Explain why a table job would refuse a column as a feature; also returns whether it is text with numbers."""
+    if not filled or name in column_roles.find_index_columns(table):
+        return "the index of a pandas data frame" if filled else "empty", False
     values, not_numbers = column_values.numbers(table[name])
     with np.errstate(invalid="ignore"):
         unusable_share = float((not_numbers | (np.abs(values) > column_values.LARGEST)).mean())
-    number = column_values.kind(table[name]) == "number"
-    if (number and unusable_share > MOST_UNUSABLE_SHARE) or not filled:
-        return "infinite in many rows" if filled else "empty", False
-    if name in column_roles.find_index_columns(table):
-        return "the index of a pandas data frame", False
+    if column_values.kind(table[name]) == "number" and unusable_share > MOST_UNUSABLE_SHARE:
+        return "infinite in many rows", False
     try:
         # The target only needs another name.
-        column_roles.assign_roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
-    except DataError:
-        pass
-    else:
-        return "", False
-    if number:
-        return "a row counter", False
-    is_label = not number and number_marks.have_leading_zeros(table[name])
-    if is_label or (~np.isnan(values)).sum() < text_column.NUMBERS_SHARE * filled:
-        return f"{different:,} different texts in {filled:,} rows", False
-    return ("", True) if unusable_share <= MOST_UNUSABLE_SHARE else ("numbers with text in many rows", False)
+        column_roles.assign_roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), "the table")
+    except DataError as error:
+        reason = re.sub("^(is|has) |, of which .*", "", error.given.partition(" of the table ")[2])
+        if not reason.startswith("are numbers"):
+            return reason, False
+        return ("", True) if unusable_share <= MOST_UNUSABLE_SHARE else ("numbers with text in many rows", False)
+    return "", False
 
 
 CLASS_NAMES = (
@@ -253,6 +244,8 @@ class TargetGuess:
     names: tuple[str, ...]
     reason: str
     """Reason for these columns, for the draft."""
+    are_numbers: bool = False
+    """Whether the columns are rather numbers than classes, if they can be both."""
 
     @property
     def value(self) -> str:
@@ -283,7 +276,7 @@ def is_number(column: ColumnProfile) -> bool:
 
 def is_identifier(column: ColumnProfile) -> bool:
     """Return whether a column identifies its row: texts that never repeat, or a name such as `id` with many values."""
-    if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
+    if column.kind == "text" and not column.numeric and column.different == column.filled >= 8:
         return True
     return bool(_ID_NAME.search(column.name)) and column.different > column.filled / 2
 
@@ -319,43 +312,70 @@ def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | Non
                 "a column of classes or numbers that differ between rows",
                 "name another column",
             )
-    return TargetGuess(tuple(dict.fromkeys(request.targets)), REQUESTED)
+    names = tuple(dict.fromkeys(request.targets))
+    return TargetGuess(names, REQUESTED, len(names) == 1 and not sample.columns[names[0]].classes)
 
 
 def guess_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     """Guess the column of the classes to predict; None if no column can be classes."""
     columns = list(columns)
+    if name := find_by_name([column for column in columns if column.trainable], CLASS_NAMES):
+        return TargetGuess((name,), BY_NAME)
     last = [column for column in columns if can_be_classes(column)][-1:]
-    reason = f"the last column with few values ({last[0].different})" if last else ""
-    return find_named_classes(columns) or (TargetGuess((last[0].name,), reason) if last else None)
-
-
-def find_named_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """Find the column with a typical name of classes; None if there is none."""
-    name = find_by_name([column for column in columns if column.trainable], CLASS_NAMES)
-    return TargetGuess((name,), BY_NAME) if name else None
+    return TargetGuess((last[0].name,), f"the last column with few values ({last[0].different})") if last else None
 
 
 def guess_number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     """Guess the column of the numbers to predict; None if there is none."""
     candidates = [column for column in columns if is_number(column)]
-    if name := find_named_number(candidates):
-        return TargetGuess((name,), BY_NAME)
-    return TargetGuess((candidates[-1].name,), "the last column of numbers") if candidates else None
+    ends = [column.name for column in candidates if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
+    if name := find_by_name(candidates, NUMBER_NAMES) or "".join(ends[-1:]):
+        return TargetGuess((name,), BY_NAME, are_numbers=True)
+    return TargetGuess((candidates[-1].name,), "the last column of numbers", are_numbers=True) if candidates else None
 
 
-def find_named_number(columns: Sequence[ColumnProfile]) -> str:
-    """Find the numeric column with a typical name of a target; empty if there is none."""
-    ends = [column.name for column in columns if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
-    return find_by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
+def choose_task(
+    request: SurveyRequest,
+    guess: TargetGuess,
+    targets: Sequence[ColumnProfile],
+    tasks: tuple[str, str],
+    *,
+    are_cells: bool = False,
+) -> tuple[str, str]:
+    """Choose one of two tasks, for classes and for numbers, and the kind of the targets: class, labels, cell or numbers.
+
+    With `are_cells`, each cell of the column lists all labels of a row.
+
+    Raises:
+        SpecError: if the targets fit neither task, or not the requested one.
+    """
+    numbers = [(tasks[1], "numbers")] if all(column.kind == "number" for column in targets) else []
+    if len(targets) > 1:
+        classes = [(tasks[0], "labels")] if all(column.binary for column in targets) else []
+    else:
+        classes = [(tasks[0], "cell" if are_cells else "class")] if are_cells or targets[0].trainable else []
+    for task, kind in [*numbers, *classes] if guess.are_numbers else [*classes, *numbers]:
+        if request.task in (None, task):
+            return task, kind
+    values = [f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in targets]
+    raise SpecError(
+        f"{KEY}: {list_names(values)}",
+        "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
+        "name other columns with --target",
+    )
+
+
+def describe_targets(targets: Sequence[ColumnProfile], kind: str) -> list[str]:
+    """Return lines on the values of the columns to predict."""
+    if kind == "class":
+        counts, *single_samples = settings.describe_classes(targets[0].counts)
+        return [f"{targets[0].name} has {counts}", *single_samples]
+    if kind == "labels":
+        return [f"{len(targets):,} labels: {list_names([column.name for column in targets], 8)}"]
+    return [f"{column.name} has {column.different:,} different numbers" for column in targets]
 
 
 def find_by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
     """Find the first column with one of these names, in the order of the names; empty if there is none."""
     by_folded_name = {column.name.strip().casefold(): column.name for column in columns}
     return next((by_folded_name[name] for name in names if name in by_folded_name), "")
-
-
-def describe_values(columns: Iterable[ColumnProfile]) -> str:
-    """Describe the number of different values of the columns, for messages."""
-    return list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in columns])
