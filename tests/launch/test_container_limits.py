@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,12 +95,13 @@ def test_the_time_zone_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_forecast_names_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody hands on a zone, it is in UTC."""
-    forecast = {"seconds": 60.0, "low": 50.0, "high": 70.0, "end": "2026-01-01T12:00:00+00:00"}
+    forecast = {"seconds": 60.0, "low": 50.0, "high": 70.0}
+    end = datetime(2026, 1, 1, 12, tzinfo=UTC)
     try:
         for zone, expected in (("UTC", "12:00:00 UTC"), ("Asia/Tokyo", "21:00:00 JST")):
             monkeypatch.setenv("TZ", zone)
             time.tzset()
-            assert expected in describe_forecast(forecast, "")
+            assert expected in describe_forecast(forecast, end, "")
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -21,8 +22,9 @@ from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.training import cpu_sharing
 from drivetrain.training.cpu_sharing import CpuSharing, watch_neighbors
 from drivetrain.training.run import Run
+from drivetrain.training.step_records import StepRecords
 from tests import tiny
-from tests.messages import says
+from tests.messages import get_message, says
 from tests.paths import IMPORTS, ROOT
 from tests.waiting import wait_until
 
@@ -60,7 +62,8 @@ def replay(
     for epoch in epochs:
         moment[0] += seconds
         total[0] = tuple(a + seconds * b for a, b in zip(total[0], epoch, strict=True))  # type: ignore[assignment]
-        sharing.look_at_neighbors()
+        was_sharing = sharing.is_sharing
+        assert sharing.look_at_neighbors() == (sharing.is_sharing != was_sharing)
         states.append(sharing.is_sharing)
     sharing.close()
     assert not sharing.is_sharing, "the end of a training gives the CPUs back"
@@ -102,6 +105,30 @@ def test_a_slowdown_that_sharing_does_not_cure_is_said(monkeypatch: pytest.Monke
     assert states == [False, True, True, True, True]
     assert says(texts[1], "other-programs-use-slower", "0.9", 2, "25.0")
     assert len(texts) == 2
+
+
+def test_the_first_epoch_need_not_end() -> None:
+    """A forecast by steps whose threads wait for each other was seven times too long."""
+    corrections = list[str]()
+    looks = iter([False, False, True])
+    sharing: Any = SimpleNamespace(has_looked=False, is_sharing=True)
+    records: Any = StepRecords.__new__(StepRecords)
+    records.run = SimpleNamespace(
+        peers=SimpleNamespace(problem=None, catching=contextlib.nullcontext), signals=SimpleNamespace(peek=lambda: None)
+    )
+    records.profiler, records.saver = None, SimpleNamespace(is_due=lambda: False)
+    records.progress = SimpleNamespace(restart_estimate=lambda run, reason: corrections.append(reason))
+
+    def look() -> bool:
+        sharing.has_looked = next(looks)
+        return bool(sharing.has_looked)
+
+    sharing.look_at_neighbors = look
+    records.cpu_sharing = sharing
+    for _ in range(5):
+        records.end_step(None)
+    assert corrections == [get_message("corrected-threads-share")]
+    assert next(looks, None) is None
 
 
 class OpenMp:

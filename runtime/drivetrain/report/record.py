@@ -225,8 +225,8 @@ class Summary:
     """CPU seconds of the monitoring threads: monitor and live view."""
     test: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the final test."""
-    forecast: Mapping[str, Any] = field(default_factory=dict)
-    """Compare the forecast of seconds, end and memory, the moment it has `ended`, and errors in percent."""
+    forecast: Mapping[str, float] = field(default_factory=dict)
+    """Forecast of the seconds, its range, and its error in percent."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 
@@ -305,16 +305,9 @@ def summarize(record: Record) -> Summary:
         phases=read_numbers(result, "phases"),
         watching=read_numbers(result, "watching"),
         test=read_numbers(read_mapping(result, "test"), "metrics"),
-        forecast=read_forecast(result),
+        forecast=read_numbers(result, "forecast"),
         efficiency=read_numbers(result, "efficiency"),
     )
-
-
-def read_forecast(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the forecast in a result: its finite numbers, and the forecast and the real moment of the end."""
-    forecast = read_mapping(result, "forecast")
-    moments = {key: format_json(forecast[key]) for key in ("end", "ended") if isinstance(forecast.get(key), str)}
-    return {**read_numbers(result, "forecast"), **moments}
 
 
 def _choose_best(record: Record) -> Best | None:

@@ -1,4 +1,4 @@
-"""Checks for other programs once an epoch: lets two threads share one of two CPUs, and names a cure if it stays slow.
+"""Checks for other programs after a second and once an epoch: lets two threads share one of two CPUs, and names a cure if it stays slow.
 
 At the end of each layer its threads wait for the last one. They spin meanwhile, which is fastest while each has a CPU.
 If another program computes too, one of the threads loses its CPU for whole time slices, and the other thread spins just
@@ -30,7 +30,7 @@ IDLE_CPUS = 0.5
 
 
 class CpuSharing:
-    """Monitor of other programs. `look_at_neighbors` is called after the steps of each epoch and acts on the next one.
+    """Monitor of other programs. `look_at_neighbors` is called in the first epoch, and after the steps of each epoch.
 
     Args:
         run: run whose plan has several threads.
@@ -41,7 +41,7 @@ class CpuSharing:
         self.run, self.library = run, library
         self.cpus = os.sched_getaffinity(0)
         self.spin_milliseconds = library.kmp_get_blocktime() if library else 0
-        self.is_sharing = False
+        self.is_sharing = self.has_looked = False
         # One thread is faster once training with several is slower by a factor of their number.
         self.best_rate, self.reported_factor = 0.0, float(run.plan.value("cpu_threads"))
         self.begin, self.before = time.monotonic(), self.read_counts()
@@ -52,11 +52,16 @@ class CpuSharing:
         busy = cpu_starvation.read_busy_seconds(self.cpus) or 0.0
         return waited, process_tree.sum_cpu_seconds(), busy, self.run.counters.samples
 
-    def look_at_neighbors(self) -> None:
-        """Let the threads share a CPU if other programs competed for both CPUs, else give each thread a CPU."""
+    def look_at_neighbors(self) -> bool:
+        """Let the threads share a CPU if other programs competed for both CPUs, else give each thread a CPU.
+
+        Returns:
+            Whether this has changed.
+        """
         seconds = time.monotonic() - self.begin
         if seconds < MIN_SECONDS:
-            return
+            return False
+        self.has_looked = True
         now = self.read_counts()
         waited, used, busy, rate = ((b - a) / seconds for a, b in zip(self.before, now, strict=True))
         self.begin, self.before = self.begin + seconds, now
@@ -82,6 +87,7 @@ class CpuSharing:
                 "before; `--new --set optimize.cpu_threads=1` trains with one thread, which waits for no other"
             )
         self.best_rate = max(self.best_rate, rate)
+        return self.is_sharing != was_sharing
 
     def share_cpu(self, is_sharing: bool) -> None:
         """Keep computing threads on one CPU, asleep while they wait; or let them spin on all CPUs."""

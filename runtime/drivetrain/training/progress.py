@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import torch
@@ -33,17 +34,21 @@ class Progress:
 
     Args:
         total: steps of the run.
-        forecast: forecast of its end, if there is an earlier one.
     """
 
-    def __init__(self, total: int, forecast: Forecast | None = None) -> None:
-        self.total_steps, self.forecast = total, forecast or {}
+    def __init__(self, total: int) -> None:
+        self.total_steps = total
+        self.forecast: Forecast = {}
+        self.correction = ""
+        """Reason why the forecast is made again; empty if it is not."""
         self.line_printed_at = -float("inf")
         self.epoch_logged_at = -float("inf")
         """Time of the last line of an epoch, in seconds of `time.monotonic`."""
         self.estimate: TimeLeft | None = None
-        self.is_decoding = self.is_correction_due = False
-        """Whether this epoch decodes images that later epochs read from a cache, and whether the forecast uses it."""
+        self.is_decoding = False
+        """Whether this epoch decodes images that later epochs read from a cache."""
+        self.save_seconds = 0.0
+        """Time of the first checkpoint."""
         self.live_view: LiveView | None = None
         self.cpu_seconds = 0.0
         """CPU seconds of the live view, known after it is closed."""
@@ -53,12 +58,13 @@ class Progress:
         now = time.monotonic()
         if self.estimate is None:
             self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
+            self.save_seconds = run.clock.phases.get("checkpoint", 0.0)
             self.live_view = LiveView(run.folder) if is_live_terminal() else None
             self.is_decoding = bool(run.plan.value("decode_cache")) and not run.counters.epoch
         if self.is_decoding and run.counters.epoch:
             # The cost of decoding says nothing about epochs that read decoded images.
-            self.is_decoding, self.is_correction_due = False, bool(self.forecast.get("steps"))
-            self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
+            self.is_decoding = False
+            self.restart_estimate(run, "the images are decoded")
         self.estimate.add(now, step)
         if run.time_target:
             self.total_steps = self.estimate.total = run.total_steps
@@ -74,16 +80,26 @@ class Progress:
         progress = f"{epoch_text}  step {step}/{self.total_steps}  loss {format_metric(loss)}{speed}"
         say(f"{progress}  {self._format_time_left(run, now)}")
 
+    def restart_estimate(self, run: Run, reason: str) -> None:
+        """Forget the times of earlier steps, which say nothing about later ones, and forecast again."""
+        self.correction = f"corrected: {reason}" if self.forecast else ""
+        self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
+
     def _report_forecast(self, run: Run, estimate: TimeLeft, now: float) -> None:
-        """Print and store the forecast once there are enough steps; correct it after a first epoch with decoding."""
-        if (self.forecast and not self.is_correction_due) or not (forecast := make_forecast(run, estimate, now)):
+        """Print the forecast once there are enough steps."""
+        if self.forecast and not self.correction:
             return
-        note = "later epochs need not decode the images again" if self.is_decoding else "no evaluation is timed yet"
-        first = f"by its first {forecast['steps']:,} steps; {note}"
-        source = "corrected by steps of the second epoch" if self.is_correction_due else first
-        self.forecast, self.is_correction_due = forecast, False
-        say(describe_forecast(forecast, source))
-        self._write_length(run)
+        forecast = make_forecast(run, estimate, now, self.save_seconds)
+        if not forecast:
+            return
+        notes = [self.correction or f"by its first {forecast['steps']:,} steps"]
+        if self.is_decoding:
+            notes.append("later epochs need not decode the images again")
+        if run.job.train.early_stopping:
+            notes.append("early stopping may end it sooner")
+        self.forecast, self.correction = forecast, ""
+        seconds_left = forecast["seconds"] - run.counters.seconds - run.clock.seconds
+        say(describe_forecast(forecast, datetime.now(UTC) + timedelta(seconds=seconds_left), "; ".join(notes)))
 
     def _write_length(self, run: Run) -> float:
         """Write the data for `watch` to the run folder; returns the assumed cost of an evaluation in steps."""
@@ -93,7 +109,6 @@ class Progress:
             "steps_per_epoch": run.batches.per_epoch,
             "evaluation_steps": evaluation,
             "best": run.best_metric.best.metric,
-            **({"forecast": self.forecast} if self.forecast else {}),
         }
         try:
             RunFiles(run.folder).write_json(PROGRESS_FILE, ahead)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from drivetrain.distributed import batch_parts
 from drivetrain.errors import Stopped
 from drivetrain.system.signals import Interrupted
-from drivetrain.training.cpu_sharing import watch_neighbors
+from drivetrain.training.cpu_sharing import CpuSharing, watch_neighbors
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
@@ -86,6 +86,8 @@ class StepRecords:
         if run.peers.problem or run.signals.peek():
             return
         with run.peers.catching():
+            if self.cpu_sharing and not self.cpu_sharing.has_looked:
+                self._look_at_neighbors(self.cpu_sharing)
             if self.profiler:
                 self.profiler.step()
             if self.saver.is_due():
@@ -101,13 +103,19 @@ class StepRecords:
     def check_last_step(self) -> None:
         """Record the last step of an epoch and check the weights before their evaluation, unless there is a problem."""
         if self.cpu_sharing:
-            self.cpu_sharing.look_at_neighbors()
+            self._look_at_neighbors(self.cpu_sharing)
         if self.run.peers.problem is not None:
             return
         if interruption := self.run.signals.peek():
             raise interruption
         self.flush()
         self.saver.check_finite()
+
+    def _look_at_neighbors(self, cpu_sharing: CpuSharing) -> None:
+        if cpu_sharing.look_at_neighbors():
+            self.progress.restart_estimate(
+                self.run, f"its threads {'share a CPU' if cpu_sharing.is_sharing else 'have a CPU each'}"
+            )
 
     @contextlib.contextmanager
     def complete_at_stop(self) -> Iterator[None]:

@@ -62,7 +62,7 @@ def train(run: Run, *, trace: bool = False) -> str:
             run.metrics.close()
         raise
     assert run.metrics is not None
-    progress = Progress(run.total_steps, forecast.read_forecast(folder, run.total_steps))
+    progress = Progress(run.total_steps)
     profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
     sampler = RankSampler(run) if run.ranks.count > 1 else None
     with _build_monitor(run, run.metrics, sampler) as monitor:

@@ -21,7 +21,6 @@ from drivetrain.tracking.live.dashboard import format_line, format_time_left
 from drivetrain.tracking.live.live_view import Painter, choose_pause
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
-from drivetrain.training.forecast import read_forecast
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from tests.messages import get_message, says, says_each
@@ -240,13 +239,14 @@ def fake(folder: Path, epoch: int = 0, *, decodes: bool = False) -> Run:
         folder=folder,
         plan=SimpleNamespace(value=lambda name: name == "decode_cache" and decodes),
         counters=SimpleNamespace(epoch=epoch, seconds=100.0),
-        clock=SimpleNamespace(seconds=5.0),
+        clock=SimpleNamespace(seconds=5.0, phases={"checkpoint": 0.5}),
         time_left=lambda: 100.0,
         time_target=None,
+        total_steps=40,
         total_epochs=4,
         last_metrics={"validation/loss": 0.5},
         job=SimpleNamespace(train=SimpleNamespace(early_stopping=None), best=lambda: "validation/accuracy"),
-        dataset=SimpleNamespace(validation=range(96)),
+        dataset=SimpleNamespace(validation=range(96), test=None),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
         best_metric=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
     )
@@ -276,24 +276,40 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     progress.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  estimating time left"
-    # 36 steps and 4 evaluations of 1 s, after 105 s.
-    assert "2:25 in all (2:17 to 2:33)" in lines[1]
+    # After 105 s: 36 steps, 4 evaluations and 2 saves of half a second, with a factor of 1.25.
+    assert says(lines[1], "forecast-start-saved-model", "2:26", "2:17", "2:36")
     assert lines[2] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
     assert lines[3] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())
     expected_fields = {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
-    forecast = ahead.pop("forecast")
     assert ahead == expected_fields | {"best": "validation/accuracy"}
-    assert {key: round(forecast[key]) for key in ("seconds", "low", "high", "steps")} == {
-        "seconds": 145, "low": 137, "high": 153, "steps": 4
+    assert {key: round(value, 1) for key, value in progress.forecast.items()} == {
+        "seconds": 146.0, "low": 137.8, "high": 156.2, "steps": 4
     }  # fmt: skip
-    assert read_forecast(tmp_path, 40) == forecast
-    assert read_forecast(tmp_path, 80) == {}, "an extended run takes longer"
-    resumed = Progress(40, read_forecast(tmp_path, 40))
-    for step in range(11, 21):
-        resumed.report_step(run, step, 1 / step)
-    assert resumed.forecast == forecast
-    assert "forecast" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("patience", "seconds"), [(0, 110.5), (1, 119.6), (9, 137.8)])
+def test_early_stopping_lowers_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any, patience: int, seconds: float
+) -> None:
+    moments = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
+    progress, run = Progress(40), fake(tmp_path)
+    cast(Any, run.job.train).early_stopping = SimpleNamespace(patience=patience)
+    for step in range(1, 11):
+        progress.report_step(run, step, 1 / step)
+    assert says(capsys.readouterr().out, "early-stopping-may-end")
+    assert progress.forecast["low"] == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_final_test_is_part_of_the_forecast(tmp_path: Path, monkeypatch: Any) -> None:
+    moments = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
+    progress, run = Progress(40), fake(tmp_path)
+    cast(Any, run.dataset).test = SimpleNamespace(split=range(192))
+    for step in range(1, 11):
+        progress.report_step(run, step, 1 / step)
+    assert progress.forecast["seconds"] == 148.0
 
 
 def test_an_epoch_that_decodes_images_does_not_stand_for_the_others(
@@ -306,10 +322,15 @@ def test_an_epoch_that_decodes_images_does_not_stand_for_the_others(
         run.counters.epoch = (step - 1) // 10
         progress.report_step(run, step, 1 / step)
     first, corrected = (line for line in capsys.readouterr().out.splitlines() if line.startswith("forecast"))
-    # After 105 s: the 100 s that are allowed; then 26 steps and 3 evaluations of 1 s.
-    assert ("3:25 in all" in first, "2:14 in all" in corrected) == (True, True)
-    assert ("decode" in first, "decode" in corrected, "corrected" in corrected) == (True, False, True)
-    assert json.loads((tmp_path / "progress.json").read_text())["forecast"] == progress.forecast
+    # After 105 s: the 100 s that are allowed; then 26 steps and 3 evaluations of 1 s. Two saves take 1 s.
+    assert (get_times(first), get_times(corrected)) == (["3:26"], ["2:15"])
+    assert says(first, "later-epochs-need-decode")
+    assert says(corrected, "corrected-images-decoded")
+    assert round(progress.forecast["seconds"]) == 135
+
+
+def get_times(line: str) -> list[str]:
+    return re.findall(r"about (\d+:\d\d)", line)
 
 
 @pytest.mark.parametrize(("seconds", "logged"), [(0.1, 21), (6.0, 100)])

@@ -10,8 +10,11 @@ from drivetrain.report.advice.model_rules import MODEL_RULES
 from drivetrain.report.advice.recommendation import MIN_RUN_SECONDS, Advice
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.record import Record, Summary
+from drivetrain.system.run_records import read_integer
 
 MAX_SUGGESTIONS = 3
+FEW_SAMPLES = 1000
+"""Validation samples below which advice is said to rest on few: a share of 0.9 of 1,000 is known to 0.02."""
 
 
 def list_advice(record: Record, summary: Summary) -> list[Advice]:
@@ -34,4 +37,9 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
     rows = tuple((advice.line, advice.change, advice.gain, advice.why) for advice in suggestions)
     table: Block = Table(("change in the job file", "what it does", "expected gain", "reason"), rows)
     no_advice = Text("No setting was found that would make this model better, or its run faster or safer.", Tone.GOOD)
-    return Section("advice", "Recommendations", (table if rows else no_advice,))
+    samples = read_integer(record.baselines, "validation_samples")
+    if not samples or not list_model_advice(record, summary):
+        return Section("advice", "Recommendations", (table if rows else no_advice,))
+    few = ", which are few" if samples < FEW_SAMPLES else ""
+    basis = f"Advice about the model rests on the {samples:,} validation samples that chose the epoch{few}."
+    return Section("advice", "Recommendations", (table, Text(basis, Tone.QUIET)))

@@ -83,22 +83,16 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     return Section("time", "Throughput and resource usage", tuple(blocks)) if blocks else None
 
 
-def _compare_forecast(summary: Summary) -> Iterator[Table]:
-    """Show the forecast, from before the first step or after the first ones, next to the result."""
+def _compare_forecast(summary: Summary) -> Iterator[Text]:
+    """Say what the first steps forecast."""
     forecast = summary.forecast
-    if "seconds" not in forecast or "error_percent" not in forecast:
-        return
-    low, high = (format_duration(forecast.get(key)) for key in ("low", "high"))
-    seconds = format_duration(forecast["seconds"]) + (f" ({low} to {high})" if "low" in forecast else "")
-    rows = [("training", seconds, format_duration(summary.seconds), f"{forecast['error_percent']:+.1f} %")]
-    if "end" in forecast and "ended" in forecast:
-        rows.append(("end", forecast["end"], forecast["ended"], ""))
-    if "peak_memory" in forecast and "peak_memory_error_percent" in forecast:
-        memory, peak = format_bytes(int(forecast["peak_memory"])), format_bytes(int(summary.peak_memory or 0))
-        rows.append(("peak memory", memory, peak, f"{forecast['peak_memory_error_percent']:+.1f} %"))
-    steps = int(forecast.get("steps", 0))
-    source = f"forecast by the first {steps:,} steps" if steps else "forecast before the first step"
-    yield Table(("item", source, "real", "error"), tuple(rows))
+    if {"seconds", "low", "high", "steps", "error_percent"} <= forecast.keys():
+        seconds, low, high = (format_duration(forecast[key]) for key in ("seconds", "low", "high"))
+        yield Text(
+            f"After {int(forecast['steps']):,} steps {seconds} were forecast ({low} to {high}) for the training, which took "
+            f"{format_duration(summary.seconds)}: an error of {forecast['error_percent']:+.1f} %.",
+            Tone.QUIET,
+        )
 
 
 def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ within epochs, the evaluation from the excess of an interval across the end of a
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -23,6 +24,12 @@ HALF_LIFE_SECONDS = 90.0
 OUTLIER_RATIO = 4.0
 """An interval slower than so many times the median counts as exactly that slow, since stalls are rarely the rule."""
 MAX_INTERVALS = 2000
+STUDENT_QUANTILES = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83)
+"""95 % of Student's distribution for 2 and more intervals: the range between both signs contains 90 %."""
+MIN_ERROR, MAX_ERROR = 1.25, 3.0
+"""Bounds of the factor of error: even steps do not tell the time of evaluations that come later, and a wider range says
+nothing.
+"""
 LINE_SECONDS, PAINT_SECONDS = 5.0, 0.5
 """Seconds between two lines in a log, and between updates on a terminal. A shorter pass shows nothing."""
 
@@ -93,11 +100,19 @@ class TimeLeft:
         seconds = sum(count * min(s.seconds / s.steps, most) for s, count in weighted)
         return float(seconds / sum(count for _, count in weighted))
 
-    def measure_spread(self) -> tuple[float, float]:
-        """Return the seconds per step of the fastest and slowest intervals, relative to the present value."""
-        even = [s for s in self.intervals if not s.evaluations] or self.intervals
-        paces = [s.seconds / s.steps / (self.step_seconds() or 1.0) for s in even]
-        return min(paces, default=1.0), max(paces, default=1.0)
+    def estimate_error(self) -> float:
+        """Return a factor: in nine of ten runs the time left is between the estimate divided by it and multiplied by it.
+
+        This is Student's prediction interval of the pace of one more interval. The mean pace of many would vary less, but a
+        machine that is busy now may be idle later.
+        """
+        even = [s for s in self.intervals if not s.evaluations]
+        paces = [math.log(s.seconds / s.steps) for s in (even if len(even) > 2 else self.intervals)]
+        if len(paces) < 2:
+            return MAX_ERROR
+        quantile = STUDENT_QUANTILES[min(len(paces), len(STUDENT_QUANTILES) + 1) - 2]
+        deviation = quantile * statistics.stdev(paces) * math.sqrt(1 + 1 / len(paces))
+        return min(MAX_ERROR, math.exp(math.hypot(math.log(MIN_ERROR), deviation)))
 
     def evaluation_seconds(self) -> float:
         """Return the median seconds of an evaluation; before the first, an estimate from `evaluation_steps`."""
