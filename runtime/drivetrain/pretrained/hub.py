@@ -125,9 +125,6 @@ def fetch(
     if not update and (cached := find_cached(repository, revision, choose)):
         return cached
     try:
-        if hub_client.is_offline():
-            closed = "HF_HUB_OFFLINE is set, so the hub is not asked"
-            raise HubError(closed, "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
         client = hub_client.connect(repository.name, repository.kind, say)
         with client.http, repository.locked(say):
             commit = repository.commit_of(revision)

@@ -42,11 +42,6 @@ _TRUE = ("1", "on", "yes", "true")
 T = TypeVar("T")
 
 
-def is_offline() -> bool:
-    """Return whether the user has turned off requests to the hub."""
-    return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-
-
 @dataclass(frozen=True)
 class HubClient:
     """A repository of a hub, and how to reach it."""
@@ -180,8 +175,11 @@ def connect(name: str, kind: HubKind, say: Callable[[str], None]) -> HubClient:
     """Prepare requests about a repository to the hub of HF_ENDPOINT.
 
     Raises:
-        HubError: if HF_ENDPOINT or a proxy is no address, or huggingface_hub is not installed.
+        HubError: if the user has turned off requests, HF_ENDPOINT or a proxy is no address, or huggingface_hub is not installed.
     """
+    if any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        closed = "HF_HUB_OFFLINE is set, so the hub is not asked"
+        raise HubError(closed, "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
     try:
         import httpx2
         import huggingface_hub  # noqa: F401
