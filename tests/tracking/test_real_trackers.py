@@ -203,6 +203,7 @@ def test_wandb_offline(tmp_path: Path, reference: tuple[Path, float]) -> None:
     run, output = train(tmp_path, "wandb: parts", reference, WANDB_MODE="offline")
     (folder,) = (run.parent / "wandb").glob("offline-run-*")
     assert f"tracker: wandb sync {folder}" in output
+    assert "WARNING" not in output
     assert next(folder.glob("*.wandb")).stat().st_size > 10_000
     assert (folder / "files" / "report.html").read_bytes() == (run / "report.html").read_bytes()
 

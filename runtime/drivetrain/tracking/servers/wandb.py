@@ -54,7 +54,8 @@ class WandbTracker:
             reinit="create_new",
             settings=wandb.Settings(base_url=url, insecure_disable_ssl=False, **SETTINGS),
         )
-        return self.run.url or f"wandb sync {Path(self.run.dir).parent}", self.run.starting_step - 1
+        page = "" if self.run.offline else self.run.url  # which prints a warning where there is none
+        return page or f"wandb sync {Path(self.run.dir).parent}", self.run.starting_step - 1
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send the metrics; the server keeps the rows of a step together."""
