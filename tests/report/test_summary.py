@@ -1,47 +1,14 @@
-"""The numbers of a run that has not written its result."""
+"""The numbers of a run that has not written its result, and the notes on its data."""
 
 from __future__ import annotations
 
 import json
-from array import array
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from drivetrain.report.log_series import Series
+from drivetrain.report.blocks import Table
 from drivetrain.report.record import Record, read, summarize
-from drivetrain.report.sections.body import data_section
+from drivetrain.report.run_sections import list_run_sections
 from tests.report_folder import change_json, make_run
-
-NAMES = [f"validation/{head}/{name}" for head in ("modo", "causa") for name in ("accuracy", "f1")]
-
-
-@pytest.mark.parametrize(
-    ("changes", "metric"),
-    [
-        ({}, "validation/causa/f1"),
-        ({"checkpoint": {"best": "validation/modo/accuracy"}}, "validation/modo/accuracy"),
-        ({"task": "of another version"}, "validation/modo/accuracy"),
-        ({"data": {}}, "validation/modo/accuracy"),
-    ],
-    ids=["heaviest", "asked", "unknown task", "unreadable"],
-)
-def test_the_best_value_of_a_stopped_run_is_that_of_the_metric_that_chose_the_weights(
-    changes: dict[str, Any], metric: str
-) -> None:
-    """With two heads the report showed the accuracy of the first one as the best value."""
-    spec = {
-        "name": "reports",
-        "task": "text-classification",
-        "data": {"train": "a.csv", "text": "t", "labels": {"modo": {"weight": 0.3}, "causa": {"weight": 0.7}}},
-    }
-    record = Record("reports-001")
-    record.spec = spec | changes
-    record.metrics = {name: Series(name, array("d", [1.0, 2.0]), array("d", [0.1, 0.2])) for name in NAMES}
-    best = summarize(record).best
-    assert best is not None
-    assert (best.metric, best.value) == (metric, 0.2)
 
 
 def test_a_stopped_run_says_by_which_metric_its_data_let_it_choose(tmp_path: Path) -> None:
@@ -58,7 +25,8 @@ def test_a_stopped_run_says_by_which_metric_its_data_let_it_choose(tmp_path: Pat
 def test_no_row_of_the_data_lacks_its_item() -> None:
     """The first row, the numbers of samples, had an empty cell before it."""
     notes = ["144 training and 16 validation images, 2 classes", "channels 3: some are in color"]
-    section = data_section(Record("tiny-001", result={"data": notes}))
-    assert section is not None
+    record = Record("tiny-001", result={"data": notes})
+    (section,) = list_run_sections(record, summarize(record))
     (table,) = section.blocks
+    assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["samples", "channels 3"]

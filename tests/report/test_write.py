@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain import optimizations
 from drivetrain.report.__main__ import main
 from drivetrain.report.write import write
 from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import PACKAGE, ROOT
-from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, telemetry, write_rows
+from tests.report_folder import BEST_METRICS, change_json, confusion, make_run, telemetry, write_rows
 from tests.report_page import read_page
 
 
@@ -67,19 +66,16 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         "of 4.0 GiB",
         "94,538",
         "all trainable",
-        "Learning rate",
-        "Gradient norm",
         "Macro F1",
         "Confusion matrix",
         "samples correct",
-        "predicted",
+        "mostly mistaken for",
         "cpu_threads",
-        f"1 of {len(optimizations.every())} settings is not in effect as requested",
+        "requested tcmalloc, effective malloc",
         "LD_PRELOAD was removed",
-        "openmp 20240515, 2 threads",
-        "logical CPUs",
+        "2 of 2",
         "Throughput, samples/s",
-        "Time by phase",
+        "phase",
         "throttled this run for 0.80 s",
         "one file read again",
         "jobs/digits.yaml",
@@ -108,13 +104,8 @@ def test_json(finished_run: Path) -> None:
     data = json.loads((finished_run / "report.json").read_text(encoding="utf-8"))
     best = {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
     assert data["best"] == best | {"metrics": BEST_METRICS}
-    assert (data["status"], data["exit_code"], data["exit_meaning"]) == ("done", 0, "done")
-    assert data["differences"] == ["allocator"]
-    assert data["curves"]["validation/accuracy"][-1][0] == STEPS
-    right, samples = data["confusion"][""]["right"], data["confusion"][""]["samples"]
-    assert samples == 360
-    assert 0.9 < right / samples < 1
-    assert data["gaps"] == []
+    assert (data["status"], data["exit_code"]) == ("done", 0)
+    assert [alert.partition(":")[0] for alert in data["alerts"]] == ["allocator"]
 
 
 def test_page_is_closed_and_loads_nothing(finished_run: Path) -> None:
@@ -122,7 +113,7 @@ def test_page_is_closed_and_loads_nothing(finished_run: Path) -> None:
     assert page.open == []
     assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
     assert page.loads
-    assert all(load.startswith(("#", "data:image/png;base64,", "url(#")) for load in page.loads)
+    assert all(load.startswith(("#", "data:image/png;base64,")) for load in page.loads)
     assert len(page.ids) == len(set(page.ids))
     assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
     assert "http" not in (finished_run / "report.html").read_text(encoding="utf-8").replace("http-equiv", "")
@@ -162,7 +153,6 @@ def test_values_that_are_not_finite(run: Path) -> None:
     text = text_of(run)
     assert says(text, "values-nan-infinite", "train/loss", 2)
     assert says(text, "lr-values-nan-infinite", 10)
-    assert json.loads((run / "report.json").read_text(encoding="utf-8"))["curves"]["lr"] == []
 
 
 def test_several_heads(run: Path) -> None:
@@ -214,28 +204,11 @@ def test_command_needs_no_torch_and_no_home(run: Path) -> None:
     assert (run / "report.html").exists()
 
 
-def test_a_number_stays_with_its_unit(finished_run: Path) -> None:
-    """Between the two is a space that no browser breaks, and a long name breaks where a word ends."""
-    source = (finished_run / "report.html").read_text(encoding="utf-8")
-    for text in (
-        "41.6\N{NO-BREAK SPACE}s",
-        "591\N{NO-BREAK SPACE}MiB",
-        "4.0\N{NO-BREAK SPACE}GiB",
-        "2\N{NO-BREAK SPACE}threads",
-    ):
-        assert text in source
-    assert "<dt>validation/<wbr>loss</dt>" in source
-    assert re.search(r"\.tiles dd \{[^}]*white-space: nowrap", source)
-
-
-def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished_run: Path) -> None:
+def test_tables_scroll_where_they_do_not_fit(finished_run: Path) -> None:
     source = (finished_run / "report.html").read_text(encoding="utf-8")
     assert source.count("<table") == source.count('<div class="scroll"><table')
     assert re.search(r"\.scroll \{[^}]*overflow-x: auto", source)
-    plan = source[source.index('<section id="plan">') :]
-    assert '<td class="short" data-name="value">' in plan
-    assert '<td data-name="reason">' in plan
-    assert "58%" not in source
+    assert re.search(r"\.tiles dd \{[^}]*white-space: nowrap", source), "a number stays with its unit"
 
 
 def test_an_evaluation_is_not_counted_as_zero_speed(run: Path) -> None:
@@ -252,17 +225,6 @@ def test_an_evaluation_is_not_counted_as_zero_speed(run: Path) -> None:
     assert "| speed | 300 | samples/s |" in text_of(run)
 
 
-def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
-    """Beside short values it would take the whole width."""
-    settings = "; ".join(f"torch.setting_{number}: False" for number in range(30))
-    change_json(run / "plan.json", lambda p: p["seen"]["libraries"].update({"torch settings": settings}))
-    write(run)
-    source = (run / "report.html").read_text(encoding="utf-8")
-    assert "<summary>torch settings</summary><pre>torch.setting_0: False\ntorch.setting_1: False" in source
-    assert '<td class="short" data-name="version and threads">2.13.0+cpu</td>' in source
-    assert "torch.setting_29: False" in (run / "report.md").read_text(encoding="utf-8").replace("\\", "")
-
-
 def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) -> None:
     run = make_run(tmp_path / "digits-002")
     write(run)
@@ -272,24 +234,23 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
     write(run)
     page = (run / "report.html").read_text()
     assert "continues digits-001 after epoch 5, step 225" in page
-    assert page.count("digits-001</text>") == 5  # loss, accuracy, F1, learning rate, gradient norm
+    assert page.count("digits-001</text>") == 3  # loss, accuracy, F1
     assert "continues digits-001 after epoch 5, step 225" in (run / "report.md").read_text()
-    assert json.loads((run / "report.json").read_text())["extended_from"] == record
     (run / "extension.json").write_text("{")
     write(run)
-    assert says((run / "report.md").read_text(), "run-continues-shown")
+    assert "extension.json: cut" in (run / "report.md").read_text()
 
 
 def test_the_headline_is_a_score_and_not_a_loss(run: Path) -> None:
     """The count of right samples and its interval say how sure it is; a loss alone is set in smaller type."""
     text = text_of(run)
-    assert re.search(r"; 3\d\d of 360 right: 9\d to 9\d %", text)
+    assert re.search(r"\n3\d\d of 360 right: 9\d to 9\d %; best validation/accuracy, at step 495", text)
     change_json(run / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.0587))
     text = text_of(run)
-    assert text.startswith("# digits-001: 98.6 %\n\nvalidation/accuracy with")
+    assert re.match(r"# digits-001: 98.6 %\n\n3\d\d of 360 right.*; validation/accuracy with", text)
     assert '<h1 class="plain">' not in (run / "report.html").read_text()
     change_json(run / "result.json", lambda r: r["best"].update(metrics={"validation/loss": 0.0587}))
-    assert text_of(run).startswith("# digits-001: 0.0587\n\nbest validation/loss, at step 495")
+    assert "best validation/loss, at step 495" in text_of(run).splitlines()[2]
     assert '<h1 class="plain">' in (run / "report.html").read_text()
 
 
@@ -310,11 +271,12 @@ def test_a_chart_has_more_than_one_value(run: Path) -> None:
     write_rows(run / "telemetry.jsonl", telemetry()[:1])
     write(run)
     source = (run / "report.html").read_text(encoding="utf-8")
-    assert re.findall("<figcaption><b>([^<]*)</b>", source) == ["Loss", "Time by phase"]
+    assert re.findall("<figcaption><b>([^<]*)</b>", source) == ["Loss"]
+    assert says(source, "measured-once-accuracy", "0.9")
 
 
 def test_from_which_bytes_a_run_was_made(run: Path) -> None:
-    assert "Made from" not in text_of(run), "one that has not ended has no record of it"
+    assert "SHA-256" not in text_of(run), "one that has not ended has no record of it"
     made_from = {"image": {"name": "cpu", "id": "sha256:11"}, "torch": "2.13.0", "drivetrain": "0.1.0"}
     made_from |= {"data": {"data.train": "d1"}, "code": {"net.py": "c1"}, "model": "m1"}
     change_json(run / "state.json", lambda s: s.update(commits=["c" * 40, "d" * 40], made_from=made_from))
@@ -322,8 +284,8 @@ def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     for row in (
         f"| commit of the job's folder | {'c' * 40} |",
         f"| commit when it was resumed | {'d' * 40} |",
-        "| image | cpu sha256:11 |",
-        "| versions | drivetrain 0.1.0, torch 2.13.0 |",
+        "| image ID | sha256:11 |",
+        "| versions | drivetrain 0.1.0 |",
         "| SHA-256 of data.train | d1 |",
         "| SHA-256 of net.py | c1 |",
         "| SHA-256 of the weights | m1 |",

@@ -14,11 +14,10 @@ import pytest
 from drivetrain.hardware.facts import Gpu
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.report.blocks import FoldedCurves
+from drivetrain.report.blocks import Chart, Text
 from drivetrain.report.log_series import collect_series
 from drivetrain.report.record import Record, summarize
-from drivetrain.report.sections.body import curves_section
-from drivetrain.report.sections.machine import time_section
+from drivetrain.report.run_sections import list_time
 from drivetrain.tracking import monitor
 from drivetrain.tracking.monitor import Monitor, Sensors
 from tests.messages import get_message, says_each
@@ -162,20 +161,13 @@ def test_the_report_shows_them() -> None:
         }
         for n in range(4)
     ]
-    section = time_section(collect_series(rows, "seconds"), summarize(Record("a")), None)
-    assert section is not None
-    titles = [block.title for block in section.blocks if hasattr(block, "title")]
-    assert says_each(
-        titles,
-        [
-            "GPU busy, %",
-            "GPU memory, GiB",
-            get_message("gpu-temperature-degrees-celsius"),
-            "GPU power, W",
-            "GPU clock, MHz",
-        ],
-    )
-    texts = [block.text for block in section.blocks if hasattr(block, "text")]
+    record = Record("a", telemetry=collect_series(rows, "seconds"))
+    blocks = list(list_time(record, summarize(record)))
+    charts = [block for block in blocks if isinstance(block, Chart)]
+    assert [chart.title for chart in charts] == ["GPU busy, %", "GPU memory, GiB"]
+    assert [line.name for line in charts[0].lines] == ["gpu", "gpu1"]
+    assert charts[1].limit == ("limit", 12.0)
+    texts = [block.text for block in blocks if isinstance(block, Text)]
     assert says_each(
         texts,
         [
@@ -191,12 +183,3 @@ def test_the_monitoring_interval_is_a_spec_key() -> None:
         parse("name: a\ntask: image-classification\ndata: {train: x}\nmonitor: {every: 0.2s}\n", "a.yaml")
     )
     assert job.monitor.every == "0.2s"
-
-
-def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
-    rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
-    section = curves_section(Record("a", metrics=collect_series(rows, "step")), None)
-    assert section is not None
-    last_block = section.blocks[-1]
-    assert isinstance(last_block, FoldedCurves)
-    assert last_block.plots[-1].title == "fp16 loss scale"

@@ -1,4 +1,4 @@
-"""What each process did: written by rank 0, read by live view and report, the slowest named."""
+"""What each process did: written by rank 0, read by the live view, the slowest named."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from drivetrain.report.record import read as read_run
-from drivetrain.report.record import summarize
-from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.machine import MAX_ROWS, ranks_section
-from drivetrain.report.write import write as write_report
 from drivetrain.system.run_files import RANKS_FILE
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, format_line
 from drivetrain.tracking.live.run_reader import RunReader
-from drivetrain.tracking.rank_record import RankRecord, compute_exchange, find_slowest
+from drivetrain.tracking.rank_record import RankRecord, find_slowest
 from drivetrain.training.profiling import RankSampler
 from tests import ranks_start, tiny
-from tests.messages import says, says_only
-from tests.report_folder import change_json, make_live_run, make_run
+from tests.report_folder import make_live_run
 from tests.tracking.live.painted_text import read_text
 
 FAST = RankRecord(0, "alpha", "Xeon", 2, 1000, 8.0, 0.5, 1.5, 400 << 20, 500 << 20)
@@ -37,7 +31,6 @@ def test_the_slowest_is_the_one_that_the_others_wait_for() -> None:
     assert find_slowest([FAST, replace(FAST, rank=1)]) is None
     assert find_slowest([FAST]) is None
     assert find_slowest([FAST, replace(SLOW, samples=0, computing=0.0)]) is None  # it has not begun
-    assert compute_exchange([FAST, SLOW]) == pytest.approx(0.01)
 
 
 def test_a_record_survives_the_way(tmp_path: Path) -> None:
@@ -78,40 +71,6 @@ def test_the_live_view_shows_what_happened_lately(tmp_path: Path) -> None:
     assert [round(record.speed) for record in reader.read().ranks] == [100, 200]
     rank_record.write_records(run, [replace(FAST, samples=10, computing=0.1), later])  # started again
     assert reader.read().ranks[0].samples == 10
-
-
-def test_the_report_names_the_slowest_and_advises(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "digits-001")
-    write_report(run)
-    assert "## Processes" not in (run / "report.md").read_text(encoding="utf-8")
-    rank_record.write_records(run, [FAST, SLOW])
-    write_report(run)
-    report = (run / "report.md").read_text(encoding="utf-8")
-    assert says(report, "rank-beta-slowest", 1)
-    assert says(report, "even-process-waits-least", 1)
-    record = read_run(run)
-    assert says_only([one.change for one in list_advice(record, summarize(record))], "find-slows-beta")
-    rank_record.write_records(run, [FAST, replace(SLOW, data=20.0)])
-    record = read_run(run)
-    assert "optimize: {loader_workers: " in next(
-        one.line for one in list_advice(record, summarize(record)) if "beta" in one.change
-    )
-
-
-def test_the_report_advises_against_a_costly_exchange(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "digits-001")
-    change_json(run / "result.json", lambda r: r["phases"].update(input=0.0))
-    both = [replace(FAST, others=4.0), replace(FAST, rank=1, node="beta", others=4.0)]
-    rank_record.write_records(run, both)
-    record = read_run(run)
-    assert "train: {batch_size: auto}" in [one.line for one in list_advice(record, summarize(record))]
-
-
-def test_many_processes_are_listed_up_to_a_limit() -> None:
-    many = [replace(FAST, rank=rank) for rank in range(MAX_ROWS + 1)]
-    section = ranks_section(many)
-    assert section is not None
-    assert f"The {MAX_ROWS} slowest of {MAX_ROWS + 1}" in str(section.blocks[-1])
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def _add_training(add: Add) -> None:
     command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     command.add_path("--plan", "FILE", "use the settings of a stored plan instead of choosing them")
     _add_start(command)
-    command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
+    command.add_switch("--trace", "profile a few steps: a trace of the operators for Perfetto")
     command.add_switch("--json", "print JSON at the end, and the log to stderr")
     command = _add_job(
         add(
@@ -118,7 +118,7 @@ def _add_training(add: Add) -> None:
     _add_verbose(command)
     command.add_choice("--device", ("cpu", "gpu"), "use a CPU or a GPU image")
     _add_start(command)
-    command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
+    command.add_switch("--trace", "profile a few steps: a trace of the operators for Perfetto")
     command.add_switch("--network", "give the container network access, for your own code")
     command.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.errors import DrivetrainError, SpecError
+from drivetrain.report.model_advice import list_model_advice
 from drivetrain.report.record import summarize
-from drivetrain.report.sections.advice import list_model_advice
 from drivetrain.report.write import write
 from drivetrain.system import interpreter
 from drivetrain.system.console import guard_output, say, say_error

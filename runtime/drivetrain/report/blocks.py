@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drivetrain.report.confusion import Confusion
-from drivetrain.report.log_series import Point, Series, has_wide_range
-from drivetrain.system.printable import printable
+from drivetrain.report.log_series import Series
 
 
 class Tone(StrEnum):
@@ -37,48 +36,26 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     tones: Mapping[int, Tone] = field(default_factory=dict)
 
+    @property
+    def is_wide(self) -> bool:
+        """Return whether it needs the whole width; on a small screen its rows become lists."""
+        return len(self.columns) > 2 and any(len(text) > 24 for row in self.rows for text in row)
+
 
 @dataclass(frozen=True)
-class Curves:
-    """Series in one plot, over `axis`."""
+class Chart:
+    """Lines over `axis`, or in a scatter plot dots and a line where both values are the same."""
 
     title: str
     axis: str
-    series: tuple[Series, ...]
+    lines: tuple[Series, ...]
     limit: tuple[str, float] | None = None
     """A limit with its name, drawn as a line."""
     marks: tuple[tuple[str, float], ...] = ()
     """Names and places on the axis of vertical lines: where an earlier run ended, which weights were kept."""
     from_zero: bool = False
-    logarithmic: bool = False
-
-    @classmethod
-    def make_for_metric(
-        cls, title: str, axis: str, kind: str, series: Sequence[Series], marks: Sequence[tuple[str, float]] = ()
-    ) -> Curves:
-        """Make a plot of a kind of metric; a loss or a gradient norm with a wide range gets a logarithmic scale."""
-        can_be_logarithmic = kind.endswith("loss") or kind == "grad_norm"
-        if can_be_logarithmic and has_wide_range(y for curve in series for y in curve.ys):
-            return cls(f"{title} (log scale)", axis, tuple(series), marks=tuple(marks), logarithmic=True)
-        return cls(title, axis, tuple(series), marks=tuple(marks))
-
-
-@dataclass(frozen=True)
-class FoldedCurves:
-    """Plots that the page shows only on demand."""
-
-    title: str
-    plots: tuple[Curves, ...]
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Named points of a scatter plot, over `axis`, with a line where both values are the same."""
-
-    title: str
-    axis: str
-    name: str
-    points: tuple[Point, ...]
+    is_logarithmic: bool = False
+    is_scatter: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,14 +77,6 @@ class Gallery:
 
 
 @dataclass(frozen=True)
-class StackedBar:
-    """A stacked bar of parts, as (name, size, size as text)."""
-
-    title: str
-    parts: tuple[tuple[str, float, str], ...]
-
-
-@dataclass(frozen=True)
 class Details:
     """Preformatted text, collapsed."""
 
@@ -115,35 +84,26 @@ class Details:
     text: str
 
 
-Block = Text | Table | Curves | FoldedCurves | Scatter | Confusion | StackedBar | Details | Gallery
+Block = Text | Table | Chart | Confusion | Details | Gallery
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with its blocks. `anchor` is the target of links."""
+    """A heading with its blocks."""
 
-    anchor: str
     title: str
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     is_folded: bool = False
     """Whether the page shows its blocks on demand: they say how the run was made, not how good the model is."""
-
-    @classmethod
-    def make_for_head(cls, anchor: str, title: str, head: str, blocks: Sequence[Block]) -> Section:
-        """Make a section on one head; the only head of a job has no name."""
-        name = printable(head)
-        anchor, title = (f"{anchor}-of-{name}", f"{title} of {name}") if name else (anchor, title)
-        return cls(anchor.replace(" ", "-"), title, tuple(blocks))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline number: name, value, remark, and its share of a limit (0..1)."""
+    """A headline number: name, value, and remark."""
 
     label: str
     value: str
     remark: str = ""
-    used: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +111,7 @@ class Headline:
     """The result at a glance."""
 
     run: str
-    what: str
+    subject: str
     status: str
     ending: str
     """How the run ended, in one sentence."""
@@ -161,5 +121,10 @@ class Headline:
     """Whether the value is one that a person reads; a loss is not, and is shown smaller."""
     tone: Tone = Tone.PLAIN
     tiles: tuple[Tile, ...] = ()
-    alerts: tuple[tuple[str, str], ...] = ()
-    """Warnings that must not be missed, as (text, anchor)."""
+    alerts: tuple[str, ...] = ()
+    """Warnings that must not be missed."""
+
+
+def title_of_head(title: str, head: str) -> str:
+    """Name the head in the title of its section; the only head of a job has no name."""
+    return f"{title} of {head}" if head else title

@@ -1,6 +1,6 @@
 """`drivetrain compare RUN RUN...`: differences between runs in spec, plan and result, and their curves in one plot.
 
-    records -> sections (tables of differences, overlaid curves) -> terminal, compare.html, compare.md, compare.json
+    records -> sections (tables of differences, overlaid curves) -> terminal, compare.html
 
 Without torch; the page is rendered like a report.
 """
@@ -20,18 +20,20 @@ from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
-from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
+from drivetrain.report.blocks import Block, Chart, Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
-from drivetrain.report.log_series import thin_points
+from drivetrain.report.page import render_page
 from drivetrain.report.record import Record, Summary, read, summarize
-from drivetrain.report.render.page import write_pages
+from drivetrain.report.result_sections import make_metric_chart
+from drivetrain.report.run_sections import describe_machine
 from drivetrain.system.console import open_console, say
 from drivetrain.system.files import blame_storage
-from drivetrain.system.printable import printable
+from drivetrain.system.printable import printable, printable_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.run_description import flatten
 
+PAGE = "compare.html"
 MAX_COMPARED_RUNS = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""
 MAX_FOLDER_NAME = 200
@@ -46,7 +48,7 @@ class CompareRequest:
 
 
 def compare(request: CompareRequest) -> int:
-    """Print the differences and write the three files. Returns 0.
+    """Print the differences and write the page. Returns 0.
 
     Raises:
         SpecError: for fewer than two runs, or too many.
@@ -62,10 +64,12 @@ def compare(request: CompareRequest) -> int:
     runs = _read_runs(request.runs)
     compared_sections = list_sections(runs)
     folder = name_folder(request.runs)
-    _write(folder, runs, compared_sections)
+    with blame_storage(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    RunFiles(folder).write_text(PAGE, printable_text(render_page(_make_headline(runs), compared_sections)))
     for section in compared_sections:
         _print_section(section)
-    say(f"comparison: {folder}/compare.html")
+    say(f"comparison: {folder}/{PAGE}")
     return 0
 
 
@@ -106,7 +110,7 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
         value, label = f"{len(runs)} runs", "not comparable: the runs have different main metrics"
     return Headline(
         run="comparison",
-        what=" · ".join(run.name for run in runs),
+        subject=" · ".join(run.name for run in runs),
         status=f"{len(runs)} runs",
         ending="runs side by side; settings that are equal in all runs are not listed",
         value=value,
@@ -114,12 +118,6 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
         is_score=not any(metric.endswith("loss") for metric in metrics),
         tiles=tiles,
     )
-
-
-def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    with blame_storage(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_pages(RunFiles(folder), "compare", make_json(runs), _make_headline(runs), compared_sections)
 
 
 def _print_section(section: Section) -> None:
@@ -136,11 +134,6 @@ def _print_section(section: Section) -> None:
             open_console().print(table, RichText())
 
 
-ABSENT = "-"
-TITLES = {"spec": "Job specs", "plan": "Plans", "machine": "Machines"}
-"""Of the sections of differences, by anchor."""
-
-
 @dataclass(frozen=True)
 class ComparedRun:
     """A run and its result, under a unique `name`."""
@@ -153,44 +146,23 @@ class ComparedRun:
 def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
     """List the results, the curves, and the differences in specs, plans and machines."""
     names = tuple(run.name for run in runs)
-    sections = [Section("results", "Results", (Table(("result", *names), tuple(_list_results(runs))),))]
-    if curves := list(make_curve_plots(runs)):
-        folded = tuple(plot for plot in curves if plot.title.rsplit("/", 1)[-1] in DETAILED_METRICS)
-        visible: tuple[Block, ...] = tuple(plot for plot in curves if plot not in folded)
-        title = f"{len(folded)} more: {', '.join(plot.title for plot in folded)}"
-        sections.append(Section("curves", "Curves", (*visible, FoldedCurves(title, folded)) if folded else visible))
-    for anchor, rows in _differences_by_section(runs).items():
-        title = TITLES[anchor]
+    sections = [Section("Results", (Table(("result", *names), tuple(_list_results(runs))),))]
+    if charts := list(_draw_curves(runs)):
+        sections.append(Section("Curves", charts))
+    for title, rows in _differences_by_section(runs).items():
         no_differences = Text(f"No differences between the {len(runs)} runs.", Tone.QUIET)
         table: Block = Table((title.lower(), *names), tuple(rows)) if rows else no_differences
-        sections.append(Section(anchor, title, (table,)))
+        sections.append(Section(title, (table,)))
     return sections
 
 
-def make_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
-    """Make the comparison as data."""
-    names = [run.name for run in runs]
-    return {
-        "runs": {
-            run.name: {
-                **run.summary.to_json(),
-                "curves": {key: thin_points(series) for key, series in run.record.metrics.items()},
-            }
-            for run in runs
-        },
-        "differences": {
-            anchor: {key: dict(zip(names, values, strict=True)) for key, *values in rows}
-            for anchor, rows in _differences_by_section(runs).items()
-        },
-    }
-
-
 def _differences_by_section(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[str, ...]]]:
-    """Return the differences in spec, plan and machine, by the anchor of their section."""
+    """Return the differences in job files, plans and machines, by the title of their section."""
+    machines = [describe_machine(run.record.hardware) if run.record.hardware else {} for run in runs]
     return {
-        "spec": list_differences([flatten(run.record.spec) for run in runs]),
-        "plan": list_differences([run.record.settings for run in runs]),
-        "machine": list_differences([_describe_machine(run.record) for run in runs]),
+        "Job files": list_differences([flatten(run.record.spec) for run in runs]),
+        "Plans": list_differences([run.record.settings for run in runs]),
+        "Machines": list_differences(machines),
     }
 
 
@@ -203,7 +175,7 @@ def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, 
 def _join_columns(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
     """Return a row for each key of any column: the key and its values."""
     keys = dict.fromkeys(key for column in columns for key in column)
-    return [(key, *(column.get(key, ABSENT) for column in columns)) for key in keys]
+    return [(key, *(column.get(key, "-") for column in columns)) for key in keys]
 
 
 def _list_results(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
@@ -230,11 +202,7 @@ def _describe_scores(run: ComparedRun) -> dict[str, str]:
         best_value = format_number(baselines[0].metrics[comparison.metric])
         scores["best simple model"] = f"{best_value} ({baselines[0].format_title()})"
     metrics, source = summary.choose_evaluation()
-    for name, value in metrics.items():
-        scores[f"{name} ({source})"] = format_number(value)
-    for name, value in summary.test.items():
-        scores[name] = format_number(value)
-    return scores
+    return scores | {f"{name} ({source})": format_number(value) for name, value in metrics.items()}
 
 
 def _describe_costs(summary: Summary) -> dict[str, str]:
@@ -248,33 +216,13 @@ def _describe_costs(summary: Summary) -> dict[str, str]:
     }
 
 
-def _describe_machine(record: Record) -> dict[str, object]:
-    hardware = record.hardware
-    if hardware is None:
-        return {}
-    return {
-        "processor": hardware.cpu.model,
-        "CPUs": hardware.cpu.budget,
-        "memory limit": format_bytes(hardware.memory.limit) if hardware.memory.limit else "none",
-        "GPU": hardware.gpu.name if hardware.gpu else "none",
-        "image": hardware.image or "none",
-        "torch": hardware.torch.version if hardware.torch else "none",
-    }
-
-
-def make_curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
-    """Yield a plot for each value that at least two runs have, except values of single steps, which are too noisy."""
+def _draw_curves(runs: Sequence[ComparedRun]) -> Iterator[Chart]:
+    """Yield a chart for each value that at least two runs have, except values of single steps, which are too noisy."""
     # `validation/loss` is a value of an epoch, `loss` one of a step.
-    keys = list(dict.fromkeys(key for run in runs for key in run.record.metrics if "/" in key))
+    keys = dict.fromkeys(key for run in runs for key in run.record.metrics if "/" in key)
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):
-        # In a plot of several runs, a line has the name of its run.
+        # In a chart of several runs, a line has the name of its run.
         lines = tuple(run.record.metrics[key].scale(run.name) for run in runs if run.record.metrics.get(key))
-        if len(lines) > 1 and max(map(len, lines)) > 1:
-            yield Curves.make_for_metric(format_json(key), "step", key.rpartition("/")[2], lines)
-    speeds = tuple(
-        run.record.telemetry["samples_per_second"].scale(run.name).keep_positive()
-        for run in runs
-        if run.record.telemetry.get("samples_per_second")
-    )
-    if len(speeds) > 1:
-        yield Curves("Throughput, samples/s", "seconds", speeds, from_zero=True)
+        kind = key.rpartition("/")[2]
+        if len(lines) > 1 and max(map(len, lines)) > 1 and kind not in DETAILED_METRICS:
+            yield make_metric_chart(format_json(key), "step", kind, lines)

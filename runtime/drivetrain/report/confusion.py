@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, TypeVar
 
 from drivetrain.report.formatting import shorten
 from drivetrain.system.printable import printable
-from drivetrain.system.run_records import read_mapping
 
 HeadTable = TypeVar("HeadTable")
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
 NORMAL_95 = 1.96
 """Standard errors to each side that hold 95 % of a normal distribution."""
-MIN_BIN_SAMPLES = 10
-"""Samples of similar confidence from which their share of correct predictions says something."""
+
+
+@dataclass(frozen=True)
+class WeakClass:
+    """The predictions of a class: precision, recall, F1, and the class that its samples are most often mistaken for."""
+
+    name: str
+    samples: int
+    precision: float
+    recall: float
+    f1: float
+    mistaken_for: str
 
 
 @dataclass(frozen=True)
@@ -26,8 +35,6 @@ class Confusion:
     head: str
     classes: tuple[str, ...]
     matrix: tuple[tuple[int, ...], ...]
-    reliability: tuple[tuple[float, float], ...] = ()
-    """Mean confidence and share of correct predictions, of the samples of similar confidence."""
 
     @property
     def total(self) -> int:
@@ -50,16 +57,19 @@ class Confusion:
         cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
         return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
 
-    def list_weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
-        """List the classes with the lowest F1 (name, samples, precision, recall, F1), except classes without samples or mistakes."""
+    def list_weakest(self, limit: int = 10) -> list[WeakClass]:
+        """List the classes with the lowest F1, except classes without samples or mistakes."""
         predicted = [sum(column) for column in zip(*self.matrix, strict=True)]
         rows = []
         for i, row in enumerate(self.matrix):
             samples, hits = sum(row), row[i]
             if samples and (hits < samples or hits < predicted[i]):
                 precision = hits / predicted[i] if predicted[i] else 0.0
-                rows.append((self.classes[i], samples, precision, hits / samples, 2 * hits / (samples + predicted[i])))
-        return sorted(rows, key=lambda row: row[4])[:limit]
+                wrong = max((j for j in range(len(row)) if j != i), key=row.__getitem__)
+                mistaken_for = f"{self.classes[wrong]} ({row[wrong]:,})" if row[wrong] else ""
+                f1 = 2 * hits / (samples + predicted[i])
+                rows.append(WeakClass(self.classes[i], samples, precision, hits / samples, f1, mistaken_for))
+        return sorted(rows, key=lambda row: row.f1)[:limit]
 
 
 def compute_interval(hits: int, total: int) -> tuple[float, float]:
@@ -78,34 +88,23 @@ def read_confusions(data: object) -> list[Confusion]:
 
 
 def _read_heads(data: object, read: Callable[[str, Any], HeadTable | None]) -> list[HeadTable]:
-    """Apply `read` to each head's name and value in a mapping, and drop None."""
+    """Apply `read` to each head's name and value in a mapping, and drop None and malformed values."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    tables = (read(printable(str(head)), value) for head, value in heads)
+    tables = []
+    for head, value in heads:
+        try:
+            tables.append(read(printable(str(head)), value))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
     return [table for table in tables if table is not None]
 
 
 def _read_confusion(head: str, value: Any) -> Confusion | None:
-    try:
-        classes = tuple(printable(str(name)) for name in value["classes"])
-        matrix = tuple(tuple(int(count) for count in row) for row in value["matrix"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    classes = tuple(printable(str(name)) for name in value["classes"])
+    matrix = tuple(tuple(int(count) for count in row) for row in value["matrix"])
     is_square = len(matrix) == len(classes) > 0 and all(len(row) == len(classes) for row in matrix)
-    if not is_square or any(count < 0 for row in matrix for count in row):
-        return None
-    return Confusion(head, classes, matrix, tuple(_read_reliability(value)))
-
-
-def _read_reliability(value: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
-    """Yield the points of a reliability curve from the sums of each bin; malformed bins are skipped."""
-    bins = read_mapping(value, "calibration").get("bins")
-    for sums in bins if isinstance(bins, list) else ():
-        try:
-            confidence, correct, samples = map(float, sums)
-        except (TypeError, ValueError):
-            continue
-        if samples >= MIN_BIN_SAMPLES and 0 <= correct <= samples and 0 <= confidence <= samples:
-            yield confidence / samples, correct / samples
+    is_valid = is_square and all(count >= 0 for row in matrix for count in row)
+    return Confusion(head, classes, matrix) if is_valid else None
 
 
 @dataclass(frozen=True)
@@ -148,13 +147,9 @@ def read_label_tables(data: object) -> list[LabelTable]:
 
 
 def _read_label_table(head: str, value: Any) -> LabelTable | None:
-    try:
-        rows = [
-            LabelRow(printable(str(name)), int(true), int(guessed), int(hits), float(area))
-            for name, (true, guessed, hits, area) in zip(value["classes"], value["labels"], strict=True)
-        ]
-        samples = int(value["samples"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    rows = [
+        LabelRow(printable(str(name)), int(true), int(guessed), int(hits), float(area))
+        for name, (true, guessed, hits, area) in zip(value["classes"], value["labels"], strict=True)
+    ]
     is_valid = all(0 <= row.hits <= min(row.true, row.guessed) and 0 <= row.average_precision <= 1.001 for row in rows)
-    return LabelTable(head, samples, tuple(rows)) if is_valid and rows else None
+    return LabelTable(head, int(value["samples"]), tuple(rows)) if is_valid and rows else None

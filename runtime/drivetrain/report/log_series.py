@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from drivetrain.hardware.facts import Hardware
@@ -13,8 +14,6 @@ from drivetrain.system.run_records import parse_number, read_number
 Point = tuple[float, float]
 WIDE_RANGE = 50
 """The largest value relative to the smallest from which on a logarithmic scale shows more."""
-REPORTED_SHARE = 0.05
-"""Share of the CPU time from which on it is reported."""
 
 
 @dataclass
@@ -53,10 +52,6 @@ class Series:
         points = [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y > 0]
         return Series(self.name, array("d", (x for x, _ in points)), array("d", (y for _, y in points)), self.broken)
 
-    def map_values(self, function: Callable[[float], float]) -> Series:
-        """Apply a function to each value."""
-        return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)
-
     def accumulate(self, name: str) -> Series:
         """Return the increase of a counter since its first value; a drop means that it was restarted."""
         increase, total = Series(name), 0.0
@@ -64,13 +59,6 @@ class Series:
             total += max(0.0, current - previous)
             increase.add(x, total)
         return increase
-
-    def is_noisy(self) -> bool:
-        """Return whether the series fluctuates so much that its mean is more informative."""
-        if len(self) < 100:
-            return False
-        distance = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
-        return distance > 8 * (max(self.ys) - min(self.ys))
 
 
 def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool = False) -> dict[str, Series]:
@@ -124,11 +112,8 @@ def thin_points(series: Series, limit: int = 1000) -> list[Point]:
 
 def compute_running_mean(series: Series, windows: int = 60) -> list[Point]:
     """Compute the running mean over a sixtieth of the series, at most 300 points."""
-    half_window = max(1, len(series) // windows // 2)
-    sums = [0.0]
-    for y in series.ys:
-        sums.append(sums[-1] + y)
-    stride = max(1, math.ceil(len(series) / 299))
+    half_window, stride = max(1, len(series) // windows // 2), max(1, math.ceil(len(series) / 299))
+    sums = [0.0, *itertools.accumulate(series.ys)]
     positions = [*range(0, len(series) - 1, stride), len(series) - 1]
     ends = [(i, max(0, i - half_window), min(len(series), i + half_window + 1)) for i in positions]
     return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]

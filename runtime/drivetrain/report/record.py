@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from drivetrain import errors
 from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware, from_json
-from drivetrain.job import JOBS, lower_is_better
+from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import choose_score
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.plan.plan import Plan, parse_plan
@@ -35,34 +33,6 @@ from drivetrain.system.run_records import (
     read_number,
     read_numbers,
 )
-from drivetrain.tracking import rank_record
-from drivetrain.tracking.rank_record import RankRecord
-
-_CONSEQUENCES = {
-    run_files.JOB_FILE: "the job file cannot be shown",
-    run_files.HARDWARE_FILE: "the machine cannot be shown",
-    run_files.PLAN_FILE: "the plan and the effective settings cannot be shown",
-    run_files.METRICS_FILE: "there are no curves",
-    run_files.TELEMETRY_FILE: "throughput and memory over time cannot be shown",
-    run_files.RESULT_FILE: "the best value and the peaks come from the logs; there is no confusion matrix",
-    run_files.STATE_FILE: "how the run ended is unknown",
-    run_files.EVENTS_FILE: "some events cannot be shown",
-    run_files.OPERATORS_FILE: "the slowest operators cannot be shown",
-    run_files.PROGRESS_FILE: "the metric that chooses the weights is that of the job",
-    run_files.MISTAKES_FILE: "the most confident mistakes cannot be shown",
-    run_files.EXPLANATION_FILE: "what the model looks at cannot be shown",
-    run_files.BASELINES_FILE: "the simple models beside the network cannot be shown",
-    run_files.EXTENSION_FILE: "the run that this one continues cannot be shown",
-}
-
-
-@dataclass(frozen=True)
-class MissingRecord:
-    """A missing or damaged file, its problem, and the consequence for the report."""
-
-    file: str
-    problem: str
-    consequence: str
 
 
 @dataclass
@@ -87,8 +57,6 @@ class Record:
     extension: Mapping[str, Any] = field(default_factory=dict)
     """The finished run that this one continues, as in extension.json."""
     events: list[Mapping[str, Any]] = field(default_factory=list)
-    trace: Mapping[str, Any] = field(default_factory=dict)
-    """The operators of the profiled steps."""
     watched_metric: str = ""
     """The metric that chooses the weights of this run, as it said when it began; empty if it never did."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
@@ -97,9 +65,8 @@ class Record:
     """Explanation of the model, as in explanation.json."""
     baselines: Mapping[str, Any] = field(default_factory=dict)
     """The simple models beside the network, as in baselines.json."""
-    ranks: tuple[RankRecord, ...] = ()
-    """Activity of each process, if there were several."""
-    gaps: list[MissingRecord] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+    """The files that are missing or damaged, each with its problem."""
 
     @property
     def made_from(self) -> Mapping[str, Any]:
@@ -133,18 +100,12 @@ def read(run: Path) -> Record:
     record.result = _read_object(record, run, run_files.RESULT_FILE, is_optional=not is_due)
     record.events = list(_read_rows(record, run, run_files.EVENTS_FILE, is_optional=True))
     record.extension = _read_object(record, run, run_files.EXTENSION_FILE, is_optional=True)
-    record.trace = _read_object(record, run, run_files.OPERATORS_FILE, is_optional=True)
     record.mistakes = _read_object(record, run, run_files.MISTAKES_FILE, is_optional=True)
     record.baselines = _read_object(record, run, run_files.BASELINES_FILE, is_optional=True)
     record.explanation = _read_object(record, run, run_files.EXPLANATION_FILE, is_optional=True)
     progress = _read_object(record, run, run_files.PROGRESS_FILE, is_optional=True)
     record.watched_metric = printable(str(progress.get("best") or ""))
-    record.ranks = rank_record.read_records(run)
     return record
-
-
-def _add_gap(record: Record, name: str, problem: str, consequence: str | None = None) -> None:
-    record.gaps.append(MissingRecord(name, problem, consequence or _CONSEQUENCES[name]))
 
 
 def _count_epoch_steps(epochs: Series | None) -> float | None:
@@ -159,7 +120,7 @@ def _count_epoch_steps(epochs: Series | None) -> float | None:
 def _read_object(record: Record, run: Path, name: str, *, is_optional: bool = False) -> dict[str, Any]:
     data, problem = RunFiles(run).read_checked_object(name)
     if problem and not (is_optional and problem == run_files.MISSING):
-        _add_gap(record, name, problem)
+        record.gaps.append(f"{name}: {problem}")
     return data
 
 
@@ -168,7 +129,7 @@ def _read_rows(record: Record, run: Path, name: str, *, is_optional: bool = Fals
 
     def report(problem: str, consequence: str) -> None:
         if not (is_optional and problem == run_files.MISSING):
-            _add_gap(record, name, problem, consequence)
+            record.gaps.append(f"{name}: {problem}" + (f"; {consequence}" if consequence else ""))
 
     return RunFiles(run).read_rows(name, report)
 
@@ -177,8 +138,7 @@ def _read_spec(record: Record, run: Path) -> None:
     spec = read_stored_spec(run)
     record.text, record.spec = printable_text(spec.text), spec.data
     if spec.problem:
-        consequence = "it is shown unchanged, but name and task are unknown" if record.text else None
-        _add_gap(record, run_files.JOB_FILE, spec.problem, consequence)
+        record.gaps.append(f"{run_files.JOB_FILE}: {spec.problem}")
 
 
 def _read_hardware(record: Record, run: Path) -> None:
@@ -188,7 +148,7 @@ def _read_hardware(record: Record, run: Path) -> None:
             record.hardware = from_json(data)
         except (SpecError, TypeError, AttributeError, ValueError) as error:
             problem = f"not a description of a machine: {str(error).splitlines()[0]}"
-            _add_gap(record, run_files.HARDWARE_FILE, problem)
+            record.gaps.append(f"{run_files.HARDWARE_FILE}: {problem}")
 
 
 def _read_plan(record: Record, run: Path) -> None:
@@ -197,7 +157,7 @@ def _read_plan(record: Record, run: Path) -> None:
         try:
             record.plan = parse_plan(data)
         except ValueError as error:
-            _add_gap(record, run_files.PLAN_FILE, str(error))
+            record.gaps.append(f"{run_files.PLAN_FILE}: {error}")
 
 
 @dataclass(frozen=True)
@@ -221,14 +181,10 @@ class Summary:
     trainable: int | None
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase."""
-    watching: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of the monitoring threads: monitor and live view."""
     test: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the final test."""
     forecast: Mapping[str, float] = field(default_factory=dict)
     """Forecast of the seconds, its range, and its error in percent."""
-    efficiency: Mapping[str, float] = field(default_factory=dict)
-    """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON data."""
@@ -243,9 +199,10 @@ class Summary:
         return name, metrics[name]
 
     def choose_evaluation(self) -> tuple[Mapping[str, float], str]:
-        """Return the metrics of the model, or of the last epoch if the run has recorded no model, and which of the two they are."""
-        metrics = self.best.metrics if self.best else {}
-        return (metrics, "model") if metrics else (self.last, "last epoch")
+        """Return the metrics of the model, or of the last epoch if the run has recorded no model, and whose they are."""
+        if self.best is None or not self.best.metrics:
+            return self.last, "last epoch"
+        return {self.best.metric: self.best.value, **self.best.metrics, **self.test}, "network"
 
 
 def describe_exit(code: int | None) -> str:
@@ -303,10 +260,8 @@ def summarize(record: Record) -> Summary:
         parameters=read_integer(result, "parameters"),
         trainable=read_integer(result, "trainable"),
         phases=read_numbers(result, "phases"),
-        watching=read_numbers(result, "watching"),
         test=read_numbers(read_mapping(result, "test"), "metrics"),
         forecast=read_numbers(result, "forecast"),
-        efficiency=read_numbers(result, "efficiency"),
     )
 
 
@@ -323,24 +278,12 @@ def _choose_best(record: Record) -> Best | None:
 
 
 def _find_watched_metric(record: Record) -> str | None:
-    """Find the metric that selects the best weights: in the run, the spec, or the logs, where a validation score precedes a loss."""
+    """Find the metric that selects the best weights, as the run recorded it; else in the logs, a validation score before a loss."""
     if record.watched_metric:
         return record.watched_metric
-    requested = read_mapping(record.spec, "checkpoint").get("best") or _find_task_metric(record.spec)
-    if requested:
-        return str(requested)
     validation = [key for key in record.metrics if key.startswith("validation/")]
     scores = [key for key in validation if not key.endswith("/loss")]
     return next(iter([*scores, *validation, *(["train/loss"] if "train/loss" in record.metrics else [])]), None)
-
-
-def _find_task_metric(spec: Mapping[str, Any]) -> str | None:
-    """Find the default metric of a task: with several heads, the metric of the heaviest head."""
-    kind = JOBS.get(str(spec.get("task")))
-    try:
-        return kind.model_validate(spec).best() if kind else None
-    except ValidationError:  # written by another version
-        return None
 
 
 def _first_known(*values: float | None) -> float | None:

@@ -7,26 +7,34 @@ Without torch. The supervisor writes the report in a separate process: `python -
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
-from drivetrain.report.blocks import Headline, Tile, Tone
-from drivetrain.report.confusion import read_confusions, read_label_tables
-from drivetrain.report.formatting import format_count, format_duration, format_json, format_number, format_score
-from drivetrain.report.log_series import thin_points
+from drivetrain.report.blocks import Headline, Section, Tile, Tone
+from drivetrain.report.confusion import read_confusions
+from drivetrain.report.formatting import (
+    format_count,
+    format_duration,
+    format_json,
+    format_number,
+    format_score,
+    format_share,
+    to_strict_json,
+)
+from drivetrain.report.markdown import render_markdown
+from drivetrain.report.model_advice import list_advice
+from drivetrain.report.page import render_page
 from drivetrain.report.record import Record, Summary, describe_exit, read, summarize
-from drivetrain.report.render.page import write_pages
-from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.body import list_sections
-from drivetrain.report.sections.mistakes import read_columns
-from drivetrain.report.sections.plan import list_differences
-from drivetrain.system.run_files import RunFiles
+from drivetrain.report.result_sections import list_result_sections, make_limits_section
+from drivetrain.report.run_sections import list_differences, list_run_sections
+from drivetrain.report.sample_sections import list_sample_sections
+from drivetrain.system.printable import printable_text
+from drivetrain.system.run_files import REPORT_DATA, REPORT_PAGE, REPORT_TEXT, RunFiles
 from drivetrain.system.run_records import read_mapping
 from drivetrain.system.units import format_bytes
 
-_TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
+_TONES = {"done": Tone.GOOD, "failed": Tone.BAD}
 
 
 def write(run: Path) -> Record:
@@ -38,44 +46,31 @@ def write(run: Path) -> Record:
     """
     record = read(run)
     summary = summarize(record)
-    headline, sections = _make_headline(record, summary), list_sections(record, summary)
-    write_pages(RunFiles(run), "report", _list_results(record, summary), headline, sections)
+    headline, sections, files = _make_headline(record, summary), list_sections(record, summary), RunFiles(run)
+    files.write_json(REPORT_DATA, to_strict_json(_list_results(record, summary)))
+    files.write_text(REPORT_TEXT, printable_text(render_markdown(headline, sections)))
+    files.write_text(REPORT_PAGE, printable_text(render_page(headline, sections)))
     return record
 
 
+def list_sections(record: Record, summary: Summary) -> list[Section]:
+    """List all sections that have content, in reading order."""
+    limits = [make_limits_section(record, summary)] if record.made_from else []
+    results = list_result_sections(record, summary)
+    return [*results, *list_sample_sections(record), *limits, *list_run_sections(record, summary)]
+
+
 def _list_results(record: Record, summary: Summary) -> dict[str, object]:
-    """List the report as data."""
-    plan, hardware, advice = record.plan, record.hardware, list_advice(record, summary)
+    """List the results as data; the other files of the run hold its plan, curves and counts."""
     return {
         "run": record.name,
         **summary.to_json(),
-        "exit_meaning": describe_exit(summary.exit_code),
-        "extended_from": dict(record.extension) or None,
-        "started": record.state.get("started"),
-        "ended": record.state.get("ended"),
-        "baselines": {**record.baselines, "verdict": _describe_baselines(record, summary)}
-        if record.baselines
-        else None,
-        "alerts": [text for text, _ in _list_alerts(record)],
-        "advice": [{key: vars(change)[key] for key in ("change", "why", "gain", "line")} for change in advice],
-        "gaps": [{"file": gap.file, "wrong": gap.problem, "lost": gap.consequence} for gap in record.gaps],
-        "hardware": hardware.to_json() if hardware else None,
-        "plan": plan.to_json() if plan else None,
-        "differences": [name for name, _ in list_differences(plan)],
-        "confusion": {
-            c.head: {"classes": c.classes, "samples": c.total, "right": c.hits, "mistakes": c.list_mistakes()}
-            for c in read_confusions(record.result.get("confusion"))
-        },
-        "labels": {
-            table.head: {"samples": table.samples, "labels": [asdict(row) for row in table.rows]}
-            for table in read_label_tables(record.result.get("confusion"))
-        },
-        "importance": [
-            {"column": name, "mean": mean, "spread": spread} for name, mean, spread in read_columns(record.explanation)
+        "verdict": _describe_baselines(record, summary),
+        "alerts": _list_alerts(record),
+        "advice": [
+            {"change": row.change, "line": row.line, "why": row.why, "gain": row.gain}
+            for row in list_advice(record, summary)
         ],
-        "curves": {name: thin_points(series) for name, series in record.metrics.items()},
-        "telemetry": {name: thin_points(series) for name, series in record.telemetry.items()},
-        "events": record.events,
     }
 
 
@@ -90,14 +85,14 @@ def _make_headline(record: Record, summary: Summary) -> Headline:
         subject.append(f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}")
     return Headline(
         run=record.name,
-        what=" · ".join(subject),
+        subject=" · ".join(subject),
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
         ending=ending,
         value=format_score(*score) if score else "no result",
         label="; ".join(filter(None, (_format_label(record, summary), _describe_baselines(record, summary)))),
         is_score=score is None or not score[0].endswith("loss"),
-        tiles=tuple(_make_tiles(summary, record)),
+        tiles=tuple(_list_tiles(summary)),
         alerts=tuple(_list_alerts(record)),
     )
 
@@ -117,16 +112,14 @@ def _describe_ending(summary: Summary) -> str:
     return f"{code}{describe_exit(summary.exit_code)}{reason}"
 
 
-def _list_alerts(record: Record) -> list[tuple[str, str]]:
-    """List warnings that must not be missed, each with the section that has the details."""
-    warnings = [(f"{gap.file}: {gap.problem}; {gap.consequence}", "gaps") for gap in record.gaps]
-    warnings += [
-        (f"{name}: requested {format_json(row.get('asked'))}, effective {format_json(row.get('seen'))}", "seen")
-        for name, row in list_differences(record.plan)
-    ]
+def _list_alerts(record: Record) -> list[str]:
+    """List warnings that must not be missed."""
+    warnings = list(record.gaps)
+    for name, row in list_differences(record.plan):
+        requested, effective = format_json(row.get("asked")), format_json(row.get("seen"))
+        warnings.append(f"{name}: requested {requested}, effective {effective}")
     broken = [(name, series.broken) for name, series in record.metrics.items() if series.broken]
-    warnings += [(f"{name}: {count} values were NaN or infinite", "curves") for name, count in broken]
-    return warnings
+    return warnings + [f"{name}: {count} values were NaN or infinite" for name, count in broken]
 
 
 def _format_label(record: Record, summary: Summary) -> str:
@@ -140,7 +133,7 @@ def _format_label(record: Record, summary: Summary) -> str:
         phrases.append("at step " + _format_progress(summary.best.step, summary.steps))
     if summary.best.epoch is not None:
         phrases.append("epoch " + _format_progress(summary.best.epoch, summary.epochs))
-    return "; ".join(filter(None, (", ".join(phrases), _describe_samples(record, score[0]))))
+    return "; ".join(filter(None, (_describe_samples(record, score[0]), ", ".join(phrases))))
 
 
 def _describe_samples(record: Record, metric: str) -> str:
@@ -162,34 +155,20 @@ def _format_progress(done: float, total: float | None) -> str:
     return format_number(done) + (f" of {format_number(total)}" if total else "")
 
 
-def _make_tiles(summary: Summary, record: Record) -> list[Tile]:
-    tiles = [
-        Tile("time", format_duration(summary.seconds)),
-        Tile("speed", format_number(summary.samples_per_second), "samples/s"),
-        _make_memory_tile(summary, record),
-    ]
+def _list_tiles(summary: Summary) -> Iterator[Tile]:
+    """Yield the costs of the run, and the size of the network."""
+    yield Tile("time", format_duration(summary.seconds))
+    yield Tile("speed", format_number(summary.samples_per_second), "samples/s")
+    peak, limit = summary.peak_memory, summary.memory_limit
+    remark = "no limit"
+    if limit:
+        used = "" if peak is None else f" ({format_share(peak / limit)})"
+        remark = f"of {format_bytes(int(limit))}{used}"
+    yield Tile("peak memory", "unknown" if peak is None else format_bytes(int(peak)), remark)
     if summary.steps is not None:
         epochs = "" if summary.epochs is None else format_count(summary.epochs, "epoch")
-        tiles.append(Tile("steps", format_number(summary.steps), epochs))
+        yield Tile("steps", format_number(summary.steps), epochs)
     if summary.parameters is not None:
-        frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
-        remark = "all trainable" if not frozen else f"{format_number(summary.trainable)} trainable"
-        tiles.append(Tile("parameters", format_number(summary.parameters), remark))
-    # Beside a model stand its own metrics; the last epoch can be worse or better.
-    metrics, remark = summary.choose_evaluation()
-    score = summary.find_score()
-    for name, value in metrics.items():
-        is_detail = name.rsplit("/", 1)[-1] in DETAILED_METRICS
-        if not is_detail and not (score and name == score[0]):
-            tiles.append(Tile(name, format_score(name, value), remark))
-    return tiles
-
-
-def _make_memory_tile(summary: Summary, record: Record) -> Tile:
-    peak, limit = summary.peak_memory, summary.memory_limit
-    value = format_bytes(int(peak)) if peak is not None else "unknown"
-    if not limit:
-        is_known = record.hardware or "memory_limit" in record.result
-        return Tile("peak memory", value, "no limit" if is_known else "limit unknown")
-    used = None if peak is None else peak / limit
-    return Tile("peak memory", value, f"of {format_bytes(int(limit))}", used)
+        is_whole = summary.trainable in (None, summary.parameters)
+        remark = "all trainable" if is_whole else f"{format_number(summary.trainable)} trainable"
+        yield Tile("parameters", format_number(summary.parameters), remark)

@@ -70,8 +70,6 @@ class Monitor:
         self.start = time.monotonic()
         self.peak = 0
         """The most memory so far: of the control group if it has a limit, else of all processes."""
-        self.cpu_seconds = 0.0
-        """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
         self.process, self.group = psutil.Process(), ProcessCgroup(root)
         self.sensors = Sensors(gpus)
@@ -109,7 +107,6 @@ class Monitor:
             # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError):
                 self.files.append(TELEMETRY_FILE, json.dumps(sample) + "\n")
-            self.cpu_seconds = time.thread_time()
 
     def _take_sample(self) -> Sample:
         memory = read_used_memory(self.group, self.root)

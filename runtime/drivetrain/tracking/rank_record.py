@@ -80,11 +80,6 @@ def compute_usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float
     return statistics.median(record.speed for record in records if record.rank != but.rank)
 
 
-def compute_exchange(records: Iterable[RankRecord]) -> float:
-    """Compute the share of time that the exchange itself costs: the smallest waiting share of any process."""
-    return min((record.share(record.others) for record in records if record.seconds), default=0.0)
-
-
 def record_to_text(record: RankRecord) -> str:
     """Return a record as the other processes get it."""
     return json.dumps(asdict(record))

@@ -1,4 +1,4 @@
-"""Measures the time of a training by phase of a step, by operator, and relative to the speed of the machine.
+"""Measures the time of a training by phase of a step and by process, and traces a few steps.
 
 Nothing here changes the computation, so the run stays bit-identical.
 """
@@ -6,22 +6,15 @@ Nothing here changes the computation, so the run stays bit-identical.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 import torch
 
-from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.distributed import store as stores
 from drivetrain.distributed.store import find_node_name
-from drivetrain.errors import DrivetrainError
-from drivetrain.models.flop_counter import count_flops
-from drivetrain.system.files import write_json
-from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.monitor import Sample
 from drivetrain.tracking.rank_record import RankRecord
-from drivetrain.training import batch_inputs
 from drivetrain.training.run import Run
 
 TRACE_FILE = "trace.json.gz"
@@ -29,20 +22,18 @@ WARMUP_STEPS = 10
 """Number of steps before profiling: the first steps load kernels, fill caches and compile."""
 PROFILED_STEPS = 5
 """Number of profiled steps."""
-MAX_OPERATORS = 20
-"""Largest number of recorded operators."""
 
 
 class Profiler:
     """Counts steps and profiles some of them.
 
     Args:
-        run: run to profile; its folder gets the files.
+        run: run to profile; its folder gets the trace.
     """
 
     def __init__(self, run: Run) -> None:
         self.run, self.device = run, run.device.type
-        self.steps_done, self.started = 0, 0.0
+        self.steps_done = 0
         self.profile: Any = None
         # A short run is profiled from its second step on.
         self.warmup_steps = min(WARMUP_STEPS, max(1, run.total_steps - run.counters.step - PROFILED_STEPS))
@@ -56,101 +47,22 @@ class Profiler:
             kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
             self.profile = profile(activities=kinds)
             self.profile.start()
-            self.started = time.perf_counter()
         elif self.steps_done == self.warmup_steps + PROFILED_STEPS:
             self.close()
 
     def close(self) -> None:
-        """Stop profiling if it is active, and write the results; a failure is only recorded as an event."""
+        """Stop profiling if it is active, and write the trace; a failure is only recorded as an event."""
         if self.profile is None:
             return
-        seconds = time.perf_counter() - self.started
         profile, self.profile = self.profile, None
         profile.stop()
         steps = self.steps_done - self.warmup_steps
         try:
             profile.export_chrome_trace(str(self.run.folder / TRACE_FILE))
-            write_json(self.run.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
             text = f"{steps} steps traced: {TRACE_FILE} opens in Perfetto (https://ui.perfetto.dev)"
-        except (OSError, DrivetrainError) as error:
+        except OSError as error:
             text = f"the trace is incomplete: {error}"
         self.run.events.add("trace", text, self.run.counters.step)
-
-
-def _rank_operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
-    """Return the most expensive operators by self time on the computing device, in seconds over all profiled steps."""
-    self_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    rows = [
-        {"name": row.key, "seconds": getattr(row, self_time) / 1e6, "calls": row.count}
-        for row in profile.key_averages()
-        if getattr(row, self_time) > 0
-    ]
-    rows.sort(key=lambda row: -row["seconds"])
-    total = sum(row["seconds"] for row in rows)
-    return {
-        "steps": steps,
-        "wall_seconds": seconds,
-        "device": device,
-        "total": total,
-        "operators": rows[:MAX_OPERATORS],
-    }
-
-
-MATRIX_SIDE = 1024
-"""Rows and columns of the matrix product: large enough for every kernel, milliseconds of time on a CPU."""
-PRODUCT_REPEATS = 5
-COUNTED_SAMPLES = 64
-MIN_RUN_SECONDS = 20.0
-"""Minimum length of a run whose speed is representative enough to be compared."""
-
-
-def measure_flops(run: Run) -> dict[str, float] | None:
-    """Measure the FLOPs per training sample, and the FLOP/s of a large matrix product in the run's precision.
-
-    Matrix products, convolutions and attention are counted with torch's FLOP counter: three times a forward pass, once
-    for forward and twice for backward. Recurrent layers in a single library call are not counted.
-
-    The result is None if it would mean little: part of the network is frozen or cached, no FLOPs were counted, or the
-    run was too short.
-    """
-    if (
-        run.kept_in_eval_mode
-        or run.network.unfreezing.first
-        or run.replaced is not None
-        or run.clock.seconds < MIN_RUN_SECONDS
-    ):
-        return None
-    try:
-        operations = 3 * _count_forward_flops(run)
-        return (
-            {"operations": operations, "product": measure_product(run.device, run.step.forward.dtype)}
-            if operations
-            else None
-        )
-    except Exception as error:
-        # The run is done and its model is written; only a line of the report is missing.
-        run.events.add("report", f"the efficiency could not be measured: {error}", run.counters.step)
-        return None
-
-
-def _count_forward_flops(run: Run) -> float:
-    """Count the FLOPs of a forward pass per sample, averaged over a few samples."""
-    batch = next(iter(fetch_in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
-    run.model.eval()
-    with torch.no_grad(), count_flops() as counter:
-        run.step.forward.compute(*batch_inputs.preprocess(run, batch, None).inputs)
-    return float(counter.get_total_flops() / len(batch.ids))
-
-
-def measure_product(device: torch.device, dtype: torch.dtype | None) -> float:
-    """Measure the FLOP/s of a large matrix product, the best of a few."""
-    first, second = (torch.randn(MATRIX_SIDE, MATRIX_SIDE, device=device).to(dtype or torch.float32) for _ in range(2))
-    best = float("inf")
-    for _ in range(PRODUCT_REPEATS + 1):
-        start = time.perf_counter()
-        (first @ second)[0, 0].item()  # also waits for a GPU
-        best = min(best, time.perf_counter() - start)
-    return 2 * MATRIX_SIDE**3 / best
 
 
 STEP_PHASES = ("forward", "train", "optimizer", "compile")

@@ -50,8 +50,6 @@ class Progress:
         self.save_seconds = 0.0
         """Time of the first checkpoint."""
         self.live_view: LiveView | None = None
-        self.cpu_seconds = 0.0
-        """CPU seconds of the live view, known after it is closed."""
 
     def report_step(self, run: Run, step: int, loss: float) -> None:
         """Report step number `step` and its loss."""
@@ -145,7 +143,6 @@ class Progress:
         """Close the live view and leave its last state on the screen."""
         if self.live_view:
             self.live_view.close()
-            self.cpu_seconds += self.live_view.cpu_seconds
             self.live_view = None
 
 

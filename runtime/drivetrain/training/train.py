@@ -77,9 +77,7 @@ def train(run: Run, *, trace: bool = False) -> str:
                 profiler.close()
             progress.close()
             run.metrics.close()
-    # CPU seconds that the report shows as the cost of watching.
-    watching_seconds = {"monitor": monitor.cpu_seconds, "live view": progress.cpu_seconds}
-    result = _build_result(run, best, reason, monitor.peak, watching_seconds)
+    result = _build_result(run, best, reason, monitor.peak)
     if progress.forecast:
         result["forecast"] = forecast.compare_forecast(progress.forecast, result)
     write_json(folder / RESULT_FILE, result | ({"test": test_results} if test_results else {}))
@@ -214,16 +212,13 @@ def _save_after_stop(run: Run, saver: Saver, stop: Stopped) -> Stopped:
     return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{action} again to resume from there")
 
 
-def _build_result(
-    run: Run, best: FinalWeights, reason: str, peak_bytes: int, watching: dict[str, float]
-) -> dict[str, object]:
+def _build_result(run: Run, best: FinalWeights, reason: str, peak_bytes: int) -> dict[str, object]:
     phase_seconds = run.clock.phases
-    seconds, stem = run.counters.seconds + run.clock.seconds, operations.count_stem_flop(run.network)
     training_seconds = max(1e-9, sum(phase_seconds.get(name, 0.0) for name in (*profiling.STEP_PHASES, "input")))
     return {
         "steps": run.counters.step,
         "epochs": run.counters.epoch,
-        "seconds": seconds,
+        "seconds": run.counters.seconds + run.clock.seconds,
         "samples_per_second": (run.counters.samples - run.earlier_samples) / training_seconds,
         "best": {
             "metric": best.metric,
@@ -242,11 +237,9 @@ def _build_result(
         "solved": run.counters.solved,
         **({"within_seconds": run.time_target.read_clock()} if run.time_target else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
-        "watching": {name: round(value, 4) for name, value in watching.items()},
-        "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
         "model": operations.describe_flop(run.network),
-        "facts": run.dataset.facts | ({"stem": stem} if stem else {}),  # which the report's advice reads
+        "facts": run.dataset.facts,  # which the report's advice reads
     }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from drivetrain.data.dataset import Head
-from drivetrain.report.sections.mistakes import number_sections
+from drivetrain.report.sample_sections import list_number_sections
 from drivetrain.training.evaluation.worst_mistakes import MAX_ERRORS, MAX_PLOTTED, NumberSamples
 
 HEAD = Head("", columns=("price", "days"), mean=(100.0, 5.0), std=(10.0, 2.0))
@@ -51,9 +51,11 @@ def test_the_largest_errors_and_a_spread_in_the_units_of_the_data() -> None:
 def test_the_section_of_the_report() -> None:
     record = collect(np.arange(COUNT)).to_json()
     rows = [row | {"title": f"row {row['sample']}"} for row in record["mistakes"]]
-    (section,) = number_sections({"": record}, {"": rows})
-    assert [type(block).__name__ for block in section.blocks] == ["Scatter", "Scatter", "Text", "Table"]
+    (section,) = list_number_sections({"": record}, {"": rows})
+    assert [type(block).__name__ for block in section.blocks] == ["Chart", "Chart", "Text", "Table"]
     table = section.blocks[-1]
     assert table.rows[0][:2] == ("row 17", "days")
-    assert list(number_sections({"": {"columns": ["a"], "pairs": [["x"], [[1], ["inf"]]]}}, {"": ["odd", {}]})) == []
-    assert list(number_sections({"": {"classes": ["a"], "matrix": [[1]]}}, {})) == []
+    assert (
+        list(list_number_sections({"": {"columns": ["a"], "pairs": [["x"], [[1], ["inf"]]]}}, {"": ["odd", {}]})) == []
+    )
+    assert list(list_number_sections({"": {"classes": ["a"], "matrix": [[1]]}}, {})) == []

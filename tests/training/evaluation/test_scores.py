@@ -12,8 +12,7 @@ import torch
 
 from drivetrain.data.dataset import Head
 from drivetrain.job import lower_is_better
-from drivetrain.report.confusion import read_confusions
-from drivetrain.training.evaluation.scores import ClassScores, build_scores
+from drivetrain.training.evaluation.scores import build_scores
 
 
 @pytest.fixture(scope="module")
@@ -193,18 +192,3 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
         assert part.compute()["map"] == all_scores.compute()["map"]
     assert sum(sizes for sizes, _ in sent).tolist() == [20, 0, 30]
     assert torch.equal(sum(rows for _, rows in sent), torch.stack([outputs, truth]))  # type: ignore[arg-type]
-
-
-def test_the_reliability_curve_of_the_report_follows_from_the_bins() -> None:
-    """Of 1,000 predictions with a confidence of 0.8, of which 700 are right, the curve says so; bins of few say nothing."""
-    scores = build_scores(Head("", classes=("a", "b")))
-    outputs = torch.tensor([[0.8, 0.2]]).log().repeat(1000, 1)
-    scores.update(outputs, (torch.arange(1000) >= 700).long())
-    scores.update(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([0]))
-    assert isinstance(scores, ClassScores)
-    record = {"classes": ["a", "b"], "matrix": scores.matrix.tolist(), "calibration": scores.calibration()}
-    (confusion,) = read_confusions({"": record})
-    np.testing.assert_allclose(confusion.reliability, [(0.8, 0.7)])
-    for bins in ([[0.8, 0.7]], [[1, 2, "x"]], [[5.0, 30.0, 20.0]], "odd", None):
-        (confusion,) = read_confusions({"": record | {"calibration": {"bins": bins}}})
-        assert confusion.reliability == ()

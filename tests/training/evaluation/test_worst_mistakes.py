@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from drivetrain.report import write as reports
-from drivetrain.report.sections.mistakes import worst_sections
+from drivetrain.report.sample_sections import list_mistake_sections
 from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, draw_picture, encode_picture
 from tests import tiny
@@ -92,7 +92,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
 
 
 def render_sections(mistakes: dict[str, Any]) -> str:
-    return "\n".join(str(section) for section in worst_sections(mistakes))
+    return "\n".join(str(section) for section in list_mistake_sections(mistakes))
 
 
 TEXT = {"title": "reports.csv row 3: <b>the pump</b> leaks", "truth": "leak", "answer": "wear", "probability": 0.91}

@@ -1,4 +1,4 @@
-"""The tracer: a trace and its operators, in the report too, and not a bit of the run is changed."""
+"""The tracer: a trace of some steps, and not a bit of the run is changed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from drivetrain.report import write as reports
-from drivetrain.report.sections.machine import operators_section
-from drivetrain.system.run_files import OPERATORS_FILE
-from drivetrain.training.profiling import PROFILED_STEPS, TRACE_FILE, Profiler
+from drivetrain.training.profiling import TRACE_FILE, Profiler
 from tests import tiny
 from tests.messages import says
 from tests.supervisor import tiny_run
@@ -39,37 +36,9 @@ def test_a_traced_run_ends_with_the_same_bits(traced_runs: tuple[Path, Path]) ->
     assert not (traced_runs[1] / TRACE_FILE).exists()
 
 
-def test_the_trace_holds_the_steps_and_the_operators(traced_runs: tuple[Path, Path]) -> None:
-    run = traced_runs[0]
-    events = json.loads(gzip.decompress((run / TRACE_FILE).read_bytes()))["traceEvents"]
-    names = {event.get("name") for event in events}
-    operator_table = json.loads((run / OPERATORS_FILE).read_text())
-    assert operator_table["steps"] == PROFILED_STEPS
-    assert {row["name"] for row in operator_table["operators"]} <= names
-    times = [row["seconds"] for row in operator_table["operators"]]
-    assert times == sorted(times, reverse=True)
-    assert any("convolution" in row["name"] for row in operator_table["operators"])
-    assert (
-        next(row for row in operator_table["operators"] if "convolution" in row["name"])["calls"] % PROFILED_STEPS == 0
-    )
-
-
-def test_the_report_shows_the_operators(traced_runs: tuple[Path, Path]) -> None:
-    assert "Slowest operators" in (traced_runs[0] / "report.md").read_text()
-    assert "Slowest operators" not in (traced_runs[1] / "report.md").read_text()
-    (traced_runs[0] / OPERATORS_FILE).write_text("{")
-    reports.write(traced_runs[0])
-    assert says((traced_runs[0] / "report.md").read_text(), "slowest-operators-shown")
-
-
-@pytest.mark.parametrize(
-    ("name", "library"), [("aten::mkldnn_convolution", "oneDNN"), ("aten::add_", "torch"), ("void gemm()", "")]
-)
-def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
-    rows = [{"name": name, "seconds": 0.5, "calls": 10}]
-    section = operators_section({"steps": 5, "total": 1.0, "device": "cpu", "operators": rows})
-    assert section is not None
-    assert section.blocks[1].rows == ((name, library, "100", "50 %", "2"),)
+def test_the_trace_holds_the_operators(traced_runs: tuple[Path, Path]) -> None:
+    events = json.loads(gzip.decompress((traced_runs[0] / TRACE_FILE).read_bytes()))["traceEvents"]
+    assert any("convolution" in str(event.get("name")) for event in events)
 
 
 def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

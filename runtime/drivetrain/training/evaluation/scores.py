@@ -251,10 +251,10 @@ class ClassScores(Scores):
         }
 
     def calibration(self) -> dict[str, object]:
-        """Return calibration data: samples, confidence and correct predictions by bin, log loss by temperature."""
+        """Return calibration data: the number of samples, and the log loss by temperature."""
         total = max(1, int(self.matrix.sum()))
         losses = (self.scaled_losses / total).tolist()
-        return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
+        return {"samples": int(self.matrix.sum()), "log_loss": losses}
 
     def measure_gains(self, decisive_metric: str) -> dict[str, list[list[float]]]:
         """Compute the gain of other thresholds in the decisive metric; empty unless there are two classes."""

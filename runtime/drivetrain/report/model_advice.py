@@ -1,4 +1,7 @@
-"""Rules about the model: trained for too long or too briefly, a loss that jumps, a weak class, too few samples to judge by."""
+"""Advice about the model: trained for too long or too briefly, a weak class, too few samples to judge by.
+
+Every rule is a function of the record alone: it checks one thing, and gives one piece of advice or none.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from math import sqrt
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
-from drivetrain.report.advice.recommendation import Advice, Rule, get_nested, read_fact
 from drivetrain.report.confusion import read_confusions
 from drivetrain.report.formatting import PERCENT_METRICS, format_share
+from drivetrain.report.machine_advice import Advice, get_nested, list_machine_advice
 from drivetrain.report.record import Record, Summary
-from drivetrain.system.run_records import read_number
+from drivetrain.system.run_records import parse_number
 
+MAX_SUGGESTIONS = 3
 LOSS = "validation/loss"
 MIN_EPOCHS = 5
 """Evaluations from which on a rise of the loss says something."""
@@ -32,8 +36,6 @@ MIN_FALL_SHARE, COMPARED_SHARE = 0.05, 0.1
 """Share by which the training loss must fall for a network to have learned something; part of the steps compared."""
 MIN_OBLONG_SHARE, GOOD_ACCURACY = 0.5, 0.97
 """Share of images that are cropped, and the accuracy below which that may be why."""
-MAX_JUMPS = 3
-"""Jumps of the loss that may happen."""
 WEAK_F1, STRONG_SHARE = 0.6, 0.8
 """F1 of a class that is weak while the others together are strong."""
 MIN_CLASS_SAMPLES = 10
@@ -155,7 +157,7 @@ def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advic
 def _advise_on_cropping(record: Record, summary: Summary) -> Iterator[Advice]:
     """Check whether most images are cropped and the result is not good."""
     is_cropped = get_nested(record.result, "facts", "oblong", "fit") == "crop"
-    cropped = (read_fact(record, "oblong", "share") or 0.0) if is_cropped else 0.0
+    cropped = (parse_number(get_nested(record.result, "facts", "oblong", "share")) or 0.0) if is_cropped else 0.0
     accuracy = summary.best.metrics.get("validation/accuracy") if summary.best else None
     if cropped >= MIN_OBLONG_SHARE and accuracy is not None and accuracy < GOOD_ACCURACY:
         yield Advice(
@@ -166,36 +168,17 @@ def _advise_on_cropping(record: Record, summary: Summary) -> Iterator[Advice]:
         )
 
 
-def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Check whether the training loss repeatedly jumped above its initial value."""
-    losses = record.metrics.get("train/loss")
-    if losses is None or not losses:
-        return
-    # A loss near zero jumps at each sample with a wrong label, at any rate.
-    loss_at = dict(zip(losses.xs, losses.ys, strict=True))
-    steps = [read_number(event, "step") for event in record.events if event.get("kind") == "loss"]
-    jumps = sum(step is not None and loss_at.get(step, 0.0) > losses.ys[0] for step in steps)
-    rate = get_nested(record.spec, "train", "optimizer", "lr")
-    if jumps > MAX_JUMPS and isinstance(rate, int | float):
-        yield Advice(
-            "lower the learning rate",
-            f"the loss jumped to ten times its usual value {jumps:,} times",
-            "a steadier training; `drivetrain bench lr` measures which rate is too high",
-            f"train: {{optimizer: {{lr: {rate / 3:.2g}}}}}",
-        )
-
-
 def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice]:
     """Find a class with a much lower F1 than the average."""
     for confusion in read_confusions(record.result.get("confusion")):
         by_f1 = confusion.list_weakest(len(confusion.classes))
-        weakest = next((row for row in by_f1 if row[1] >= MIN_CLASS_SAMPLES), None)
-        if weakest is None or confusion.hits < STRONG_SHARE * confusion.total or weakest[4] >= WEAK_F1:
+        weakest = next((row for row in by_f1 if row.samples >= MIN_CLASS_SAMPLES), None)
+        if weakest is None or confusion.hits < STRONG_SHARE * confusion.total or weakest.f1 >= WEAK_F1:
             continue
-        name, samples, precision, recall, f1 = weakest
+        name, samples = weakest.name, weakest.samples
         sizes = [sum(row) for row in confusion.matrix if sum(row)]
         of_head = f" of {confusion.head}" if confusion.head else ""
-        reason = f"{name}{of_head} has F1 {f1:.2f} (precision {precision:.2f}, recall {recall:.2f}) with {samples:,} validation samples"
+        reason = f"{name}{of_head} has F1 {weakest.f1:.2f} (precision {weakest.precision:.2f}, recall {weakest.recall:.2f}) with {samples:,} validation samples"
         is_weighted = get_nested(record.spec, "train", "class_weights") not in (None, "none")
         if max(sizes) >= UNEVEN_RATIO * samples and not is_weighted:
             gain, line = f"more of {name} is found, at the price of more false ones", "train: {class_weights: balanced}"
@@ -221,13 +204,22 @@ def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]
             return
 
 
-MODEL_RULES: tuple[Rule, ...] = (
+MODEL_RULES = (
     _advise_on_few_steps,
     _advise_on_learning_rate,
     _advise_on_cropping,
     _advise_on_overfitting,
     _advise_on_more_epochs,
-    _advise_on_jumps,
     _advise_on_weak_classes,
     _advise_on_few_samples,
 )
+
+
+def list_model_advice(record: Record, summary: Summary) -> list[Advice]:
+    """List changes for a better model, or for a better estimate of its quality."""
+    return [advice for rule in MODEL_RULES for advice in rule(record, summary)]
+
+
+def list_advice(record: Record, summary: Summary) -> list[Advice]:
+    """List at most three changes that would have helped: first for a better model, then by the time that they save."""
+    return [*list_model_advice(record, summary), *list_machine_advice(record, summary)][:MAX_SUGGESTIONS]

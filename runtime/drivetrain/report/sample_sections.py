@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from drivetrain.report.blocks import Block, Gallery, SamplePicture, Scatter, Section, Table, Text, Tone
+from drivetrain.report.blocks import Block, Chart, Gallery, SamplePicture, Section, Table, Text, Tone, title_of_head
 from drivetrain.report.formatting import align_numbers, format_json, format_number, format_share, shorten
-from drivetrain.report.log_series import Point
+from drivetrain.report.log_series import Point, Series
+from drivetrain.report.record import Record
 from drivetrain.system.printable import printable
 from drivetrain.system.run_records import read_integer, read_mapping, read_number, read_objects
 
@@ -20,7 +22,14 @@ MAX_CHARACTERS = 600_000
 """Limit for all pictures together, in characters of the page."""
 
 
-def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
+def list_sample_sections(record: Record) -> Iterator[Section]:
+    """Yield the sections that have content, in reading order."""
+    yield from list_mistake_sections(record.mistakes)
+    yield from list_number_sections(record.result.get("confusion"), record.mistakes)
+    yield from list_explanation_sections(record.explanation)
+
+
+def list_mistake_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
     """Yield a section for each head that has mistakes."""
     bytes_left = MAX_CHARACTERS
     for head in mistakes:
@@ -30,7 +39,7 @@ def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
             continue
         text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
         blocks = (text, make_sample_block(photos, bytes_left >= 0))
-        yield Section.make_for_head("mistakes", "Most confident mistakes", head, blocks)
+        yield Section(title_of_head("Most confident mistakes", printable(head)), blocks)
 
 
 def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
@@ -58,7 +67,7 @@ MAX_PLOTS = 6
 """Columns of numbers that have a plot."""
 
 
-def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterator[Section]:
+def list_number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterator[Section]:
     """Yield a section for each head of numbers in the evaluation whose weights were kept.
 
     Args:
@@ -69,7 +78,7 @@ def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterat
         if not isinstance(record, Mapping) or "pairs" not in record:
             continue
         columns = [printable(str(name)) for name in record.get("columns") or ()]
-        blocks: list[Block] = [*_plots(columns, record["pairs"])]
+        blocks: list[Block] = [*_draw_numbers(columns, record["pairs"])]
         error_rows = list(filter(None, (_error_row(mistake, columns) for mistake in read_objects(mistakes, head))))
         if error_rows:
             blocks.append(
@@ -77,16 +86,18 @@ def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterat
             )
             blocks.append(Table(("sample", "column", "true", "predicted", "error"), tuple(error_rows)))
         if blocks:
-            yield Section.make_for_head("numbers", "Predicted against true", head, blocks)
+            yield Section(title_of_head("Predicted against true", printable(str(head))), blocks)
 
 
-def _plots(columns: list[str], pairs: object) -> Iterator[Scatter]:
-    """Draw a plot for each column: each dot is a validation sample of a fixed choice, on the diagonal if it is right."""
+def _draw_numbers(columns: list[str], pairs: object) -> Iterator[Chart]:
+    """Draw a chart for each column: each dot is a validation sample of a fixed choice, on the diagonal if it is right."""
     for index, column in enumerate(columns[:MAX_PLOTS]):
-        points = tuple(filter(None, (_read_point(pair, index) for pair in (pairs if isinstance(pairs, list) else ()))))
+        points = list(filter(None, (_read_point(pair, index) for pair in (pairs if isinstance(pairs, list) else ()))))
         if len(points) > 1:
-            title = f"{column}: predicted, over the true value, of {len(points):,} samples"
-            yield Scatter(title, "true", "sample", points)
+            title = f"{column}: predicted, over the true value"
+            xs, ys = (array("d", values) for values in zip(*points, strict=True))
+            dots = Series(f"{len(points):,} samples", xs, ys)
+            yield Chart(title, "true", (dots,), is_scatter=True)
 
 
 def _read_point(pair: Any, index: int) -> Point | None:
@@ -121,7 +132,7 @@ MAX_COLUMNS = 40
 """Columns that are listed; explanation.json has all."""
 
 
-def explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Section]:
+def list_explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections on the content of explanation.json, as `drivetrain evaluate --explain` writes it."""
     importance = read_mapping(explanation, "importance")
     if columns := read_columns(explanation):
@@ -134,7 +145,7 @@ def explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Section]:
             Tone.QUIET,
         )
         fits = sum(len(photo.data) for photo in photos) <= MAX_CHARACTERS
-        yield Section("heat-maps", "Where the network looked", (text, make_sample_block(photos, fits)))
+        yield Section("Where the network looked", (text, make_sample_block(photos, fits)))
 
 
 def _describe_empty_maps(count: int) -> str:
@@ -167,4 +178,4 @@ def _make_importance_section(importance: Mapping[str, Any], columns: list[tuple[
     hidden = [Text(f"{len(columns) - len(listed):,} more are in explanation.json.", Tone.QUIET)]
     table = Table(("column", "worse by", "deviation"), tuple(zip(names, *numbers, strict=True)), tones)
     blocks = (Text(about, Tone.QUIET), table, *(hidden if len(columns) > len(listed) else ()))
-    return Section("importance", "Importance of the columns", blocks)
+    return Section("Importance of the columns", blocks)
