@@ -48,12 +48,12 @@ def project_name(folder: Path, **options: Any) -> str:
     return subprocess.run(line, capture_output=True, text=True, check=True, **options).stdout.strip()
 
 
-def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command line of a checkout, on a host without torch."""
+def run_command(folder: Path, *arguments: str, working_folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command line of a checkout, in `working_folder` if it is not the checkout, on a host without torch."""
     environment = {**os.environ, "PYTHONPATH": f"{folder}/runtime:{folder}"}
     return subprocess.run(
         [sys.executable, "-c", NO_TORCH, *arguments],
-        cwd=folder,
+        cwd=working_folder or folder,
         env=environment,
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -63,6 +64,29 @@ def test_what_a_spec_outside_of_the_project_brings(
     done = run_command(project, "evaluate", "runs/tiny-001")
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "evaluation-validation-data-run")
+
+
+def test_printed_commands_work_in_another_folder(project: Path, tmp_path: Path) -> None:
+    """A container wrote its runs into the checkout, and the printed path of a run led nowhere."""
+    working_folder = tmp_path / "mine"
+    working_folder.mkdir()
+    working_folder.chmod(0o777)
+    table(working_folder / "parts.csv")
+    drafted = run_command(project, "init", "parts.csv", working_folder=working_folder)
+    trained = run_command(project, *read_next(drafted), "--set", "train.epochs=1", working_folder=working_folder)
+    arguments = [str(working_folder / "parts.csv") if word == "FILES" else word for word in read_next(trained)]
+    predicted = run_command(project, *arguments, working_folder=working_folder)
+    assert predicted.returncode == 0, predicted.stderr
+    assert predicted.stdout.count("parts.csv row ") == 60
+    assert not list((project / "runs").glob("parts-*"))
+
+
+def read_next(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the arguments of the command in the last line of an output."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    last_line = done.stdout.splitlines()[-1]
+    assert last_line.startswith("next: drivetrain ")
+    return shlex.split(last_line)[2:]
 
 
 def test_a_system_folder_as_data_is_refused(project: Path, tmp_path: Path) -> None:

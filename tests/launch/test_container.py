@@ -52,7 +52,7 @@ def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requests: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 0)
-    monkeypatch.setattr(container, "PROJECT", tmp_path)
+    monkeypatch.setattr(container, "RUNS", tmp_path / "runs")
     for run_folder in ("runs/digits-001", "elsewhere/digits-001"):
         (tmp_path / run_folder).mkdir(parents=True)
         options = ["--extend", str(tmp_path / run_folder), "--trace"]

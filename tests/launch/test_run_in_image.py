@@ -246,15 +246,6 @@ def test_what_trains_several_times_goes_to_the_image_too(
     assert says(capsys.readouterr().err, "training-container-supports-runs")
 
 
-def test_outside_of_the_project(
-    commands: list[Started], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main.main(["report", "runs/parts-001"]) == DeviceError.exit_code
-    assert f"cd {HERE}, or `make setup`" in capsys.readouterr().err
-    assert commands == []
-
-
 def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(docker_engine, "connect", lambda: docker_engine.EngineMissing("none is running"))
     assert main.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code

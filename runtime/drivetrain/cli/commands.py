@@ -14,7 +14,6 @@ from drivetrain.cli import json_output
 from drivetrain.cli.fetch import fetch as fetch
 from drivetrain.cli.init import init as init
 from drivetrain.errors import DeviceError, SpecError
-from drivetrain.launch import project
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.installation import INSTALL_TORCH
 
@@ -168,13 +167,11 @@ def run_in_container(options: argparse.Namespace) -> int:
         DrivetrainError: if the spec is invalid, or the container cannot be started.
     """
     is_unsupported = any(getattr(options, name, None) for name in ("plan", "json"))
-    # The container mounts the project, and writes below its runs/.
-    if is_unsupported or options.runs != Path("runs") or Path.cwd() != project.PROJECT:
+    if is_unsupported or options.runs != Path("runs"):
         limits = "no --plan, --runs or --json" if options.command == "train" else "no --runs"
         raise DeviceError(
-            f"torch is not installed here, and training in the container supports {limits}; it writes to runs/ in the "
-            "project",
-            f"the other options, run in {project.PROJECT}",
+            f"torch is not installed here, and training in the container supports {limits}; it writes to runs/",
+            "the other options",
             f"remove these options, or run `{INSTALL_TORCH}` to install torch here",
         )
     say(

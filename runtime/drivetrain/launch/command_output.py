@@ -15,11 +15,10 @@ from pathlib import Path
 
 from drivetrain.errors import SpecError, StorageError
 from drivetrain.launch.mounts import Mount, check_one_line, find_obstacle
-from drivetrain.launch.project import PROJECT
+from drivetrain.launch.project import PROJECT, RUNS
 from drivetrain.system.files import blame_storage
 from drivetrain.system.installation import INSTALL_TORCH
 
-RUNS = PROJECT / "runs"
 """The one folder of the project that every container may write to."""
 MAX_ENTRIES = 500
 """Largest number of entries of a project's folder; each becomes a mount."""

@@ -34,7 +34,7 @@ from drivetrain.launch import (
     run_secrets,
 )
 from drivetrain.launch import project as checkout
-from drivetrain.launch.project import PROJECT
+from drivetrain.launch.project import PROJECT, RUNS
 from drivetrain.supervisor import provenance
 from drivetrain.system import installation
 from drivetrain.system.child_process import build_environment, format_path_argument
@@ -109,8 +109,6 @@ def launch(request: LaunchRequest) -> int:
     image = _provide_image(client, request, override, variant)
     trainer = override["services"]["trainer"]
     trainer |= follow_container.terminal_settings(info)
-    if Path.cwd() != PROJECT:  # the container names its runs as it sees them
-        say(f"runs: below {PROJECT / 'runs'}, as the project is {PROJECT}")
     environment = describe_starter(client, image, request.spec)
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
     with run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets:
@@ -213,8 +211,16 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     job_mounts = mounts.drop_nested_mounts(
         mount for each_job in request.load_jobs(job) for mount in mounts.list_job_mounts(request.spec, each_job)
     )
-    volumes = compose_project.bind_mounts(job_mounts)
-    return {"services": {"trainer": {"command": compose_project.literal(command), "volumes": volumes}}}
+    # compose.yaml mounts the project's runs/. Another folder takes its place.
+    is_elsewhere = RUNS != PROJECT / "runs"
+    runs = [mounts.Mount(RUNS, mounts.WORKSPACE / "runs", writable=True)] if is_elsewhere else []
+    volumes = compose_project.bind_mounts([*job_mounts, *runs])
+    return {
+        "services": {
+            "trainer": {"command": compose_project.literal(command), "volumes": volumes},
+            "prepare": {"volumes": compose_project.bind_mounts(runs)},
+        }
+    }
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
@@ -231,22 +237,20 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
 
 
 def check_work_folder() -> None:
-    """Check that the current folder may be mounted, and create its runs/; a checkout is always ready.
+    """Check that the folder of an installed program may be mounted, and create runs/ in the current folder.
 
     Raises:
         SpecError: if it contains more than a container should see.
         StorageError: if runs/ cannot be created.
     """
-    if CHECKOUT:
-        return
-    if obstacle := mounts.find_obstacle(PROJECT):
+    if obstacle := None if CHECKOUT else mounts.find_obstacle(PROJECT):
         raise SpecError(
             f"{PROJECT} would be mounted in the container, read-only except for runs/, and {obstacle}",
             "a folder with only what your jobs need; runs/ is created in it",
             "mkdir training && cd training, and move the job file there; its data may be elsewhere",
         )
-    with blame_storage(PROJECT / "runs"):
-        (PROJECT / "runs").mkdir(exist_ok=True)
+    with blame_storage(RUNS):
+        RUNS.mkdir(exist_ok=True)
 
 
 def to_container_path(path: Path) -> str:
@@ -267,10 +271,10 @@ def to_container_run(run: Path | None) -> Path | None:
     if run is None:
         return None
     absolute = Path(os.path.abspath(run))
-    if not absolute.is_relative_to(PROJECT / "runs"):
+    if not absolute.is_relative_to(RUNS):
         raise SpecError(
             f"--extend {run}: a container does not see this folder",
-            f"a run in {PROJECT / 'runs'}",
+            f"a run in {RUNS}",
             "copy it there, or train without a container: `drivetrain train`",
         )
-    return absolute.relative_to(PROJECT)
+    return absolute.relative_to(RUNS.parent)

@@ -14,7 +14,7 @@ from drivetrain.system.installation import CHECKOUT
 from drivetrain.system.version import VERSION
 
 
-def _find_project() -> Path:
+def _find_current() -> Path:
     """Return the current folder, the project of an installed program."""
     try:
         return Path.cwd()
@@ -22,8 +22,10 @@ def _find_project() -> Path:
         return Path("/")
 
 
-PROJECT = CHECKOUT or _find_project()
+PROJECT = CHECKOUT or _find_current()
 """Folder that a container sees as its project: the checkout, or for an installed program the current folder."""
+RUNS = _find_current() / "runs"
+"""Folder of the runs, in containers and without: what a run prints works where the command was typed."""
 COMPOSE = CHECKOUT / "compose" if CHECKOUT else Path(__file__).parent / "compose"
 """The compose files; a wheel carries a copy (setup.py)."""
 TAG = "DRIVETRAIN_TAG"

@@ -39,9 +39,8 @@ from drivetrain.launch import (
     network,
     run_secrets,
 )
-from drivetrain.launch.command_output import RUNS
 from drivetrain.launch.mounts import Mount
-from drivetrain.launch.project import PROJECT, TAG, image_name, image_tag
+from drivetrain.launch.project import PROJECT, RUNS, TAG, image_name, image_tag
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system import signals
@@ -94,13 +93,6 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             "torch in the local environment, or an engine",
             f"`{INSTALL_TORCH}`, or {client.cure}",
         )
-    workdir = Path.cwd()
-    if not workdir.is_relative_to(PROJECT):
-        raise DeviceError(
-            f"called in {workdir}, and torch is not installed here",
-            f"any folder below {PROJECT}, which is mounted in the container",
-            f"cd {PROJECT}, or `{INSTALL_TORCH}`",
-        )
     info = client.info()
     engine = engine_traits.find(info)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
@@ -123,7 +115,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         file.flush()
         line = [*project.list_words("cpu", file.name), "run", "--rm", "-T", "--no-deps"]
         name = f"{project.name}-{parsed.command.replace(' ', '-')}-{os.getpid()}"
-        options = ["--name", name, "--interactive=false", "--workdir", str(workdir)]
+        options = ["--name", name, "--interactive=false", "--workdir", str(RUNS.parent)]
         command = [*line, *options, "trainer", *arguments]
         code = _wait(command, {**os.environ, **variables}, partial(_stop, client, name))
     # No command of ours ends with 1: the engine has refused the container.
@@ -182,8 +174,8 @@ class _Needs:
 
     def list_mounts(self) -> list[Mount]:
         """List the mounts: the project at its own path with runs/ for writing, and the paths that the command names."""
-        project = [Mount(PROJECT, PROJECT), Mount(RUNS, RUNS, writable=True)]
-        return [*project, *mounts.drop_nested_mounts(self.mounts)]
+        runs = [Mount(RUNS, RUNS, writable=True)] if RUNS.is_dir() else []
+        return [Mount(PROJECT, PROJECT), *runs, *mounts.drop_nested_mounts(self.mounts)]
 
 
 def _needs(options: argparse.Namespace) -> _Needs:

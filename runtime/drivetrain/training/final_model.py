@@ -44,7 +44,15 @@ class FinalWeights:
             return f"the weights of the last step, {self.step}"
         score = choose_score(self.metric, self.metrics)
         reached = "" if score == self.metric else f"{score} {format_metric(self.metrics[score])} with the "
-        return f"{reached}best {self.metric} {format_metric(self.value)} after epoch {self.epoch}"
+        return f"{reached}best {self.metric} {format_metric(self.value)} after epoch {self.epoch}{self._count_right()}"
+
+    def _count_right(self) -> str:
+        """Return ` (354 of 359 right)` for a single head with one class per sample, else an empty text."""
+        matrix = self.confusion.get("", {}).get("matrix")
+        if not matrix:
+            return ""
+        right = sum(row[index] for index, row in enumerate(matrix))
+        return f" ({right:,} of {sum(map(sum, matrix)):,} right)"
 
 
 def choose_weights(run: Run) -> FinalWeights:

@@ -126,6 +126,9 @@ def test_a_run_stores_them_and_all_commands_use_them(
     head = saved_model.load(run.folder).heads[""]
     assert head.thresholds == (START,)
     final = FinalWeights(Loaded(run.folder, {}, {}), "validation/f1", 1.0, 1, 1, confusion=evaluate_run(run)[1])
+    matrix = final.confusion[""]["matrix"]
+    right = sum(row[index] for index, row in enumerate(matrix))
+    assert final.describe().endswith(f" ({right} of {sum(map(sum, matrix))} right)")
     final_model.record_thresholds(run, final)
     assert f'"{head.classes[1]}" from {START} (f1 ' in capsys.readouterr().out
     outputs = collect_outputs(run)[""]
