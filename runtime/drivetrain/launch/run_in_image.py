@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -213,19 +213,14 @@ def _wait(
     terminals = [stream if stream.isatty() else None for stream in (sys.stdout, sys.stderr)]
     pipes = [subprocess.PIPE if terminal else None for terminal in terminals]
     try:
-        with subprocess.Popen(
-            command, env=environ, stdout=pipes[0], stderr=pipes[1], start_new_session=True
-        ) as process:
-            threads = [
-                threading.Thread(target=_copy_clean, args=(pipe, terminal))
-                for pipe, terminal in zip((process.stdout, process.stderr), terminals, strict=True)
-                if pipe and terminal
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            code = process.wait()
+        with (
+            subprocess.Popen(command, env=environ, stdout=pipes[0], stderr=pipes[1], start_new_session=True) as process,
+            ThreadPoolExecutor() as pool,
+        ):
+            for pipe, terminal in zip((process.stdout, process.stderr), terminals, strict=True):
+                if pipe and terminal:
+                    pool.submit(_copy_clean, pipe, terminal)
+        code = process.returncode
         # The engine's client fails where `| head` has seen enough; ours ends well.
         return 0 if code and _has_no_reader(1) else code
     finally:
