@@ -43,6 +43,11 @@ class SeriesOrder:
         """Find the first row of each row's stretch: rows of one series without a time step above `max_gap`."""
         return np.maximum.accumulate(np.where(self.find_breaks(max_gap), np.arange(len(self)), 0)).astype(np.int64)
 
+    def find_last_rows(self, share: float) -> column_values.Mask:
+        """Return a mask of the last rows in time: a share of the rows."""
+        last_time = np.sort(self.times)[min(len(self) - 1, int(len(self) * (1 - share)))]
+        return np.asarray(self.times >= last_time)
+
     def find_breaks(self, max_gap: float | None) -> column_values.Mask:
         """Return a mask of rows that begin a series or follow a time step of more than `max_gap` seconds or units."""
         is_break = np.append(True, self.series[1:] != self.series[:-1])

@@ -282,9 +282,7 @@ def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit,
     Raises:
         DataError: if one side has no window, or too many windows have no label.
     """
-    times = timeline.order.times
-    split_time = np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
-    is_validation = times >= split_time
+    is_validation = timeline.order.find_last_rows(share)
     breaks = timeline.order.find_breaks(timeline.layout.max_gap)
     _check_length(timeline, breaks, np.ones(len(timeline), np.bool_))
     breaks[1:] |= is_validation[1:] != is_validation[:-1]

@@ -33,18 +33,18 @@ MAX_INTEGER_CLASSES = 50
 def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
     """Draft a spec for arrays of images or windows; raises DataError for other arrays."""
     request.check_no_columns("an .npz has arrays, not columns")
-    with npz_file.refuse_unreadable(path, KEY, f"an .npz file with {POSSIBLE_ARRAYS}", npz_file.WRITE):
+    possible = f"an .npz file with {POSSIBLE_ARRAYS}"
+    with npz_file.refuse_unreadable(path, KEY, possible, npz_file.WRITE):
         shapes = npz_file.shapes(path)
     for names, tasks in TASKS.items():
         if {*names} <= shapes.keys():
             request.check_task(tasks, f"{path} has `{names[0]}` and `{names[1]}`")
-            possible = f"an .npz file with {POSSIBLE_ARRAYS}"
             targets = npz_file.read_arrays(path, KEY, [names[1]], possible, SAVE)[names[1]]
             shape, data_type = shapes[names[0]]
-            facts = _describe_images(shape) if names == IMAGES else _describe_windows(shape)
             is_usable = 0 not in shape and data_type.kind in "iufb" and targets.shape[:1] == shape[:1]
-            if facts and is_usable and (labels := _describe_targets(request, path, names, targets)):
-                return _draft(request, path, names, shape, f"{facts[0]}, {data_type}", facts[1], targets, labels)
+            facts = _describe_samples(names, shape) if is_usable else None
+            if facts and (labels := _describe_targets(request, path, names, targets)):
+                return _draft(request, path, names, shape, targets, (f"{facts[0]}, {data_type}", *facts[1:]), labels)
     arrays = [f"{name} {shape} {kind}" for name, (shape, kind) in shapes.items()]
     raise DataError(
         f"{KEY}: {path} has the arrays {list_names(arrays) or 'none'}",
@@ -58,12 +58,11 @@ def _draft(
     path: Path,
     names: tuple[str, str],
     shape: tuple[int, ...],
-    fact: str,
-    axes: list[Entry],
     targets: npt.NDArray[Any],
+    facts: tuple[str, list[Entry]],
     labels: tuple[str, list[Entry], list[str]],
 ) -> Draft:
-    task, entries, label_facts = labels
+    (fact, axes), (task, entries, label_facts) = facts, labels
     noun, (samples, target) = "images" if names == IMAGES else "windows", names
     draft = Draft(task, "as --task says" if request.task else f"`{target}` has shape {targets.shape}, {targets.dtype}")
     draft.found = [f"{fact}, {label_facts[0]}", *label_facts[1:]]
@@ -83,19 +82,17 @@ def _draft(
     return draft
 
 
-def _describe_images(shape: tuple[int, ...]) -> tuple[str, list[Entry]] | None:
-    """Describe the images in an array of this shape; None if they are no images."""
-    if len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)):
-        height, width = shape[1:3]
-    elif len(shape) == 4 and shape[1] in (1, 3):
-        height, width = shape[2:]
-    else:
-        return None
-    return f"{shape[0]:,} images of {height} x {width} pixels", []
+def _describe_samples(names: tuple[str, str], shape: tuple[int, ...]) -> tuple[str, list[Entry]] | None:
+    """Describe the images or windows in an array of this shape, with the key of its axes; None if there are none.
 
-
-def _describe_windows(shape: tuple[int, ...]) -> tuple[str, list[Entry]] | None:
-    """Describe the windows in an array of this shape, whose longer axis is taken for the time; None if there are none."""
+    The longer axis of windows is taken for the time.
+    """
+    if names == IMAGES:
+        has_colors_first = len(shape) == 4 and shape[3] not in (1, 3)
+        if len(shape) not in (3, 4) or (has_colors_first and shape[1] not in (1, 3)):
+            return None
+        height, width = shape[2:] if has_colors_first else shape[1:3]
+        return f"{shape[0]:,} images of {height} x {width} pixels", []
     if len(shape) not in (2, 3):
         return None
     channels, rows = sorted((*shape[1:], 1)[:2])
@@ -135,9 +132,8 @@ def network(window: int) -> str:
 
 def _count_classes(path: Path, labels: npt.NDArray[np.generic]) -> Counter[str]:
     """Count the samples of each class."""
-    counts = Counter(
-        str(label.decode("utf-8", "replace") if isinstance(label, bytes) else label) for label in labels.tolist()
-    )
+    cells = (label.decode("utf-8", "replace") if isinstance(label, bytes) else label for label in labels.tolist())
+    counts = Counter(map(str, cells))
     if not 1 < len(counts) <= max(10, len(labels) / 2):
         raise DataError(
             f"{KEY}: {path} has {len(labels):,} samples and {len(labels):,} labels of {len(counts):,} classes",

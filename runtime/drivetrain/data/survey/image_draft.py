@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,41 +30,26 @@ MAX_FOLDER_LEVELS = 3
 TASKS = (TASK, REGRESSION)
 
 
-@dataclass
-class ImageSurvey:
-    """Images, and facts from opening some of them."""
+def open_some(names: Sequence[str]) -> tuple[list[decode.ImageHeader], list[str]]:
+    """Open images that are evenly spaced in a list of paths; returns them, and a line for each that cannot be decoded.
 
-    names: list[str]
-    """Paths of all images."""
-    sides: list[int] = field(default_factory=list)
-    """Shorter sides of the opened images."""
-    grey: bool = True
-    """Whether all opened images are grey."""
-    oblong: int = 0
-    """Number of opened images that are not square."""
-    unreadable: list[str] = field(default_factory=list)
-    """Line for each image that could not be decoded."""
-
-    def open_some(self) -> ImageSurvey:
-        """Open images that are evenly spaced in the list; raises DataError if none of them can be decoded."""
-        opened_rows = np.unique(np.linspace(0, len(self.names) - 1, MAX_OPENED_IMAGES).astype(int))
-        with decode.quiet():
-            for row in opened_rows.tolist():
-                try:
-                    image_look = decode.look(self.names[row])
-                except decode.UnreadableImage as reason:
-                    self.unreadable.append(f"{self.names[row]}: {reason}")
-                else:
-                    self.sides.append(image_look.short_side)
-                    self.grey &= image_look.grey
-                    self.oblong += image_look.oblong
-        if not self.sides:
-            raise DataError(
-                f"{KEY}: none of {len(opened_rows):,} images could be decoded; {self.unreadable[0]}",
-                f"images of the kinds {', '.join(decode.FORMATS)}",
-                "check how they were written",
-            )
-        return self
+    Raises:
+        DataError: if none of them can be decoded.
+    """
+    headers, unreadable = [], []
+    with decode.quiet():
+        for row in np.unique(np.linspace(0, len(names) - 1, MAX_OPENED_IMAGES).astype(int)).tolist():
+            try:
+                headers.append(decode.look(names[row]))
+            except decode.UnreadableImage as reason:
+                unreadable.append(f"{names[row]}: {reason}")
+    if not headers:
+        raise DataError(
+            f"{KEY}: none of {len(unreadable):,} images could be decoded; {unreadable[0]}",
+            f"images of the kinds {', '.join(decode.FORMATS)}",
+            "check how they were written",
+        )
+    return headers, unreadable
 
 
 def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
@@ -79,9 +63,9 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     root, validation_folder, test_folder, choices = _find_split_folders(folder)
     listing = class_folders.read(root, KEY)
     counts = count_classes(root, listing.labels)
-    image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
     validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
-    draft = start_draft(image_survey, settings.describe_classes(counts), list(counts), "one folder for each class")
+    paths = [os.path.join(root, name) for name in listing.names]
+    draft = start_draft(paths, settings.describe_classes(counts), list(counts), "one folder for each class")
     draft.found += [*listing.notes, *_describe_sources(listing.names, listing.labels)]
     draft.choices += [*choices, *refusals]
     train = request.path_entry("train", root, f"{len(listing.names):,} images, a folder for each class")
@@ -159,38 +143,40 @@ def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str
 
 
 def start_draft(
-    image_survey: ImageSurvey, label_facts: Sequence[str], label_names: Sequence[str], reason: str, task: str = TASK
+    names: Sequence[str], label_facts: Sequence[str], label_names: Sequence[str], reason: str, task: str = TASK
 ) -> Draft:
     """Start a draft for images: facts on them, an image size, a network and first settings.
 
     Args:
-        image_survey: the images.
+        names: paths of the images.
         label_facts: facts on the targets.
         label_names: names of the classes or labels.
         reason: the reason for the task.
         task: the task.
     """
-    sides, total = np.array(image_survey.sides), len(image_survey.names)
+    headers, unreadable = open_some(names)
+    sides, total = np.array([header.short_side for header in headers]), len(names)
+    is_grey, oblong_count = all(header.grey for header in headers), sum(header.oblong for header in headers)
     middle = float(np.median(sides))
     fitting, _ = resize.choose_size("auto", sides, exact=False)
     size = min(fitting, MAX_SIDE)
     larger_hint = f"; up to {fitting} may be more accurate, and is slower" if fitting > size else ""
-    kind = "all grey" if image_survey.grey else "in color"
+    kind = "all grey" if is_grey else "in color"
     draft = Draft(task, reason)
     draft.found = [
         f"{total:,} images, {label_facts[0]}",
         f"sizes from a sample of {len(sides):,}: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
         *label_facts[1:],
     ]
-    if unreadable := image_survey.unreadable:
+    if unreadable:
         draft.found.append(f"{len(unreadable):,} of those opened cannot be decoded: {unreadable[0]}")
     draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{larger_hint}")]
-    if image_survey.oblong:
-        part = f"{image_survey.oblong / len(sides):.0%} are not square"
+    if oblong_count:
+        part = f"{oblong_count / len(sides):.0%} are not square"
         # If most images are oblong, cropping might cut off the part that shows the class.
-        fit = "pad" if 2 * image_survey.oblong > len(sides) else "crop"
+        fit = "pad" if 2 * oblong_count > len(sides) else "crop"
         draft.data.append(Entry("fit", fit, f"{part}: crop takes the center; pad and squash keep all of it"))
-    if not image_survey.grey and size >= 32 and task == TASK:
+    if not is_grey and size >= 32 and task == TASK:
         value, reason = "{flip: true, crop_padding: 4}", "mirrored photos keep their class; remove flip for text"
         if mirrored := mirroring.find_mirrored(label_names):
             value, reason = "{crop_padding: 4}", f"without flip: a mirrored image may be of another class: {mirrored}"
@@ -227,7 +213,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     if kind == "cell":
         label_facts, entries = _describe_label_cells(sample, guess.names[0])
     draft = start_draft(
-        ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
+        [os.path.join(sample.path.parent, name) for name in names],
         label_facts,
         guess.names if kind == "labels" else sorted(set(_cell_texts(sample, guess.names[0]))),
         f"column {column.name} holds paths of images",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data.formats import column_values, times
-from drivetrain.data.series import timestamps
+from drivetrain.data.series import sampling, timestamps, windows
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
 from drivetrain.data.survey import settings, table_sample
@@ -30,8 +31,6 @@ MIN_WINDOWS_PER_SPLIT = 4
 """Smallest number of windows that must fit into the longest contiguous stretch of each split."""
 MAX_WINDOWS = 20_000
 """Approximate largest number of windows in a first training."""
-REGULAR_SHARE = 0.5
-"""Smallest share of equal time steps in a table of readings over time."""
 VALIDATION_SHARE = 0.2
 """Share of the rows, from the end of the time, for validation."""
 STEADY_SHARE = 0.5
@@ -52,9 +51,9 @@ class TimedRows:
 
     @property
     def is_regular(self) -> bool:
-        """Whether most time steps are equal."""
-        steps = np.diff(self.order.times)[~self.order.find_breaks(None)[1:]]
-        return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR_SHARE
+        """Whether most time steps are equal, as in training."""
+        step: Any = sampling.measure(self.order, LEAST_ROWS).get(sampling.KEY)
+        return step is not None and bool(step["is_even"])
 
     def are_steady(self, labels: npt.NDArray[np.int64]) -> bool:
         """Return whether labels persist from row to row more often than by chance."""
@@ -66,13 +65,11 @@ class TimedRows:
 
     def longest_stretch(self, share: float) -> int:
         """Count the rows of the longest unbroken stretch of training and of the last `share`; return the smaller."""
-        times = self.order.times
-        is_validation = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
+        is_validation = self.order.find_last_rows(share)
         breaks = self.order.find_breaks(None)
         breaks[1:] |= is_validation[1:] != is_validation[:-1]
-        starts = np.flatnonzero(breaks)
-        lengths = np.diff(np.append(starts, len(times)))
-        return min((int(lengths[is_validation[starts] == side].max(initial=0)) for side in (False, True)), default=0)
+        starts, lengths = windows.measure_stretches(breaks)
+        return min(int(lengths[is_validation[starts] == side].max(initial=0)) for side in (False, True))
 
 
 def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
