@@ -199,8 +199,13 @@ def test_a_text_column_cannot_be_a_label(tmp_path: Path) -> None:
 def test_init_finds_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_table(tmp_path / "pairs.csv")
-    path.write_text(path.read_text().replace("first,second", "Premise,Hypothesis"))
+    content = path.read_text()
+    path.write_text(content.replace("first,second", "text1,text2"))
     assert main.main(["init", "pairs.csv"]) == 0
-    assert job_spec.load(Path("pairs.yaml")).data.text == ("Premise", "Hypothesis")  # type: ignore[attr-defined]
-    assert main.main(["init", "pairs.csv", "--text", "third", "--text", "Premise", "--output", "two.yaml"]) == 0
-    assert job_spec.load(Path("two.yaml")).data.text == ("third", "Premise")  # type: ignore[attr-defined]
+    assert job_spec.load(Path("pairs.yaml")).data.text == ("text1", "text2")  # type: ignore[attr-defined]
+    path.write_text(content.replace("first,second", "the premise,hypothesis"))
+    assert main.main(["init", "pairs.csv", "--output", "one.yaml"]) == 0
+    assert job_spec.load(Path("one.yaml")).data.text == ("the premise",)  # type: ignore[attr-defined]
+    assert "--text 'the premise' --text hypothesis" in Path("one.yaml").read_text(), "what reads all of them"
+    assert main.main(["init", "pairs.csv", "--text", "third", "--text", "hypothesis", "--output", "two.yaml"]) == 0
+    assert job_spec.load(Path("two.yaml")).data.text == ("third", "hypothesis")  # type: ignore[attr-defined]

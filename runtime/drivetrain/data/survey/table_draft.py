@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -205,7 +206,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     draft.found = [sample.size, *(fact for c in columns for fact in table_sample.describe_targets([c], "class"))]
     draft.choices = guess.list_choices(sample.columns.values())
     if others := [c.name for c in sample.columns.values() if c.long_text and c.name not in (*used, *guess.names)]:
-        options = " ".join(f"--text {quote(name)}" for name in (*used, *others))
+        options = " ".join(f"--text {shlex.quote(name)}" for name in (*used, *others))
         draft.choices.append(f"the texts in {list_names(others)} are not used; to read all as one: {options}")
     if len(guess.names) > 1:
         heads = f"one output for each of {list_names(guess.names)}"
