@@ -50,10 +50,16 @@ class TargetColumn:
         indices = None if self.indices is None else self.indices[list(rows)]
         return replace(self, numbers=self.numbers[list(rows)], indices=indices, bad={})
 
-    def list_names(self, rows: Ids) -> list[str]:
-        """List the class of each of some rows."""
+    def find_filled(self) -> Ids:
+        """Find the rows whose cell has a class."""
         assert self.indices is not None
-        return [self.classes[index] for index in self.indices[rows].tolist()]
+        return np.flatnonzero(self.indices >= 0)
+
+    def list_names(self, rows: Ids) -> list[str]:
+        """List the class of each of some rows, as written; empty for an empty cell."""
+        assert self.indices is not None
+        names = (*self.classes, "")  # an empty cell has index -1
+        return [names[index] for index in self.indices[rows].tolist()]
 
 
 def of_classes(cells: Sequence[str], column: str) -> TargetColumn:

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Callable[[Path], object], dict[str, str], tuple[str, ...]
     "one class": (
         rows([[text, "a"] for text in TEXTS]),
         {},
-        ('data.labels.modo: column "modo" has 1 class: a', "two classes or more"),
+        ("data.labels.modo: 40 rows, and modo is a in all of them", "two classes or more"),
     ),
     "no labels": (
         rows([[text, ""] for text in TEXTS]),
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Callable[[Path], object], dict[str, str], tuple[str, ...]
     "identifiers as labels": (
         rows([[f"texto {i}", f"{i}.5"] for i in range(120)]),
         {},
-        ('data.labels.modo: column "modo" has 120 different values in 120 rows', "labels that repeat"),
+        ("data.labels.modo: modo has 120 different values in 120 rows", "classes that repeat"),
     ),
     "labels that are decimal numbers": (
         parquet(descripcion=TEXTS, modo=[0.5, 1.5] * 20),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from drivetrain.data import target_columns
 from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
 from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
-
-MAX_UNQUESTIONED_CLASSES = 50
-"""Largest number of distinct values that always count as labels; more must each occur twice on average."""
 
 
 @dataclass
@@ -37,8 +34,8 @@ class Corpus:
     """Index of the first usable row of each file."""
     texts: tuple[Any, ...]
     """Pyarrow text columns, one entry per usable row."""
-    labels: dict[str, list[str | None]]
-    """Label of each usable row as written, by column; None for no label."""
+    labels: dict[str, TargetColumn]
+    """Label of each usable row, by column; a row may have no label in some of them."""
     rows: Ids
     """Number of each usable row in its file; the first is 1."""
     bad: list[BadSample]
@@ -99,17 +96,21 @@ def read(
         has_label = [filled for name, filled in is_filled.items() if name not in columns]
         required_parts[" and ".join(label_keys)] = np.logical_or.reduce(has_label)
     bad, is_usable = list_bad_rows(required_parts, lambda row: f"{path} {csv_dialect.name_row(path, row + 1)}")
-    texts = [compute.fill_null(column_values.compose_text(table[name].filter(is_usable)), "") for name in columns]
-    labels = {name: column_values.texts(table[name]).filter(is_usable).to_pylist() for name in label_keys}
+    usable = table if is_usable.all() else table.filter(is_usable)
+    texts = [compute.fill_null(column_values.compose_text(usable[name]), "") for name in columns]
+    labels = {
+        name: target_columns.read_targets(usable, [name], classes=True, option=option, source=str(path))
+        for name, option in label_keys.items()
+    }
     return Corpus(
         key=key,
         paths=[path],
         starts=[0],
         texts=tuple(texts),
-        labels={name: [label or None for label in values] for name, values in labels.items()},
+        labels=labels,
         rows=np.flatnonzero(is_usable) + 1,
         bad=bad,
-        groups=column_values.texts(table[group_column].filter(is_usable)).to_pylist() if group_column else None,
+        groups=column_values.texts(usable[group_column]).to_pylist() if group_column else None,
     )
 
 
@@ -125,7 +126,12 @@ def join(sources: Sequence[Corpus]) -> Corpus:
             chunked_array([chunk.cast("string") for part in column for chunk in part.chunks], "string")
             for column in zip(*(source.texts for source in sources), strict=True)
         ),
-        labels={name: [label for source in sources for label in source.labels[name]] for name in sources[0].labels},
+        labels={
+            name: target_columns.of_classes(
+                [label for source in sources for label in source.labels[name].list_names(np.arange(len(source)))], name
+            )
+            for name in sources[0].labels
+        },
         rows=np.concatenate([source.rows for source in sources]),
         bad=[sample for source in sources for sample in source.bad],
     )
@@ -166,27 +172,3 @@ def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) 
         for row in np.flatnonzero(~is_usable).tolist()
     ]
     return bad, is_usable
-
-
-def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
-    """Check the labels of one column; returns notes on rare classes and on classes that are spelled alike.
-
-    Raises:
-        DataError: if it has one class, or too many for labels.
-    """
-    if len(classes) < 2:
-        raise DataError(
-            f'{option}: column "{column}" has {len(classes)} class: {list_names(classes)}',
-            "two classes or more",
-            "remove the column, or add rows of another class",
-        )
-    if len(classes) > max(MAX_UNQUESTIONED_CLASSES, len(labels) // 2):
-        raise DataError(
-            f'{option}: column "{column}" has {len(classes):,} different values in {len(labels):,} rows, '
-            f"such as {list_names(classes, 3)}",
-            "labels that repeat: classes",
-            "name a column of labels; numbers to predict are a task of their own",
-        )
-    rare = sorted(label for label, count in Counter(labels).items() if count == 1)
-    note = f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'
-    return [*([note] if rare else []), *note_similar_names(column, classes)]

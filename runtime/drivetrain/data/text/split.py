@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import copies, labels, partition
+from drivetrain.data import copies, labels, partition, target_columns
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import NO_LABEL, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -146,8 +147,9 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
         written = take_rows(train, classes).contents(lower_case=False)
     stored_division: dict[str, int] = {}
     split_notes: list[str] = []
-    for column, label_texts in train.labels.items():
-        notes += copies.note_contradictions(written, label_texts, train.place, f'texts, by "{column}",')
+    for column, target in train.labels.items():
+        names = [name or None for name in target.list_names(np.arange(len(train)))]
+        notes += copies.note_contradictions(written, names, train.place, f'texts, by "{column}",')
     if isinstance(job.data.validation, str):
         validation_corpus, split_notes = _read_usable_rows(job, job.data.validation, "data.validation", files)
         train_part = take_rows(train, classes)
@@ -194,11 +196,10 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
         DataError: if a label is not among the classes of its head.
     """
     by_head = {}
-    for (name, head), (column, label_texts) in zip(heads.items(), source.labels.items(), strict=True):
-        by_head[name] = np.full(len(label_texts), NO_LABEL, np.int64)
-        present = np.array([label is not None for label in label_texts], np.bool_)
-        texts = [label for label in label_texts if label is not None]
-        by_head[name][present] = labels.index_labels(texts, head.classes, f'{source.key}: column "{column}"')
+    for (name, head), (column, target) in zip(heads.items(), source.labels.items(), strict=True):
+        by_head[name] = np.full(len(source), NO_LABEL, np.int64)
+        rows = target.find_filled()
+        by_head[name][rows] = target_columns.encode(target, rows, head, f'{source.key}: column "{column}"')
     return by_head
 
 
@@ -260,9 +261,12 @@ def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tu
     """
     heads, notes = {}, []
     for name, (column, settings) in zip(job.heads(), job.data.labels.items(), strict=True):
-        label_texts = [label for label in train.labels[column] if label is not None]
-        classes = labels.sort_class_names(label_texts)
-        notes += corpus.check_classes(label_texts, classes, column, f"data.labels.{column}")
+        rows = train.labels[column].find_filled()
+        classes = target_columns.list_classes(train.labels[column], rows, f"data.labels.{column}")
+        counts = Counter(train.labels[column].list_names(rows))
+        rare = sorted(label for label, count in counts.items() if count == 1)
+        note = f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'
+        notes += [*([note] if rare else []), *labels.note_similar_names(column, classes)]
         heads[name] = Head(
             name,
             classes,
@@ -270,16 +274,15 @@ def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tu
             class_weights=settings.class_weights,
             label_smoothing=settings.label_smoothing,
         )
-        notes.append(f'"{column}": {len(classes)} classes, {_format_counts(label_texts)}')
+        notes.append(f'"{column}": {len(classes)} classes, {_format_counts(counts)}')
     # A resumed run keeps its class indices.
     return dict(recorded.heads) if recorded and recorded.same_data else heads, notes
 
 
-def _format_counts(label_texts: Sequence[str]) -> str:
-    """Format up to 8 classes with number and share of their texts, largest first: `leak: 40 (80%), noise: 10 (20%)`."""
-    names, counts = np.unique(np.array(label_texts, object), return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    return list_names([f"{names[i]}: {counts[i]:,} ({counts[i] / len(label_texts):.0%})" for i in order], 8)
+def _format_counts(counts: Counter[str]) -> str:
+    """Format up to 8 classes with number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+    return list_names([f"{name} {counts[name]:,} ({counts[name] / counts.total():.0%})" for name in names], 8)
 
 
 def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray], lower_case: bool) -> list[str]:
