@@ -69,7 +69,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         "Macro F1",
         "Confusion matrix",
         "samples correct",
-        "mostly mistaken for",
+        "mistaken for",
         "cpu_threads",
         "requested tcmalloc, effective malloc",
         "LD_PRELOAD was removed",
@@ -250,8 +250,18 @@ def test_the_headline_is_a_score_and_not_a_loss(run: Path) -> None:
     assert re.match(r"# digits-001: 98.6 %\n\n3\d\d of 360 right.*; validation/accuracy with", text)
     assert '<h1 class="plain">' not in (run / "report.html").read_text()
     change_json(run / "result.json", lambda r: r["best"].update(metrics={"validation/loss": 0.0587}))
-    assert "best validation/loss, at step 495" in text_of(run).splitlines()[2]
+    assert "best validation/loss 0.0587, at step 495" in text_of(run).splitlines()[2]
     assert '<h1 class="plain">' in (run / "report.html").read_text()
+
+
+def test_the_headline_of_several_heads_is_a_score_of_each(run: Path) -> None:
+    """The loss of all heads chose the weights, and nobody can read it."""
+    metrics = {"validation/loss": 0.37, "validation/modo/accuracy": 0.5, "validation/causa/accuracy": 0.875}
+    best = {"metric": "validation/loss", "value": 0.37, "metrics": metrics}
+    change_json(run / "result.json", lambda r: r.update(confusion={}, best=r["best"] | best))
+    lines = text_of(run).splitlines()
+    assert lines[0] == "# digits-001: modo accuracy 50 % · causa accuracy 87.5 %"
+    assert lines[2].startswith("best validation/loss 0.37, at step 495")
 
 
 def test_an_error_has_the_unit_of_its_column(run: Path) -> None:

@@ -9,6 +9,9 @@ from enum import StrEnum
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.log_series import Series
 
+MAX_NARROW_WIDTH = 64
+"""Characters in a row of a table that fits on any screen."""
+
 
 class Tone(StrEnum):
     """How much a line stands out."""
@@ -39,7 +42,8 @@ class Table:
     @property
     def is_wide(self) -> bool:
         """Return whether it needs the whole width; on a small screen its rows become lists."""
-        return len(self.columns) > 2 and any(len(text) > 24 for row in self.rows for text in row)
+        widths = (max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True))
+        return sum(widths) > MAX_NARROW_WIDTH
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,9 @@ class Headline:
     """How the run ended, in one sentence."""
     value: str
     label: str
+    """The samples behind the value, its metric, and when it was reached."""
+    verdict: str = ""
+    """The simple models beside it."""
     is_score: bool = True
     """Whether the value is one that a person reads; a loss is not, and is shown smaller."""
     tone: Tone = Tone.PLAIN

@@ -21,6 +21,7 @@ def render_markdown(headline: Headline, sections: Sequence[Section]) -> str:
     lines = [
         f"# {_escape(headline.run)}: {_escape(headline.value)}",
         f"{_escape_line(headline.label)}. {_escape(headline.subject)}.",
+        *([f"**{_escape(headline.verdict)}**"] if headline.verdict else []),
         f"**{_escape(headline.status)}**: {_escape(headline.ending)}",
         *(["\n".join(f"- **{_escape(text)}**" for text in headline.alerts)] if headline.alerts else []),
         _render_table(Table(("run", "", ""), tuple((t.label, t.value, t.remark) for t in headline.tiles))),

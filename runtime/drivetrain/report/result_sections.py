@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import CONSTANT, compare_best, from_json
-from drivetrain.report.blocks import Block, Chart, Section, Table, Text, Tone, title_of_head
+from drivetrain.report.blocks import Block, Chart, Details, Section, Table, Text, Tone, title_of_head
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series, has_wide_range
@@ -26,6 +26,7 @@ _NOT_DRAWN = ("lr", "grad_norm", "scale", *DETAILED_METRICS)
 """Kinds of values without a chart; TensorBoard has them all."""
 FEW_SAMPLES = 1000
 """Validation samples below which advice is said to rest on few: a share of 0.9 of 1,000 is known to 0.02."""
+MAX_WEAK_CLASSES = 5
 MAX_MATRIX_CLASSES = 20
 """Most classes of a confusion matrix that is shown; `drivetrain evaluate` writes larger ones as a picture."""
 
@@ -68,22 +69,27 @@ def _list_next(record: Record, summary: Summary) -> Iterator[Block]:
 
 
 def _list_scores(record: Record, summary: Summary) -> Iterator[Block]:
-    """Yield the metrics of the network beside those of each simple model, and the verdict."""
+    """Yield the metrics of the network beside the metrics of each simple model; detailed ones are collapsed."""
     metrics, source = summary.choose_evaluation()
     comparison = compare_best(record, summary)
     ranked = comparison.sort_rows() if comparison else []
     rows = [*ranked, *(row for row in comparison.rows if row not in ranked)] if comparison else []
-    if comparison:
-        verdict = comparison.describe_verdict()
-        yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
     if metrics:
         # Metrics that a simple model lacks, such as those of a head without labels, have an empty cell.
-        names = dict.fromkeys([*metrics, *(name for row in rows for name in row.metrics)])
+        score = [name for name, _ in filter(None, [summary.find_score()]) if name in metrics]
+        names = dict.fromkeys([*score, *metrics, *(name for row in rows for name in row.metrics)])
         columns = [metrics, *(row.metrics for row in rows)]
         times = ["" if row.name == CONSTANT else format_duration(row.seconds) for row in rows]
         cells = [(format_json(name), *(_format_cell(values.get(name)) for values in columns)) for name in names]
-        cells += [("time", format_duration(summary.seconds), *times)] if rows else []
-        yield Table(("metric", source, *(row.format_title() for row in rows)), tuple(cells))
+        detailed = [row for row in cells if row[0].rpartition("/")[2] in DETAILED_METRICS]
+        main = [row for row in cells if row not in detailed]
+        main += [("time", format_duration(summary.seconds), *times)] if rows else []
+        header = ("metric", source, *(row.format_title() for row in rows))
+        yield Table(header, tuple(main))
+        if detailed:
+            widths = [max(map(len, column)) for column in zip(header, *detailed, strict=True)]
+            lines = ("  ".join(map(str.ljust, row, widths)) for row in (header, *detailed))
+            yield Details(f"{len(detailed)} more metrics", "\n".join(lines))
     if summary.test:
         test = read_mapping(record.result, "test")
         samples, data = format_number(read_number(test, "samples")), format_json(test.get("data"))
@@ -140,16 +146,16 @@ def _make_confusion_section(confusion: Confusion, samples: str) -> Section:
     blocks: list[Block] = [Text(f"{right} {samples} correct ({format_share(share)}).")]
     if len(confusion.classes) <= MAX_MATRIX_CLASSES:
         blocks.append(confusion)
-    if weakest := confusion.list_weakest():
+    if weakest := confusion.list_weakest(MAX_WEAK_CLASSES):
         rows = (
             (
-                *(shorten(row.name, 60), format_number(row.samples)),
-                *(f"{value:.3f}" for value in (row.precision, row.recall, row.f1)),
-                shorten(row.mistaken_for, 60),
+                *(shorten(row.name, 60), shorten(row.mistaken_for, 60)),
+                *(f"{value:.3f}" for value in (row.f1, row.precision, row.recall)),
+                format_number(row.samples),
             )
             for row in weakest
         )
-        columns = ("weakest classes", "samples", "precision", "recall", "F1", "mostly mistaken for")
+        columns = ("weakest classes", "mistaken for", "F1", "precision", "recall", "samples")
         blocks.append(Table(columns, tuple(rows)))
     return Section(title_of_head("Confusion matrix", confusion.head), blocks)
 

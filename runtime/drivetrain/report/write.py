@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from drivetrain.job.formatting import choose_score
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Headline, Section, Tile, Tone
 from drivetrain.report.confusion import read_confusions
@@ -65,7 +66,7 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
     return {
         "run": record.name,
         **summary.to_json(),
-        "verdict": _describe_baselines(record, summary),
+        "verdict": _describe_verdict(record, summary),
         "alerts": _list_alerts(record),
         "advice": [
             {"change": row.change, "line": row.line, "why": row.why, "gain": row.gain}
@@ -89,18 +90,37 @@ def _make_headline(record: Record, summary: Summary) -> Headline:
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
         ending=ending,
-        value=format_score(*score) if score else "no result",
-        label="; ".join(filter(None, (_format_label(record, summary), _describe_baselines(record, summary)))),
+        value=_format_scores(summary),
+        label=_format_label(record, summary),
+        verdict=_describe_verdict(record, summary),
         is_score=score is None or not score[0].endswith("loss"),
         tiles=tuple(_list_tiles(summary)),
         alerts=tuple(_list_alerts(record)),
     )
 
 
-def _describe_baselines(record: Record, summary: Summary) -> str:
-    """Return the verdict of the simple models on the network; empty without them."""
+def _format_scores(summary: Summary) -> str:
+    """Format the score; where the loss of several heads chose the weights, the score of each head."""
+    score = summary.find_score()
+    if summary.best is None or score is None:
+        return "no result"
+    metrics = summary.best.metrics
+    heads = dict.fromkeys(name.split("/")[1] for name in metrics if name.count("/") > 1)
+    if not score[0].endswith("loss") or not heads:
+        return format_score(*score)
+    names = [choose_score(f"{score[0].partition('/')[0]}/{head}/loss", metrics) for head in heads]
+    # Such as `causa accuracy 87.5 %`.
+    scores = [
+        f"{' '.join(name.split('/')[1:])} {format_score(name, metrics[name])}" for name in names if name in metrics
+    ]
+    return " · ".join(scores)
+
+
+def _describe_verdict(record: Record, summary: Summary) -> str:
+    """Return the verdict of the simple models on the network as a sentence; empty without them."""
     comparison = compare_best(record, summary)
-    return comparison.describe_verdict() if comparison else ""
+    verdict = comparison.describe_verdict() if comparison else ""
+    return f"{verdict[:1].upper()}{verdict[1:]}." if verdict else ""
 
 
 def _describe_ending(summary: Summary) -> str:
@@ -129,6 +149,8 @@ def _format_label(record: Record, summary: Summary) -> str:
         return "no evaluation yet"
     chosen_by = summary.best.metric
     phrases = [f"best {chosen_by}" if score[0] == chosen_by else f"{score[0]} with the best {chosen_by}"]
+    if score[0].endswith("loss"):
+        phrases = [f"best {chosen_by} {format_number(summary.best.value)}"]
     if summary.best.step is not None:
         phrases.append("at step " + _format_progress(summary.best.step, summary.steps))
     if summary.best.epoch is not None:
