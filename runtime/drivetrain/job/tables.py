@@ -81,6 +81,11 @@ class MlpSpec(WithWeights):
     )
     number_embedding: Count = Field(16, description="embedding size of a number with bins")
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
+    skip: bool = Field(
+        False,
+        description="adds a linear model of the columns to the outputs of mlp and tabm. It is solved in place of the first epoch, "
+        "which the next ones continue: with few rows a network alone loses to it",
+    )
 
 
 TableModel = Annotated[

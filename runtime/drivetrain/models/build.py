@@ -22,7 +22,14 @@ from drivetrain.job.tables import MlpSpec, TableJob
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
 from drivetrain.models import initial_weights, lr_groups, timm_resnet
 from drivetrain.models.builders import BUILDERS
-from drivetrain.models.freeze import Unfreezing, find_unfreezing, freeze, note_random_frozen, note_unreached
+from drivetrain.models.freeze import (
+    Unfreezing,
+    find_unfreezing,
+    freeze,
+    note_random_frozen,
+    note_unreached,
+    train_skip_first,
+)
 from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_vision, user_network, word_bag
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
@@ -67,6 +74,8 @@ def build(job: Job, dataset: Dataset) -> Model:
         network.notes += notes
     freeze(network.module, network.freeze, job)
     network.unfreezing = find_unfreezing(network.module, getattr(spec, "unfreeze", ()), job)
+    if isinstance(spec, MlpSpec) and spec.skip and spec.name != "linear":
+        network.unfreezing = train_skip_first(network.module, network.unfreezing)
     lr_groups.make_groups(job, network.module, network.list_trained())
     network.notes += note_random_frozen(network.module, network.fresh, network.unfreezing.first)
     loads_weights = getattr(spec, "weights", None) or hub_name.find_weights_name(job)
@@ -231,6 +240,8 @@ def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
     }
     if any(columns.edges):
         arguments |= {"edges": columns.edges, "number_embedding": spec.number_embedding}
+    if spec.skip:
+        arguments |= {"skip": True}
     if spec.name == "tabm":
         arguments |= {"members": spec.members, "kind": tabm.choose_kind(dataset.heads[""])}
         return _build_model("tabm", arguments, spec)

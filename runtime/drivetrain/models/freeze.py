@@ -230,6 +230,14 @@ def _describe_unmatched(model: nn.Module, pattern: str, first: Mapping[str, int]
     return f"{pattern!r} is not frozen (model.freeze)" if matching else f"no layer matches {pattern!r}"
 
 
+def train_skip_first(model: nn.Module, later: Unfreezing) -> Unfreezing:
+    """Freeze all but the linear model of `model.skip` in the first epoch; `later` epochs unfreeze other layers."""
+    others = {name: p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("skip.")}
+    for parameter in others.values():
+        parameter.requires_grad_(False)
+    return Unfreezing({**dict.fromkeys(others, 1), **later.first})
+
+
 def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
     """Return a note if `train.steps` ends the run before an unfreezing; `samples` is the number of training samples."""
     steps, epoch_steps = job.train.steps, -(-samples // job.train.batch)

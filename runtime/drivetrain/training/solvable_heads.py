@@ -142,6 +142,9 @@ class HeadTraining:
         of_layers = {f"{name}.{part}" for name, layer in trained.items() for part, _ in layer.named_parameters()}
         if first != of_layers or len(trained) != len(self.dataset.heads):
             return {}
+        skip = getattr(self.forward.network, "skip", None)
+        if skip is not None and [*trained.values()] == [skip]:
+            return {name: LayerHead(skip) for name in self.dataset.heads}  # what is added to it is 0 at first
         return self._match_heads(trained.values())
 
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class EmbeddingTable(nn.Embedding):
@@ -101,6 +102,7 @@ class EmbeddedColumns(nn.Module):
             self.embeddings = EmbeddingTable(starts[-1], embedding)
         self.column_widths = [1] * len(plain) + [number_embedding] * len(embedded) + [embedding] * len(categories)
         self.width = sum(self.column_widths)
+        self.skip: nn.Linear | None = None
 
     def embed(self, *inputs: Tensor) -> Tensor:
         """Embed the columns as vectors (N, width)."""
@@ -112,6 +114,20 @@ class EmbeddedColumns(nn.Module):
         if len(self.offsets):
             parts[-1] = self.embeddings(parts[-1] + self.offsets).flatten(1)
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def add_skip(self, categories: Sequence[int], outputs: int, other_weight: Tensor) -> None:
+        """Add a linear model of the scaled numbers and one-hot categories; the other outputs begin at 0."""
+        self.sizes, self.skip = tuple(categories), nn.Linear(self.numbers + sum(categories), outputs)
+        for tensor in (*self.skip.parameters(), other_weight):
+            nn.init.zeros_(tensor)
+
+    def compute_skip(self, *inputs: Tensor) -> Tensor:
+        """Compute the outputs (N, outputs) of the linear model."""
+        assert self.skip is not None
+        columns = [inputs[0]] if self.numbers else []
+        for column, size in enumerate(self.sizes):
+            columns.append(functional.one_hot(inputs[-1][:, column].long(), size).to(self.skip.weight.dtype))
+        return self.skip(torch.cat(columns, dim=1))  # type: ignore[no-any-return]
 
     def initialize_categories(self) -> None:
         """Initialize the embeddings of known categories with normal numbers, of unknown categories with 0."""
@@ -138,6 +154,7 @@ class Mlp(EmbeddedColumns):
         dropout: float = 0.1,
         edges: Sequence[Sequence[float]] = (),
         number_embedding: int = 0,
+        skip: bool = False,
     ) -> None:
         super().__init__(numbers, categories, embedding, edges, number_embedding)
         widths = [self.width, *hidden]
@@ -147,12 +164,15 @@ class Mlp(EmbeddedColumns):
         )
         self.classifier = nn.Linear(widths[-1], outputs)
         self._initialize()
+        if skip:
+            self.add_skip(categories, outputs, self.classifier.weight)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         x = self.embed(*inputs)
         for layer in self.layers:
             x = layer(x)
-        return self.classifier(x)  # type: ignore[no-any-return]
+        outputs: Tensor = self.classifier(x)
+        return outputs if self.skip is None else outputs + self.compute_skip(*inputs)
 
     def _initialize(self) -> None:
         """Initialize layers with Kaiming normal (He et al. 2015), outputs with truncated normal (0.02), embeddings."""

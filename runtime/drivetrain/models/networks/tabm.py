@@ -77,6 +77,7 @@ class TabM(EmbeddedColumns):
         dropout: float,
         edges: Sequence[Sequence[float]] = (),
         number_embedding: int = 0,
+        skip: bool = False,
     ) -> None:
         super().__init__(numbers, categories, embedding, edges, number_embedding)
         self.kind = kind
@@ -88,12 +89,16 @@ class TabM(EmbeddedColumns):
         self.classifier = MemberOutputs(widths[-1], outputs, members)
         self._draw_signs(layers[0])
         self.initialize_categories()
+        if skip:
+            self.add_skip(categories, outputs, self.classifier.weight)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         x = self.embed(*inputs).unsqueeze(1)
         for layer in self.layers:
             x = layer(x)
         outputs: Tensor = self.classifier(x)
+        if self.skip is not None:
+            outputs = outputs + self.compute_skip(*inputs).unsqueeze(1)
         return outputs if self.training else average_members(outputs, self.kind)
 
     @torch.no_grad()
