@@ -15,6 +15,7 @@ ORDER = (
     "storage",
     "hardware",
     "job",
+    "tasks",
     "distributed",
     "pretrained",
     "data",

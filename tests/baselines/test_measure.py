@@ -22,13 +22,14 @@ from torch import Tensor
 
 from drivetrain.baselines import measure, simple_models
 from drivetrain.baselines.baseline_command import BaselineRequest, measure_baselines
-from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures, choose_features
+from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures
 from drivetrain.data.dataset import NO_LABEL, Dataset
 from drivetrain.data.load_data import add_test, load
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
+from drivetrain.tasks import find_stored_modality
 from drivetrain.training.sparse_rows import SparseRows
 from tests import task_cases
 from tests.messages import says
@@ -62,7 +63,7 @@ def test_every_kind_of_data_has_baselines_with_the_metrics_of_its_network(name: 
 @pytest.mark.parametrize("name", ["table", "series"])
 def test_trees_are_those_of_scikit_learn_on_the_same_rows(name: str, tmp_path: Path) -> None:
     job, data = read_case(name, tmp_path)
-    features = choose_features(data)
+    features = find_stored_modality(data.preprocessing).make_features(data)
     assert features is not None
     columns, categories = features.read_trees(data.train, np.arange(len(data.train)))
     assert len(categories) == len(data.preprocessing.get("categorical", ()))
@@ -106,7 +107,7 @@ def test_texts_are_weighted_as_by_scikit_learn(tmp_path: Path) -> None:
 
     _, data = read_case("one text head", tmp_path)
     ids = np.arange(len(data.train))
-    features = TextFeatures(data.train)
+    features = TextFeatures(data)
     counted = features.read_linear(data.train, ids)
     scaling = features.fit_scaling(counted)
     assert scaling is not None
@@ -135,7 +136,7 @@ def make_logistic(kind: str) -> Any:
 @pytest.mark.parametrize("name", ["table", "series", "image folders"])
 def test_the_linear_model_is_that_of_scikit_learn(name: str, tmp_path: Path) -> None:
     job, data = read_case(name, tmp_path)
-    features = choose_features(data)
+    features = find_stored_modality(data.preprocessing).make_features(data)
     assert features is not None
     fitted, evaluated = (
         make_dense(features.read_linear(split, np.arange(len(split)))) for split in (data.train, data.validation)
@@ -203,7 +204,7 @@ def test_what_is_loaded_once_is_not_the_time_of_a_fit(tmp_path: Path, monkeypatc
 
 def test_without_any_label_the_linear_model_is_the_constant_answer(tmp_path: Path) -> None:
     _, data = read_case("table", tmp_path)
-    (head,), features = data.heads.values(), choose_features(data)
+    (head,), features = data.heads.values(), find_stored_modality(data.preprocessing).make_features(data)
     assert features is not None
     ids = np.arange(8, dtype=np.int64)
     predict = simple_models.fit_linear(features, data.train, ids, torch.full((8,), NO_LABEL), head, 0)

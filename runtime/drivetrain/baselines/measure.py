@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drivetrain.baselines import simple_models
 from drivetrain.baselines.paired_errors import NetworkOutputs, PairedErrors
-from drivetrain.baselines.sample_features import Features, choose_features
+from drivetrain.baselines.sample_features import Features
 from drivetrain.baselines.simple_models import Predict
 from drivetrain.data.class_balance import choose_best_metric
 from drivetrain.data.custom.iterables import StreamSplit
@@ -28,6 +28,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.formatting import format_metric
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
+from drivetrain.tasks import modality_of
 from drivetrain.training import losses
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from drivetrain.training.head_solver import count_bytes
@@ -138,7 +139,7 @@ def measure(
             if samples.prefix in networks:
                 samples.compare_with(networks[samples.prefix])
         yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
-    features = choose_features(dataset)
+    features: Features | None = modality_of(job).make_features(dataset)
     if features is None:
         yield Skipped(LINEAR, "what the inputs mean is known to the job's code alone")
         return

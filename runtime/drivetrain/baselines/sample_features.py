@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,18 +73,6 @@ class Features:
         return self.scaling(columns) if self.scaling else None
 
 
-def choose_features(dataset: Dataset) -> Features | None:
-    """Choose the columns for this kind of data; None where only its makers know what an input means."""
-    kind = dataset.preprocessing.get("kind")
-    if kind == "table":
-        return TableFeatures(dataset.preprocessing)
-    if kind == "texts":
-        return TextFeatures(dataset.train, dataset.facts.get("unknown_words", {}).get("share", 0.0))
-    if kind == "series":
-        return SeriesFeatures(dataset.prepare)
-    return ImageFeatures(dataset.prepare) if kind == "images" else None
-
-
 def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Tensor]:
     """Yield the first input of these samples, some samples at a time, prepared as for an evaluation."""
     for part in _chunks(ids):
@@ -95,13 +83,13 @@ def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[T
 class TableFeatures(Features):
     """Numbers (already scaled) and categories of rows."""
 
-    preprocessing: dict[str, Any]
+    dataset: Dataset
     scaling = None  # numbers are scaled already, and a rare category must not count more
 
     @property
     def _sizes(self) -> list[int]:
         """Indices of each category column: unknown, perhaps empty, and the categories."""
-        return [1 + row["missing"] + len(row["values"]) for row in self.preprocessing["categorical"]]
+        return [1 + row["missing"] + len(row["values"]) for row in self.dataset.preprocessing["categorical"]]
 
     def _read(self, split: Split, ids: Ids) -> tuple[Tensor, Tensor]:
         inputs = split.gather(ids)
@@ -130,11 +118,11 @@ class TableFeatures(Features):
 class SeriesFeatures(Features):
     """Simple statistics of windows (N, time, channels)."""
 
-    prepare: Preprocessing
+    dataset: Dataset
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Eight statistics a channel, shape (N, 8 * channels)."""
-        return torch.cat([_statistics(windows) for windows in _read_prepared(split, ids, self.prepare)])
+        return torch.cat([_statistics(windows) for windows in _read_prepared(split, ids, self.dataset.prepare)])
 
 
 def _statistics(windows: Tensor) -> Tensor:
@@ -151,7 +139,7 @@ def _statistics(windows: Tensor) -> Tensor:
 class ImageFeatures(Features):
     """Small versions of pictures (N, channels, height, width)."""
 
-    prepare: Preprocessing
+    dataset: Dataset
     penalty = 10.0
     suits_trees = False
     _rows: dict[int, dict[int, Tensor]] = field(default_factory=dict)
@@ -162,7 +150,7 @@ class ImageFeatures(Features):
         rows = self._rows.setdefault(id(split), {})
         missing = np.array([number for number in ids.tolist() if number not in rows], np.int64)
         if len(missing):
-            small = torch.cat([_shrink(pictures) for pictures in _read_prepared(split, missing, self.prepare)])
+            small = torch.cat([_shrink(pictures) for pictures in _read_prepared(split, missing, self.dataset.prepare)])
             rows |= zip(missing.tolist(), small, strict=True)
         return torch.stack([rows[number] for number in ids.tolist()])
 
@@ -173,18 +161,14 @@ def _shrink(pictures: Tensor) -> Tensor:
 
 
 class TextFeatures(Features):
-    """Tokens and pairs of neighbours, or runs of letters, weighted by TF-IDF.
-
-    Args:
-        split: the training texts.
-        unknown_share: share of their tokens that is unknown.
-    """
+    """Tokens and pairs of neighbours, or runs of letters, weighted by TF-IDF."""
 
     penalty = TEXT_PENALTY
     scaling = RarityScaling
     suits_trees = False
 
-    def __init__(self, split: Split, unknown_share: float = 0.0) -> None:
+    def __init__(self, dataset: Dataset) -> None:
+        split, unknown_share = dataset.train, dataset.facts.get("unknown_words", {}).get("share", 0.0)
         is_unread = unknown_share > MAX_UNKNOWN_SHARE
         self._reads_letters = isinstance(split, TextSplit) and (is_unread or _measure_words(split) > LONG_WORDS)
 

@@ -1,4 +1,4 @@
-"""Loads the data of a job, by task: for training and validation, for the final test, and new samples for its model."""
+"""Loads the data of a job: for training and validation, for the final test, and new samples for its model."""
 
 from __future__ import annotations
 
@@ -16,30 +16,15 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, head
 from drivetrain.data.formats import csv_dialect, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.source import Source
-from drivetrain.errors import CheckpointError, DataError
+from drivetrain.errors import DataError
 from drivetrain.job import Job
-from drivetrain.job.custom import CustomJob
-from drivetrain.job.data import Data, TableFileData
-from drivetrain.job.images import ImageJob
-from drivetrain.job.series import SeriesJob
-from drivetrain.job.tables import TableJob
-from drivetrain.job.text import TextJob
 from drivetrain.job.train import Focal
 from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.pretrained import earlier_run
 from drivetrain.pretrained.earlier_run import EarlierModel
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.files import TAKE_FILE, describe_special_file
-
-_TASKS = {"images": ImageJob, "texts": TextJob, "series": SeriesJob, "table": TableJob, "own": CustomJob}
-"""Job class of each kind of data."""
-_TAKEN_FROM_EARLIER_RUN = {
-    "images": "channels, mean and deviation",
-    "texts": "vocabulary and tokenizer",
-    "series": "features and their scale",
-    "table": "features, categories and scale",
-}
-"""Settings that a job takes from the run named in `model.from`, by kind of data."""
+from drivetrain.tasks import find_stored_modality, modality_of
 
 
 def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
@@ -57,9 +42,8 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     fault_point("load data")
     earlier = earlier_run.find(job) if recorded is None else None
     record, files = _find_record(job, earlier, recorded)
-    kind = next((kind for kind, task in _TASKS.items() if isinstance(job, task)), None)
-    assert kind, f"no data for {job.task}"
-    dataset: Dataset = _import_reader(kind).load(job, record, files)
+    modality = modality_of(job)
+    dataset: Dataset = modality.load(job, record, files)
     time = time_order.find_random_split(job, files)
     if time:
         dataset.preprocessing["time_order"] = time
@@ -69,9 +53,9 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     if files.missing:
         dataset.preprocessing["missing"] = list(files.missing)
     if earlier:
-        dataset.notes.append(f"{_TAKEN_FROM_EARLIER_RUN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
+        dataset.notes.append(f"{modality.taken_from_earlier} are those of {earlier.folder}")
     check_loss(job, dataset)
-    if not isinstance(job, TextJob):  # a text job notes the classes of each label column itself
+    if not modality.notes_classes:
         counts = class_balance.count_classes(dataset).items()
         dataset.notes += [
             class_balance.describe_counts(class_counts, dataset.heads[name].classes) for name, class_counts in counts
@@ -99,9 +83,8 @@ def _find_record(
         # Temperature and thresholds fit the weights of the earlier run, not the final weights of this run.
         heads = {row["name"]: replace(head_from_json(row), temperature=1.0, thresholds=()) for row in earlier.heads}
         record = InputRecord(earlier.preprocessing, heads, same_data=False)
-    table_data = job.data if isinstance(job.data, TableFileData) else None
-    csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)
-    return record, csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
+    missing_cells = getattr(job.data, "missing", None)
+    return record, csv_dialect.of_job(job.csv_settings(), record.preprocessing if record else {}, missing_cells)
 
 
 def check(job: Job) -> tuple[int, list[str]]:
@@ -113,17 +96,8 @@ def check(job: Job) -> tuple[int, list[str]]:
     Raises:
         DataError: as from `load`.
     """
-    reader: Any
-    if isinstance(job, ImageJob):
-        from drivetrain.data.images import manifest as reader
-    elif isinstance(job, TextJob):
-        from drivetrain.data.text import split as reader
-    elif isinstance(job, TableJob):
-        from drivetrain.data.tables import table_data as reader
-    else:
-        from drivetrain.data.series import series_data as reader
     record, files = _find_record(job, earlier_run.find(job))
-    count, notes = reader.check(job, record, files)
+    count, notes = modality_of(job).check(job, record, files)
     return count, [*files.notes, *notes]
 
 
@@ -145,56 +119,20 @@ def check_loss(job: Job, dataset: Dataset) -> None:
     dataset.notes += class_balance.check_weights(job, dataset)
 
 
-def _import_reader(kind: object) -> Any:
-    """Import the module with `load` and `read` for a kind of data; its libraries are loaded only if needed.
-
-    Raises:
-        CheckpointError: if the kind is unknown.
-    """
-    match kind:
-        case "images":
-            from drivetrain.data.images import image_data
-
-            return image_data
-        case "texts":
-            from drivetrain.data.text import text_data
-
-            return text_data
-        case "table":
-            from drivetrain.data.tables import table_data
-
-            return table_data
-        case "series":
-            from drivetrain.data.series import series_data
-
-            return series_data
-        case "own":  # the user's Python code reads the data
-            from drivetrain.data.custom import custom_data
-
-            return custom_data
-    raise CheckpointError(
-        f"the model has an unknown kind of preprocessing: {kind!r}",
-        "images, texts, table, series",
-        "use the version of drivetrain that wrote the model",
-    )
-
-
 def add_test(job: Job, dataset: Dataset) -> None:
     """Read `data.test`, if the job has it, into `dataset.test`, preprocessed as new samples for the trained model.
 
     Raises:
         DataError: if it cannot be used, or has a label that is not in the training data.
     """
-    if not isinstance(job.data, Data) or job.data.test is None:
+    if (test_path := job.data_path("test")) is None:
         return
-    path = job.resolve(job.data.test)
+    path = job.resolve(test_path)
     # Through JSON, as in a stored model, so that `drivetrain evaluate` gives the same scores.
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
-    csv = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
+    csv, bad_samples = job.csv_settings(), job.data.bad_samples
     try:
-        dataset.test = load_new(
-            [path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=job.data.bad_samples
-        )
+        dataset.test = load_new([path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=bad_samples)
     except DataError as error:
         raise DataError(f"data.test: {error.given}", error.possible, error.action) from None
     from drivetrain.data.images.image_files import Files  # for images alone: it imports Pillow
@@ -239,11 +177,11 @@ def load_new(
     """
     files = csv if isinstance(csv, CsvFiles) else csv_dialect.of_model(preprocessing, csv or {})
     _check_paths_exist(paths)
-    kind = preprocessing.get("kind")
-    if kind in ("texts", "table", "series"):
+    modality = find_stored_modality(preprocessing)
+    if modality.reads_one_table:
         paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
     sources = [Source(path, "data", files, bad_samples, labelled) for path in paths]
-    samples: NewSamples = _import_reader(kind).read(sources, preprocessing, heads)
+    samples: NewSamples = modality.read(sources, preprocessing, heads)
     samples.notes[:0] = files.notes
     return samples
 

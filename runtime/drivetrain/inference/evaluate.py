@@ -20,6 +20,7 @@ from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import DATA_FILE, MISSING, RunFiles
 from drivetrain.system.run_records import read_mapping
+from drivetrain.tasks import find_stored_modality
 from drivetrain.tracking.live import time_left
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _load_samples(request: EvaluateRequest, trained: SavedModel, device: torch.d
     metric = next((key for key in trained.trained if key not in ("run", "step", "epoch")), job.best())
     samples = ValidationSamples(trained, data, heads, objective, metric, train.seed, device)
     if request.explain:
-        explanation.check_network(samples)
+        find_stored_modality(trained.preprocessing).check_explanation(samples)
     return samples
 
 

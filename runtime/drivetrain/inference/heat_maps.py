@@ -22,6 +22,7 @@ from drivetrain.data.dataset import NO_LABEL
 from drivetrain.errors import SpecError
 from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.system import torch_settings
+from drivetrain.system.console import say_aside
 from drivetrain.training.evaluation import worst_mistakes
 
 MAX_RIGHT, MAX_TRIED = 4, 32
@@ -130,6 +131,21 @@ def draw_heat(picture: Image.Image, heat: Tensor) -> Image.Image:
     color = np.concatenate([np.full_like(strength, 255), 220 * strength, np.zeros_like(strength)], axis=2)
     opacity = HEAT_OPACITY * strength
     return Image.fromarray((np.asarray(picture) * (1 - opacity) + color * opacity).astype(np.uint8))
+
+
+def check_network(samples: ValidationSamples) -> None:
+    """Check with one sample that a network has heat maps; raises SpecError if it has none."""
+    compute_sample_map(samples, 0)
+
+
+def explain(samples: ValidationSamples, mistakes: Sequence[int]) -> dict[str, object]:
+    """Draw the heat maps of a run; `mistakes` are ids of the worst mistakes. Returns plain JSON data."""
+    rows = list(explain_samples(samples, mistakes))
+    empty_count = sum(row["empty"] for row in rows)
+    say_aside(f"explain: heat maps of {len(rows)} samples, {len(mistakes)} of them the worst mistakes")
+    if empty_count:
+        say_aside(f"explain: {empty_count} of the maps are empty: {EMPTY_MAP_REASON}")
+    return {"maps": rows, "empty_maps": empty_count}
 
 
 def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iterator[dict[str, Any]]:

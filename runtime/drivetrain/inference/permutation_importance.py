@@ -22,6 +22,8 @@ from drivetrain.data.tables import features
 from drivetrain.errors import SpecError
 from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.job import lower_is_better
+from drivetrain.job.formatting import format_metric, printable
+from drivetrain.system.console import say_aside
 
 MAX_SECONDS = 60.0
 """Of all permutations; where more would be needed there are fewer repetitions, then fewer rows."""
@@ -30,6 +32,8 @@ LATEST_SECONDS = 90.0
 REPETITIONS, MIN_REPETITIONS = 10, 3
 TIMED_ROWS, MIN_ROWS = 2000, 200
 """Rows that are timed first, and the smallest number of rows, however long they take."""
+MAX_PRINTED = 8
+"""Columns that are printed; the file has all."""
 Parts = Sequence[tuple[int, int]]
 """Where a column is in the inputs of the network: index of the tensor, and of its last axis."""
 
@@ -86,6 +90,21 @@ def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
         name = date_columns.get(category.name, category.name)
         columns.setdefault(name, []).append((1 if fitted.numbers else 0, index))
     return dict(columns)
+
+
+def explain(samples: ValidationSamples, mistakes: Sequence[int]) -> dict[str, object]:
+    """Measure and print the importance of the columns of a run; returns plain JSON data."""
+    say_aside(f"explain: permutes each column, for about {MAX_SECONDS:.0f} s at most")
+    result = measure_importance(samples)
+    for row in result["columns"][:MAX_PRINTED]:
+        change = f"{format_metric(row['mean'])} ± {format_metric(row['spread'])}"
+        say_aside(f"explain: without {printable(row['column'])}, {samples.metric} is worse by {change}")
+    if result["unmeasured"]:
+        say_aside(f"explain: there was no time for {result['unmeasured']:,} columns")
+    say_aside(
+        f"explain: {result['rows']:,} of {result['of']:,} rows, {result['repetitions']} permutations of each column"
+    )
+    return {"importance": result}
 
 
 def measure_importance(samples: ValidationSamples) -> dict[str, Any]:

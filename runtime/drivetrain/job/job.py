@@ -216,6 +216,15 @@ class Job(Spec):
             paths.append((("data", "test"), self.data.test))
         return paths
 
+    def data_path(self, option: str) -> str | None:
+        """Return the path at `data.OPTION`; None if it is absent, or no path."""
+        return dict(self.data_paths()).get(("data", option))
+
+    def csv_settings(self) -> dict[str, str]:
+        """Return how the spec says that CSV files are written; empty for data without such files."""
+        csv = getattr(self.data, "csv", None)
+        return csv.list_settings() if csv else {}
+
     def list_unfetched(self) -> list[tuple[tuple[str, ...], str]]:
         """Addresses among `data_paths`, with their keys, that are not in the cache: on the Hugging Face hub or in a store."""
         return [(key, text) for key, text in self.data_paths() if not self._is_local(text)]

@@ -33,6 +33,7 @@ from drivetrain.models.freeze import (
 from drivetrain.models.networks import hf_vision, tabm, text_encoder, timm_vision, user_network, word_bag
 from drivetrain.pretrained import earlier_run, families, hub_name, image_input
 from drivetrain.pretrained import folder as pretrained
+from drivetrain.tasks import modality_of
 
 
 @dataclass
@@ -97,19 +98,17 @@ def _build_network(job: Job, dataset: Dataset) -> Model:
         return Model(
             loaded.module, earlier.builder, loaded.arguments, earlier.freeze, notes=loaded.notes, fresh=loaded.fresh
         )
+    spec = getattr(job, "model", None)
+    build_network = build_user_network if isinstance(spec, CustomModel) else modality_of(job).build_network
+    model: Model = build_network(job, dataset)
+    return model
+
+
+def build_user_network(job: Job, dataset: Dataset) -> Model:
+    """Build the network of the user's code."""
     spec: Any = getattr(job, "model", None)
-    if isinstance(spec, CustomModel):
-        module, arguments = user_network.build(job, spec, dataset)
-        return Model(module, "own", arguments, spec.freeze, user_code.open_code(job.folder))
-    if isinstance(job, ImageJob):
-        return _build_image_network(job, dataset)
-    if isinstance(job, TextJob):
-        return _build_text_network(job, dataset)
-    if isinstance(job, SeriesJob):
-        return _build_series_network(job, dataset)
-    if isinstance(job, TableJob):
-        return _build_table_network(job, dataset)
-    raise AssertionError(f"no network for {job.task}")
+    module, arguments = user_network.build(job, spec, dataset)
+    return Model(module, "own", arguments, spec.freeze, user_code.open_code(job.folder))
 
 
 def _build_model(
@@ -119,7 +118,8 @@ def _build_model(
     return Model(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
 
 
-def _build_image_network(job: ImageJob, dataset: Dataset) -> Model:
+def build_image_network(job: ImageJob, dataset: Dataset) -> Model:
+    """Build a network for images: built in, of timm, or of transformers."""
     spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
     classes = dataset.heads[""].outputs
     arguments: dict[str, Any]
@@ -163,7 +163,8 @@ def _describe_start(weights: image_input.TimmFolder, model: Model) -> str:
     return f"starts from {weights.origin or weights.folder}; initialized anew: {list_names(sorted(model.fresh), 6)}"
 
 
-def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
+def build_text_network(job: TextJob, dataset: Dataset) -> Model:
+    """Build an encoder or a linear model for texts."""
     spec = job.model
     outputs = {name: head.outputs for name, head in dataset.heads.items()}
     if isinstance(spec, TextPretrained):
@@ -200,7 +201,8 @@ def _build_pretrained_text_network(
     return Model(network, "texts", arguments, spec.freeze)
 
 
-def _build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
+def build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
+    """Build the network for series."""
     spec, length = job.model, dataset.preprocessing["length"]
     assert isinstance(spec, CnnLstmSpec)
     if spec.pool ** len(spec.cnn_channels) > length:
@@ -222,7 +224,8 @@ def _build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
     return _build_model("series", arguments, spec)
 
 
-def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
+def build_table_network(job: TableJob, dataset: Dataset) -> Model:
+    """Build a perceptron, an ensemble of them or a linear model for tables."""
     spec, columns = job.model, features.from_json(dataset.preprocessing)
     assert isinstance(spec, MlpSpec)
     arguments: dict[str, Any] = {

@@ -9,42 +9,58 @@ import torch
 
 from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Inputs
+from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError
+from drivetrain.tasks import find_stored_modality
 
 
 def make_inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
     """Make random inputs of `samples` samples: normal numbers, random tokens and categories, texts of random length.
 
     Raises:
-        CheckpointError: if this version does not know this kind of data.
+        CheckpointError: if this version does not know this kind of data, or the inputs of the user's data are no numbers.
     """
     generator = stateless_random.make_generator(seed, "example", samples)
-    match preprocessing.get("kind"):
-        case "images":
-            side = preprocessing["image_size"]
-            return (_draw_normal(generator, samples, preprocessing["channels"], side, side),)
-        case "texts":
-            ids, mask = _draw_tokens(generator, samples, preprocessing["vocabulary"], preprocessing["max_length"])
-            # The second half of a text is the second text of the pair.
-            second = (mask.cumsum(1) * 2 > mask.sum(1, keepdim=True)).to(torch.int64) * mask
-            return (ids, second, mask) if preprocessing.get("token_types") else (ids, mask)
-        case "series":
-            return (_draw_normal(generator, samples, preprocessing["length"], preprocessing["channels"]),)
-        case "table":
-            from drivetrain.data.tables import features
+    inputs: Inputs = find_stored_modality(preprocessing).draw_inputs(generator, preprocessing, samples)
+    return inputs
 
-            columns = features.from_json(preprocessing)
-            numbers = _draw_normal(generator, samples, columns.width)
-            indices = generator.integers(0, columns.sizes, (samples, len(columns.sizes)), dtype=np.int32)
-            categories = torch.from_numpy(indices)
-            return tuple(part for part in (numbers, categories) if part.shape[1])
-        case "own" if all(one["type"] == "float32" for one in preprocessing["inputs"]):
-            return tuple(_draw_normal(generator, samples, *one["shape"]) for one in preprocessing["inputs"])
-    raise CheckpointError(
-        f"cannot generate random inputs for a model of kind {preprocessing.get('kind')!r}",
-        "images, texts, table, series",
-        "pass real ones with --data PATH",
-    )
+
+def draw_images(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
+    """Draw images of normal numbers."""
+    side = preprocessing["image_size"]
+    return (_draw_normal(generator, samples, preprocessing["channels"], side, side),)
+
+
+def draw_texts(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
+    """Draw token ids, with the types of a pair of texts if the network has them, and the mask."""
+    ids, mask = _draw_tokens(generator, samples, preprocessing["vocabulary"], preprocessing["max_length"])
+    # The second half of a text is the second text of the pair.
+    second = (mask.cumsum(1) * 2 > mask.sum(1, keepdim=True)).to(torch.int64) * mask
+    return (ids, second, mask) if preprocessing.get("token_types") else (ids, mask)
+
+
+def draw_windows(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
+    """Draw windows of normal numbers."""
+    return (_draw_normal(generator, samples, preprocessing["length"], preprocessing["channels"]),)
+
+
+def draw_rows(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
+    """Draw the numbers and categories of rows."""
+    columns = features.from_json(preprocessing)
+    numbers = _draw_normal(generator, samples, columns.width)
+    indices = generator.integers(0, columns.sizes, (samples, len(columns.sizes)), dtype=np.int32)
+    return tuple(values for values in (numbers, torch.from_numpy(indices)) if values.shape[1])
+
+
+def draw_user_inputs(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
+    """Draw inputs of the shapes of the user's data."""
+    if any(row["type"] != "float32" for row in preprocessing["inputs"]):
+        raise CheckpointError(
+            "cannot generate random inputs for a model whose inputs are no float32 numbers",
+            "float32, images, texts, table, series",
+            "pass real ones with --data PATH",
+        )
+    return tuple(_draw_normal(generator, samples, *row["shape"]) for row in preprocessing["inputs"])
 
 
 def _draw_normal(generator: np.random.Generator, *shape: int) -> torch.Tensor:

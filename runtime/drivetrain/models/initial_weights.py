@@ -22,6 +22,7 @@ from drivetrain.models.described_network import build_described
 from drivetrain.models.networks import cnn, tabm
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
+from drivetrain.tasks import modality_of
 
 Refuse = Callable[[str, str, str], SpecError]
 """Function that makes an error from a description, the possible values, and an action."""
@@ -54,7 +55,11 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
     except CheckpointError as error:
         earlier.refuse(error.given, error.possible, error.action)
     counts = {name: its_head.outputs for name, its_head in dataset.heads.items()}
-    arguments = _set_output_counts(_resize_arguments(job, earlier, dataset), counts)
+    resized = dict(earlier.arguments)
+    if earlier.builder == "tabm":
+        resized["kind"] = tabm.choose_kind(dataset.heads[""])
+    modality_of(job).adapt_arguments(resized, job, earlier, dataset)
+    arguments = _set_output_counts(resized, counts)
     network = BUILDERS[earlier.builder](**arguments)
     earlier_heads = {row["name"]: head_from_json(row) for row in earlier.heads}
     new_heads = [name for name, ours in dataset.heads.items() if not _predicts_same(ours, earlier_heads.get(name))]
@@ -168,26 +173,20 @@ def _set_output_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) 
     return {**arguments, "outputs": dict(counts) if isinstance(arguments["outputs"], Mapping) else counts[""]}
 
 
-def _resize_arguments(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any]:
-    """Adapt the arguments of the earlier network to this job's image size and kind of outputs."""
-    arguments = dict(earlier.arguments)
-    if earlier.builder == "tabm":
-        arguments["kind"] = tabm.choose_kind(dataset.heads[""])
-    if isinstance(job, SeriesJob):
-        _check_window(job, earlier, dataset.preprocessing["length"])
-    if not isinstance(job, ImageJob):
-        return arguments
+def adapt_image_arguments(arguments: dict[str, Any], job: ImageJob, earlier: EarlierModel, dataset: Dataset) -> None:
+    """Adapt the arguments of the earlier network to the image size of this job."""
     size, earlier_size = dataset.preprocessing["image_size"], earlier.preprocessing["image_size"]
     if size == earlier_size:
-        return arguments
+        return
     if arguments["stem"] == "auto":
         # The image size of the earlier run decided its stem.
         arguments["stem"] = "small" if earlier_size <= cnn.MAX_SMALL_IMAGE_SIDE else "large"
-    return arguments | {"image_size": size}
+    arguments["image_size"] = size
 
 
-def _check_window(job: SeriesJob, earlier: EarlierModel, length: int) -> None:
+def check_window(arguments: dict[str, Any], job: SeriesJob, earlier: EarlierModel, dataset: Dataset) -> None:
     """Check that a window is not shorter than the pooling of the earlier network."""
+    length = dataset.preprocessing["length"]
     min_length = earlier.arguments.get("pool", 1) ** len(earlier.arguments.get("cnn_channels", ()))
     if length < min_length:
         description = f"has windows of {length} rows, of which the pooling of {earlier.folder} leaves nothing"

@@ -17,10 +17,9 @@ from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import run_files
 from drivetrain.system.run_files import STATE_FILE
 from drivetrain.system.run_records import RunState
+from drivetrain.tasks import modality_of
 
 WEIGHTS = "model.safetensors"
-_KINDS = {"image": "images", "text": "texts", "series": "series", "tabular": "table"}
-"""Kind of preprocessing, by the first word of the task."""
 POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
 
 
@@ -67,7 +66,7 @@ def find(job: Job) -> EarlierModel | None:
         config = read_config(folder)
     except CheckpointError as error:
         _refuse(job, error.given, error.possible, error.action)
-    data_kind, job_kind = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
+    data_kind, job_kind = config["preprocessing"].get("kind"), modality_of(job).kind
     if config["builder"] in ("own", "python"):
         _refuse(
             job,

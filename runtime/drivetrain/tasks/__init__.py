@@ -1,0 +1,37 @@
+"""The registry of the kinds of data: one file for each, which names the functions that know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.errors import CheckpointError
+from drivetrain.job import Job
+from drivetrain.tasks import custom, image, series, table, text
+from drivetrain.tasks.modality import Modality
+
+__all__ = ["MODALITIES", "Modality", "find_stored_modality", "modality_of"]
+
+MODALITIES = {module.MODALITY.kind: module.MODALITY for module in (image, text, table, series, custom)}
+"""Every kind of data, by its name."""
+
+
+def modality_of(job: Job) -> Modality:
+    """Return the kind of data of a job."""
+    return next(modality for modality in MODALITIES.values() if isinstance(job, modality.job))
+
+
+def find_stored_modality(preprocessing: Mapping[str, Any]) -> Modality:
+    """Find the kind of data of a trained model, by its stored preprocessing.
+
+    Raises:
+        CheckpointError: if the kind is unknown.
+    """
+    kind = preprocessing.get("kind")
+    if kind not in MODALITIES:
+        raise CheckpointError(
+            f"the model has an unknown kind of preprocessing: {kind!r}",
+            ", ".join(MODALITIES),
+            "use the version of drivetrain that wrote the model",
+        )
+    return MODALITIES[kind]

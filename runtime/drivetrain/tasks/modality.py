@@ -1,0 +1,81 @@
+"""The description of a kind of data: what the rest of the package asks about it, and the functions that know it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.job import Job
+from drivetrain.job.workload import Workload
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A function of the package that is imported when it is called, so that a description loads no library."""
+
+    path: str
+    """Its module and name below `drivetrain`, such as `models.build.build_image_network`."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """Import and call the function."""
+        module, _, name = self.path.rpartition(".")
+        return getattr(importlib.import_module(f"drivetrain.{module}"), name)(*arguments, **settings)
+
+
+def do_nothing(*arguments: Any) -> None:
+    """Stand for a function that a kind of data does not need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modality:
+    """A kind of data. All functions of one name have the same parameters; tests/tasks/test_contract.py compares them."""
+
+    kind: str
+    """Name that is stored with a model."""
+    job: type[Job]
+    """Base class of its jobs."""
+    expected: Workload
+    """Layers of its usual networks, and whether samples differ in length: for plans before the network is known."""
+    load: Lazy
+    """Read the training and validation data of a job."""
+    check: Callable[..., Any] = do_nothing
+    """Read the tables of a job as `load` does, but no images, tokens and tensors, and so without torch."""
+    read: Lazy
+    """Read new samples for a trained model."""
+    build_network: Lazy
+    """Build the network that a job names."""
+    draw_inputs: Lazy
+    """Draw random inputs with the shape of preprocessed samples."""
+    make_features: Callable[..., Any] = do_nothing
+    """Make the columns that simple models learn from; None if only the user's code knows what an input means."""
+    explained: tuple[str, ...] = ()
+    """Kinds of outputs that `explain` explains."""
+    check_explanation: Callable[..., Any] = do_nothing
+    """Check with one sample that a network can be explained."""
+    explain: Callable[..., Any] = do_nothing
+    """Explain a trained network with its validation samples."""
+    check_earlier_run: Callable[..., Any] = do_nothing
+    """Check that the data keys of a job agree with the run that it starts from."""
+    adapt_arguments: Callable[..., Any] = do_nothing
+    """Adapt the arguments of the earlier network to the data of a job."""
+    taken_from_earlier: str = ""
+    """Settings that a job takes from the run that it starts from, in words."""
+    has_sample_files: bool = False
+    """Whether samples can be files: in a folder for each class, or named by a table."""
+    has_pictures: bool = False
+    """Whether a sample can be shown as a picture."""
+    array_suffixes: tuple[str, ...] = ()
+    """Suffixes of files of arrays that a job can name in place of a table."""
+    is_ordered: bool = False
+    """Whether samples follow each other in time: neighbors are alike, and the last ones are the validation data."""
+    is_user_code: bool = False
+    """Whether code of the user reads the data."""
+    notes_classes: bool = False
+    """Whether `load` notes the numbers of samples of each class."""
+
+    @property
+    def reads_one_table(self) -> bool:
+        """Whether a file of data holds all of its samples."""
+        return not (self.has_sample_files or self.is_user_code)

@@ -1,0 +1,24 @@
+"""Series: windows of several channels over time, from a long table or arrays."""
+
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.workload import Workload
+from drivetrain.tasks.modality import Lazy, Modality
+
+MODALITY = Modality(
+    kind="series",
+    job=SeriesJob,
+    expected=Workload(layers={"Conv1d": 1, "LSTM": 1}),
+    load=Lazy("data.series.series_data.load"),
+    check=Lazy("data.series.series_data.check"),
+    read=Lazy("data.series.series_data.read"),
+    build_network=Lazy("models.build.build_series_network"),
+    draw_inputs=Lazy("models.dummy_inputs.draw_windows"),
+    make_features=Lazy("baselines.sample_features.SeriesFeatures"),
+    explained=("classes", "labels", "numbers"),
+    explain=Lazy("inference.permutation_importance.explain"),
+    check_earlier_run=Lazy("job_spec.data_columns.check_series"),
+    adapt_arguments=Lazy("models.initial_weights.check_window"),
+    taken_from_earlier="features and their scale",
+    array_suffixes=(".npz",),
+    is_ordered=True,
+)

@@ -1,0 +1,21 @@
+"""Tables: one sample per row, with numbers and categories."""
+
+from drivetrain.job.tables import TableJob
+from drivetrain.job.workload import Workload
+from drivetrain.tasks.modality import Lazy, Modality
+
+MODALITY = Modality(
+    kind="table",
+    job=TableJob,
+    expected=Workload(),
+    load=Lazy("data.tables.table_data.load"),
+    check=Lazy("data.tables.table_data.check"),
+    read=Lazy("data.tables.table_data.read"),
+    build_network=Lazy("models.build.build_table_network"),
+    draw_inputs=Lazy("models.dummy_inputs.draw_rows"),
+    make_features=Lazy("baselines.sample_features.TableFeatures"),
+    explained=("classes", "labels", "numbers"),
+    explain=Lazy("inference.permutation_importance.explain"),
+    check_earlier_run=Lazy("job_spec.data_columns.check_table"),
+    taken_from_earlier="features, categories and scale",
+)

@@ -1,0 +1,19 @@
+"""Texts: columns of a table, as tokens."""
+
+from drivetrain.job.text import TextJob
+from drivetrain.job.workload import Workload
+from drivetrain.tasks.modality import Lazy, Modality
+
+MODALITY = Modality(
+    kind="texts",
+    job=TextJob,
+    expected=Workload(ragged=True),
+    load=Lazy("data.text.text_data.load"),
+    check=Lazy("data.text.split.check"),
+    read=Lazy("data.text.text_data.read"),
+    build_network=Lazy("models.build.build_text_network"),
+    draw_inputs=Lazy("models.dummy_inputs.draw_texts"),
+    make_features=Lazy("baselines.sample_features.TextFeatures"),
+    taken_from_earlier="vocabulary and tokenizer",
+    notes_classes=True,
+)
