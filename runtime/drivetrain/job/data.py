@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,9 @@ Fit = Literal["crop", "pad", "squash"]
 
 class Data(Spec):
     """Keys that all tasks share."""
+
+    COLUMN_KEYS: ClassVar[tuple[str, ...]] = ()
+    """Keys that name columns of every file."""
 
     train: FilePath = Field(
         description="training data: a file or folder, relative to the job's folder, then the project; or an address: "
@@ -179,6 +182,8 @@ class ImageData(TableFileData):
     """Images and numbers: a CSV, JSONL or Parquet manifest, or an .npz with `images` (N, H, W, C) and `labels` (N,) or
     (N, K).
     """
+
+    COLUMN_KEYS = ("path_column", "label_column")
 
     path_column: Column = Field(
         "path",

@@ -80,6 +80,8 @@ class SeriesData(TableFileData):
     shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
     """
 
+    COLUMN_KEYS = ("time", "features", "label", "group")
+
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
     date_format: DateFormat | None = Field(
         None,
@@ -185,6 +187,13 @@ class SeriesJob(Job):
                 )
 
     def _check_form(self) -> Iterator[Problem]:
+        if self.data.fold and not self.data.arrays and self.data_path("validation") is None:
+            yield self.problem(
+                ("data", "fold"),
+                f"is {self.data.fold}, and data.train is a series, whose last part is the validation data",
+                "folds of samples that do not follow each other in time: windows in an .npz",
+                "remove one of the two",
+            )
         if self.data.arrays:
             for option in _LONG:
                 if getattr(self.data, option) is not None:

@@ -16,16 +16,14 @@ from drivetrain.job.values import Column, Count, DateFormat, Fraction, OneOrMore
 DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 
 
-_COLUMNS = ("target", "features", "ignore", "numeric", "categorical", "dates")
-"""Keys that name columns."""
-
-
 class TableData(TableFileData):
     """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
 
     Numbers and booleans are numeric, text is categorical. Empty numbers become the median, and are marked; an empty text, and
     a category that the training rows lack, are categories of their own. Constant columns are dropped.
     """
+
+    COLUMN_KEYS = ("target", "features", "numeric", "categorical", "dates")
 
     target: OneOrMore = Field(
         description="column to predict; several columns: in a classification labels of 0 and 1, of which each can be "
@@ -156,7 +154,9 @@ class TableJob(Job):
                     "each column in one of the two",
                     "remove it from one",
                 )
-        twice = [key for key in _COLUMNS if data.groups and data.groups in (getattr(data, key) or ())]
+        twice = [
+            key for key in (*data.COLUMN_KEYS, "ignore") if data.groups and data.groups in (getattr(data, key) or ())
+        ]
         if twice:
             yield self.problem(
                 ("data", "groups"),

@@ -83,6 +83,8 @@ def _is_number(value: object) -> bool:
 class TextData(TableFileData):
     """Texts and labels: a .csv, .jsonl or .parquet file with a text column and one or several label columns."""
 
+    COLUMN_KEYS = ("text", "labels")
+
     text: OneOrMore = Field(
         description="column that holds the texts; or a list of columns: two are encoded as a pair, more are joined, with "
         "separator tokens between them"

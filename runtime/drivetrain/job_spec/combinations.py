@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from drivetrain.errors import Problem, nearest
 from drivetrain.job import Job, remote_data
-from drivetrain.job.data import Data, TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.series import SeriesData, SeriesJob
 from drivetrain.job.train import Sgd, Train
+from drivetrain.tasks import modality_of
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 
@@ -112,32 +111,24 @@ def _idle_problems(job: Job) -> Iterator[Problem]:
 
 
 def _fold_problems(job: Job) -> Iterator[Problem]:
-    """A fold of data that is not split, or that is split by time."""
-    fold = job.data.fold if isinstance(job.data, Data) else None
-    if fold is None:
-        return
-    if isinstance(job.data.validation, str):
-        description = f"is {fold}, and data.validation is the path {job.data.validation!r}"
-        possible = "one of the two"
-    elif isinstance(job.data, SeriesData) and not job.data.arrays:
-        description = f"is {fold}, and data.train is a series, whose last part is the validation data"
-        possible = "folds of samples that do not follow each other in time: windows in an .npz"
-    else:
-        return
-    yield job.problem(("data", "fold"), description, possible, "remove one of the two")
+    """A fold of data that is not split."""
+    fold, path = getattr(job.data, "fold", None), job.data_path("validation")
+    if fold and path is not None:
+        description = f"is {fold}, and data.validation is the path {path!r}"
+        yield job.problem(("data", "fold"), description, "one of the two", "remove one of the two")
 
 
 def _group_problems(job: Job) -> Iterator[Problem]:
     """Groups of data that is not split."""
-    column = getattr(job.data, "groups", None)
-    if column and isinstance(job.data, Data) and isinstance(job.data.validation, str):
-        description = f"is {format_value(column)}, and data.validation is the path {job.data.validation!r}"
+    column, path = getattr(job.data, "groups", None), job.data_path("validation")
+    if column and path is not None:
+        description = f"is {format_value(column)}, and data.validation is the path {path!r}"
         yield job.problem(("data", "groups"), description, "one of the two", "remove one of the two")
 
 
 def _csv_problems(job: Job) -> Iterator[Problem]:
     """Options of CSV files in a job that has none."""
-    declared = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
+    declared = job.csv_settings()
     paths = [text for _, text in job.data_paths()]
     if declared and not any(text.lower().endswith((".csv", ".tsv")) or is_on_hub(text) for text in paths):
         description = f"has {', '.join(declared)}, and {paths[0]!r} is no CSV file"
@@ -146,11 +137,11 @@ def _csv_problems(job: Job) -> Iterator[Problem]:
 
 def _missing_problems(job: Job) -> Iterator[Problem]:
     """Cells without a value in a job whose data has no cells."""
-    cells = job.data.missing if isinstance(job.data, TableFileData) else None
+    cells = getattr(job.data, "missing", None)
     paths = [text for _, text in job.data_paths()]
     if not cells:
         return
-    suffixes = (*TABLES, ".npz") if isinstance(job, SeriesJob) else TABLES
+    suffixes = (*TABLES, *modality_of(job).array_suffixes)
     if not any(text.lower().endswith(suffixes) or is_on_hub(text) for text in paths):
         description = f"is {', '.join(cells)}, and {paths[0]!r} is no table"
         yield job.problem(("data", "missing"), description, "for tables", "remove it")

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from drivetrain.data.formats import shards, table_paths
 from drivetrain.errors import DataError
 from drivetrain.job import Job, dot_key
-from drivetrain.job.data import TableFileData
 from drivetrain.storage.remote_address import is_remote
 
 MAX_CHECKED_BYTES = 8 << 20
@@ -20,7 +19,7 @@ def check(job: Job) -> list[str]:
     Raises:
         DataError: if training would refuse them, with the place of the key.
     """
-    if not isinstance(job.data, TableFileData):
+    if not job.data_paths():
         return []
     later, size = "checked when training starts", 0
     unread, tables = list[str](), list[str]()

@@ -13,17 +13,18 @@ from drivetrain.data.formats import csv_dialect, csv_layout, table_paths
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, Problem, SpecError, nearest
 from drivetrain.job import Job
-from drivetrain.job.data import OFF, TableFileData
+from drivetrain.job.data import OFF
 from drivetrain.job.formatting import format_value
 from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_readable_paths
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
-from drivetrain.job.text import TextJob
 from drivetrain.pretrained.earlier_run import EarlierModel
+from drivetrain.tasks import modality_of
 
 Key = tuple[str, ...]
-TABLES = (TableJob, TextJob, SeriesJob)
+TRAINING_COLUMN_KEYS = ("ignore", "groups")
+"""Keys that name columns of the training data alone."""
 MAX_LISTED_COLUMNS = 30
 """Largest number of columns in a message about a file."""
 MAX_EARLIER_COLUMNS = 8
@@ -40,7 +41,7 @@ def check_headers(job: Job) -> None:
     if problems := list(_find_column_keys_without_table(job)):
         raise SpecError(problems)
     missing: list[tuple[Key, str, Path, list[str]]] = []
-    files = csv_dialect.of_job(job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}, {})
+    files = csv_dialect.of_job(job.csv_settings(), {})
     for key, text in list_readable_paths(job):
         path = job.resolve(text)
         label = job.locate_key(key)
@@ -51,31 +52,28 @@ def check_headers(job: Job) -> None:
             description = f"{label}: {path} is empty (0 bytes)"
             raise DataError(description, "a header and at least one row", "check how the file was written")
         if names := csv_layout.read_names(path, label, files):
-            if isinstance(job, TableJob):
-                date_columns = (f"{name}.{part}" for name, parts in job.data.dates.items() for part in parts)
-                table_paths.check_date_columns(date_columns, set(names) - set(job.data.ignore or ()), path, label)
-            required = _required_columns(job, key)
-            missing += [(option, name, path, names) for option, name in required if name not in names]
+            dates, ignored = getattr(job.data, "dates", {}), getattr(job.data, "ignore", None) or ()
+            date_columns = (f"{name}.{part}" for name, parts in dates.items() for part in parts)
+            table_paths.check_date_columns(date_columns, set(names) - set(ignored), path, label)
+            named_columns = _list_named_columns(job, key)
+            missing += [(option, name, path, names) for option, name in named_columns if name not in names]
     if missing:
         raise _missing_columns_error(job, missing)
 
 
 def _check_file_kind(job: Job, path: Path, label: str) -> None:
-    reads_one_table = isinstance(job, TABLES)
-    if reads_one_table and path.is_dir():
+    modality = modality_of(job)
+    if modality.reads_one_table and path.is_dir():
         raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
     if path.is_file():
         table_paths.check_is_table(path, label)
-        if reads_one_table:
-            array_suffixes = (".npz",) if isinstance(job, SeriesJob) else ()
-            table_paths.check_suffix(path, label, (*table_paths.SUFFIXES, *array_suffixes))
+        if modality.reads_one_table:
+            table_paths.check_suffix(path, label, (*table_paths.SUFFIXES, *modality.array_suffixes))
 
 
 def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
     """Find keys that name columns although the images are in arrays or class folders, which have no columns."""
     paths = [text for _, text in job.data_paths()]
-    if not isinstance(job, ImageJob):
-        return
     if not all(text.lower().endswith(".npz") or job.resolve(text).is_dir() for text in paths):
         return
     for key in ("path_column", "label_column", "label_separator"):
@@ -103,26 +101,14 @@ def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[st
     )
 
 
-def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
+def _list_named_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     """Yield the columns that a file of this job must have, each with the key that names it."""
-    is_training = file == ("data", "train")
-    if isinstance(job, ImageJob):
-        yield ("data", "path_column"), job.data.path_column
-        yield from ((("data", "label_column"), name) for name in job.data.label_column)
-    elif isinstance(job, TextJob):
-        yield from ((("data", "text"), name) for name in job.data.text)
-        yield from ((("data", "labels", name), name) for name in job.data.labels)
-    elif isinstance(job, TableJob):
-        options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if is_training else ()))
-        for option in options:
-            yield from ((("data", option), name) for name in getattr(job.data, option) or ())
-    elif isinstance(job, SeriesJob):
-        for option in ("time", "features", "label", "group"):
-            value = getattr(job.data, option)
-            yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))
-    groups = job.data.groups if isinstance(job, ImageJob | TextJob | TableJob | SeriesJob) else None
-    if is_training and groups and not (isinstance(job, ImageJob) and groups == OFF):
-        yield ("data", "groups"), groups
+    options = (*job.data.COLUMN_KEYS, *(TRAINING_COLUMN_KEYS if file == ("data", "train") else ()))
+    for option in options:
+        value = getattr(job.data, option, None) or ()
+        for name in (value,) if isinstance(value, str) else value:
+            if name != OFF or option != "groups":
+                yield ("data", option, *((name,) if option == "labels" else ())), name
 
 
 def check_earlier_run(earlier: EarlierModel) -> None:
@@ -131,16 +117,10 @@ def check_earlier_run(earlier: EarlierModel) -> None:
     Raises:
         SpecError: if a key contradicts the earlier run.
     """
-    job = earlier.job
-    if isinstance(job, ImageJob):
-        _check_images(job, earlier)
-    elif isinstance(job, SeriesJob):
-        _check_series(job, earlier)
-    elif isinstance(job, TableJob):
-        _check_table(job, earlier)
+    modality_of(earlier.job).check_earlier_run(earlier.job, earlier)
 
 
-def _check_images(job: ImageJob, earlier: EarlierModel) -> None:
+def check_images(job: ImageJob, earlier: EarlierModel) -> None:
     """Check channels and `fit` of images, and their size unless the network accepts any size."""
     defaults = {"channels": None, "fit": "crop"} | ({} if earlier.builder == "images" else {"image_size": None})
     for key, default in defaults.items():
@@ -150,7 +130,7 @@ def _check_images(job: ImageJob, earlier: EarlierModel) -> None:
             earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or leave it out", ("data", key))
 
 
-def _check_series(job: SeriesJob, earlier: EarlierModel) -> None:
+def check_series(job: SeriesJob, earlier: EarlierModel) -> None:
     """Check that features stay the same, and that none of them is a label, the time or the group."""
     trained_columns, data = earlier.preprocessing.get("features") or (), job.data
     for option, names in {"label": data.label or (), "time": (data.time,), "group": (data.group,)}.items():
@@ -160,7 +140,7 @@ def _check_series(job: SeriesJob, earlier: EarlierModel) -> None:
         earlier.refuse(description, "the same columns in the same order", "leave features out", ("data", "features"))
 
 
-def _check_table(job: TableJob, earlier: EarlierModel) -> None:
+def check_table(job: TableJob, earlier: EarlierModel) -> None:
     """Check that the features and their kinds stay the same, and that none of them is a target or ignored."""
     data, kinds = job.data, {kind: _list_columns(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
     dates: dict[str, list[str]] = earlier.preprocessing.get("dates", {})

@@ -15,12 +15,9 @@ from drivetrain.errors import DataError, DrivetrainError
 from drivetrain.hardware.disk_space import FETCHED_FOLDER, find_cache_folder
 from drivetrain.job import Job, dot_key, hub_address
 from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub
-from drivetrain.job.images import MANIFESTS, ImageJob
+from drivetrain.job.images import MANIFESTS
 from drivetrain.job.model import EarlierRun
 from drivetrain.job.remote_data import list_remote_paths
-from drivetrain.job.series import SeriesJob
-from drivetrain.job.tables import TableJob
-from drivetrain.job.text import TextJob
 from drivetrain.job_spec import named_splits
 from drivetrain.pretrained import hub, hub_cache, hub_dataset_files
 from drivetrain.pretrained.hub import Fetched
@@ -30,6 +27,7 @@ from drivetrain.storage import stored_copy
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.stored_copy import StoredCopy
 from drivetrain.system.units import format_bytes
+from drivetrain.tasks import modality_of
 
 Key = tuple[str, ...]
 Say = Callable[[str], None]
@@ -67,10 +65,6 @@ def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> 
     """
     located: list[Fetched] = []
     keys_and_texts = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
-    if keys_and_texts and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
-        key, text = keys_and_texts[0]
-        possible = "a local path: data of your own code is not looked up on the hub"
-        raise job.spec_error(key, f"is {text!r}", possible, "change it")
     for key, text in keys_and_texts:
         address = hub_address.parse(text)
         if address is None:
@@ -94,7 +88,7 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
     """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
-        is_of_images = isinstance(job, ImageJob)
+        is_of_images = modality_of(job).has_sample_files
         used = _select_used(job, key, hub_dataset_files.find_splits(paths, readme, address, images=is_of_images))
         for split, files in used.items():
             first_path = _choose_path(split, files, address)
@@ -139,7 +133,7 @@ def _is_free(job: Job, split: str) -> bool:
 def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
     """Return the job with the files of an address at their commit."""
     paths, readme = located.paths, located.readme
-    all_splits = hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
+    all_splits = hub_dataset_files.find_splits(paths, readme, address, images=modality_of(job).has_sample_files)
     used = _select_used(job, key, all_splits)
     fixed = address.at(located.commit)
     update, use_notes = {}, []
@@ -238,7 +232,7 @@ def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
         DataError: for a part of a table, or a table that names images.
     """
     part = shards.SHARD.fullmatch(address.name)
-    names_images = key[0] == "data" and isinstance(job, ImageJob) and address.name.lower().endswith(MANIFESTS)
+    names_images = key[0] == "data" and modality_of(job).has_sample_files and address.name.lower().endswith(MANIFESTS)
     if names_images or (part and int(part["count"]) > 1):
         description = "names images, which are other files" if names_images else "is a part of a table"
         raise DataError(f"{address} {description}", "the folder that holds all of them", f"name it: {address.parent}")

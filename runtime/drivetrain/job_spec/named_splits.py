@@ -9,15 +9,9 @@ from pathlib import Path
 from drivetrain.data.formats import table_paths
 from drivetrain.data.images import image_paths
 from drivetrain.job import Job
-from drivetrain.job.data import Data
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_readable_paths
-from drivetrain.job.series import SeriesJob
-from drivetrain.job.tables import TableJob
-from drivetrain.job.text import TextJob
-
-TABLES = (TableJob, TextJob, SeriesJob)
+from drivetrain.tasks import modality_of
 
 
 def name_splits(job: Job) -> Job:
@@ -26,11 +20,9 @@ def name_splits(job: Job) -> Job:
     Raises:
         DataError: if folders could be splits as well as classes.
     """
-    if isinstance(job, TABLES):
+    if not modality_of(job).has_sample_files:
         # A table, texts or series in a folder: its files are the splits.
         return _replace_folders(job, os.path.isdir)
-    if not isinstance(job, ImageJob):
-        return job
     # Images can lie in tables, too (Parquet of the hub).
     job = _replace_folders(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
     if is_on_hub(job.data.train) or ("data", "train") not in dict(list_readable_paths(job)):
@@ -98,12 +90,10 @@ def check_groups(job: Job, split: str, source: str) -> None:
 
 def check_test(job: Job) -> None:
     """Check that the data of the final test is not that of training or validation; raises SpecError if it is."""
-    if not isinstance(job.data, Data) or job.data.test is None:
-        return
-    test = os.path.realpath(job.resolve(job.data.test))
-    for key in ("train", "validation"):
-        path = getattr(job.data, key)
-        if isinstance(path, str) and os.path.realpath(job.resolve(path)) == test:
-            description = f"is {job.data.test!r}, the same as data.{key}"
+    paths = {key[-1]: path for key, path in job.data_paths()}
+    test = paths.pop("test", None)
+    for key, path in paths.items():
+        if test is not None and os.path.realpath(job.resolve(path)) == os.path.realpath(job.resolve(test)):
+            description = f"is {test!r}, the same as data.{key}"
             action = "name other data, or leave it out: the validation data is evaluated in any case"
             raise job.spec_error(("data", "test"), description, "data that the training does not see", action)
