@@ -25,6 +25,7 @@ from drivetrain.system.run_files import BASELINES_FILE, MODEL, RunFiles
 from drivetrain.system.run_records import Best, RunResult
 from drivetrain.system.signals import raise_stopped
 from drivetrain.system.timeout import TimedOut, time_limit
+from drivetrain.tasks import modality_of
 from drivetrain.training.run import Run
 from drivetrain.training.time_target import MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE
 
@@ -116,7 +117,7 @@ def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOut
         for prefix, (split, prepare) in splits.items():
             outputs = compute_network_outputs(run.model, data.heads, split, prepare, run.device, seconds / len(splits))
             if outputs:
-                yield prefix, replace(outputs, has_neighbors=data.preprocessing.get("kind") == "series")
+                yield prefix, replace(outputs, has_neighbors=modality_of(run.job).is_ordered)
     except Exception as error:
         # The simple models have metrics without it.
         say(f"baselines: how much of the differences is chance cannot be said: {error}")

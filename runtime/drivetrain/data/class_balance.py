@@ -14,9 +14,8 @@ from drivetrain.errors import Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
 from drivetrain.job.job import KAPPA, MAPE, RANKING_METRICS
-from drivetrain.job.tables import TableClassificationJob
-from drivetrain.job.text import TextJob
 from drivetrain.system import spelling
+from drivetrain.tasks import modality_of
 
 MAX_COUNTS_LISTED = 20
 """Largest number of classes that a note on their samples names."""
@@ -82,7 +81,7 @@ def choose_best_metric(job: Job, dataset: Dataset) -> str:
     metric = job.best()
     if job.checkpoint.best:
         return metric
-    if isinstance(job, TableClassificationJob):
+    if modality_of(job).prefers_loss:
         return "validation/loss" if measure_imbalance(dataset) >= UNEVEN_TABLE_RATIO else metric
     if metric.endswith("/accuracy") and "f1" in job.scores() and measure_imbalance(dataset) >= UNEVEN_RATIO:
         return metric.removesuffix("accuracy") + "f1"
@@ -110,8 +109,8 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
         if not isinstance(weights, Mapping) or not head.classes:
             continue
         key: tuple[str, ...] = ("train", "class_weights")
-        if head.class_weights is not None and isinstance(job, TextJob):
-            key = ("data", "labels", name or next(iter(job.data.labels)), "class_weights")
+        if head.class_weights is not None:
+            key = ("data", "labels", name or next(iter(getattr(job.data, "labels", ()))), "class_weights")
         problems += [
             job.problem(
                 (*key, weighted_class),

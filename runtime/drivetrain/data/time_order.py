@@ -14,8 +14,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.source import Source
 from drivetrain.errors import DataError
 from drivetrain.job import Job
-from drivetrain.job.data import TableFileData
-from drivetrain.job.series import SeriesJob
+from drivetrain.tasks import modality_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,11 +47,11 @@ def find_column(table: pyarrow.Table, source: Source, skipped: Collection[str] =
 def find_random_split(job: Job, files: CsvFiles) -> str:
     """Find the column of times that orders the rows of a job with a random split; empty if there is none."""
     data = job.data
-    if not isinstance(data, TableFileData) or isinstance(job, SeriesJob):
+    is_random = job.data_path("validation") is None and getattr(data, "groups", None) is None
+    if modality_of(job).is_ordered or not is_random or not job.data_paths():
         return ""
     path = job.resolve(data.train)
-    is_random = not isinstance(data.validation, str) and getattr(data, "groups", None) is None
-    if not is_random or path.suffix.lower() not in table_paths.SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in table_paths.SUFFIXES or not path.is_file():
         return ""
     sample, _ = table_file.head(path, "data.train", COMPARED_ROWS, replace(files, notes=[], rewritten=set()))
     return find_column(sample, Source(path, "data.train"), getattr(data, "target", ()))

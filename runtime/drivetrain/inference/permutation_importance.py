@@ -24,6 +24,7 @@ from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric, printable
 from drivetrain.system.console import say_aside
+from drivetrain.tasks import find_stored_modality
 
 MAX_SECONDS = 60.0
 """Of all permutations; where more would be needed there are fewer repetitions, then fewer rows."""
@@ -69,14 +70,17 @@ class PermutedSplit:
         return self.split.title(int(self.rows[index]))
 
 
+def list_channels(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
+    """List the channels of a series, each with its place in the inputs."""
+    names = preprocessing.get("features") or [f"channel {index}" for index in range(preprocessing["channels"])]
+    return {str(name): [(0, index)] for index, name in enumerate(names)}
+
+
 def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
-    """List the input columns of a table, or the channels of a series, each with its places in the inputs.
+    """List the input columns of a table, each with its places in the inputs.
 
     A number is permuted with its mark for missing values, and a date with all numbers made from it.
     """
-    if preprocessing["kind"] == "series":
-        names = preprocessing.get("features") or [f"channel {index}" for index in range(preprocessing["channels"])]
-        return {str(name): [(0, index)] for index, name in enumerate(names)}
     fitted = features.from_json(preprocessing)
     date_columns: dict[str, str] = {}
     for name, date_features in fitted.dates.parts.items():
@@ -117,7 +121,8 @@ def measure_importance(samples: ValidationSamples) -> dict[str, Any]:
     Raises:
         SpecError: if the metric is no number on these rows.
     """
-    columns, split = list_columns(samples.data.preprocessing), samples.data.validation
+    preprocessing, split = samples.data.preprocessing, samples.data.validation
+    columns: dict[str, Parts] = find_stored_modality(preprocessing).list_columns(preprocessing)
     rows = _choose_rows(samples, len(columns))
     value = samples.measure(PermutedSplit(split, rows, rows))
     if not math.isfinite(value):

@@ -131,22 +131,22 @@ class CustomJob(CustomTask):
 def list_user_functions(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
     """Yield each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
     model: Any = getattr(job, "model", None)
+    data: Any = job.data
+    loss = job.train.loss
     if isinstance(model, CustomModel):
         yield ("model",), model, OFFERED_ARGUMENTS
-    if isinstance(job, CustomJob):
-        yield ("data",), job.data, ()
-        if isinstance(job.train.loss, CustomLossSpec):
-            yield ("train", "loss"), job.train.loss, ()
+    if isinstance(data, CustomData):
+        yield ("data",), data, ()
+    if isinstance(loss, CustomLossSpec):
+        yield ("train", "loss"), loss, ()
 
 
 def find_problems(job: Job) -> Iterator[Problem]:
     """Find problems of the user's files without running them."""
     for key, part, offered in list_user_functions(job):
         yield from user_files.find_problems(job, key, part, offered)
-    if isinstance(job, CustomJob):
-        yield from _check_function_name(job, ("data", "reader"), job.data.file, job.data.reader)
-        if isinstance(loss := job.train.loss, CustomLossSpec):
-            yield from _check_function_name(job, ("train", "loss", "weight_of"), loss.file, loss.weight_of)
+        for name in ("reader", "weight_of"):
+            yield from _check_function_name(job, (*key, name), part.file, getattr(part, name, None))
 
 
 def _check_function_name(job: Job, key: tuple[str, ...], file: str, name: str | None) -> Iterator[Problem]:

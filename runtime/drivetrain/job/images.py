@@ -149,6 +149,7 @@ class ImageClassificationJob(ImageJob):
 class ImageRegressionJob(ImageJob):
     """One or several numbers for each image."""
 
+    PREDICTS_NUMBERS = True
     METRICS = NUMBER_METRICS
     BEST = "rmse"
     LOSSES = ("mse", "huber")

@@ -77,6 +77,7 @@ class Job(Spec):
     METRICS: ClassVar[tuple[str, ...]] = ("loss",)
     BEST: ClassVar[str] = "loss"
     LOSSES: ClassVar[tuple[str, ...]] = ()
+    PREDICTS_NUMBERS: ClassVar[bool] = False
 
     name: Name = Field(description="name of the run folders: letters, digits, dots, dashes")
     task: str

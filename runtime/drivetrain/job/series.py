@@ -249,6 +249,7 @@ class SeriesClassificationJob(SeriesJob):
 class SeriesRegressionJob(SeriesJob):
     """Regression on windows, with one or several numbers."""
 
+    PREDICTS_NUMBERS = True
     METRICS = NUMBER_METRICS
     BEST = "rmse"
     LOSSES = ("mse", "huber")

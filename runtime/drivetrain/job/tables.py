@@ -130,7 +130,7 @@ class TableJob(Job):
                     "add it to data.features, or remove it",
                 )
         yield from self._check_model()
-        if isinstance(self, TableRegressionJob):
+        if self.PREDICTS_NUMBERS:
             yield from self.refuse_class_weights()
 
     def _check_model(self) -> Iterator[Problem]:
@@ -195,6 +195,7 @@ class TableClassificationJob(TableJob):
 class TableRegressionJob(TableJob):
     """Regression on table rows, with one or several numbers."""
 
+    PREDICTS_NUMBERS = True
     METRICS = NUMBER_METRICS
     BEST = "rmse"
     LOSSES = ("mse", "huber")

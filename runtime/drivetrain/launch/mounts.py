@@ -20,10 +20,10 @@ from drivetrain.job import Job
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.formatting import printable
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_local_paths
 from drivetrain.launch.project import PROJECT
 from drivetrain.storage.remote_address import is_remote
+from drivetrain.tasks import modality_of
 
 WORKSPACE = Path("/workspace")
 """Where compose mounts the project."""
@@ -77,7 +77,7 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
             origin = f"{origin}: {text!r} may import files next to it"
         else:
             _check_same_inside(origin, text, job, root)
-            is_table = isinstance(job, ImageJob) and target.suffix.lower() in MANIFEST_SUFFIXES
+            is_table = modality_of(job).has_sample_files and target.suffix.lower() in MANIFEST_SUFFIXES
             if is_table and not target.is_relative_to(PROJECT):
                 # The container must find the images, whose paths start from the folder of the table.
                 origin, target = f"{origin}: {text} names files in its folder", target.parent

@@ -30,6 +30,7 @@ from drivetrain.system.files import check_utf8, hash_file, storage_error, sync_f
 from drivetrain.system.run_files import STATE_FILE, RunFiles, refuse_links
 from drivetrain.system.run_records import RunState
 from drivetrain.system.version import VERSION
+from drivetrain.tasks import find_stored_modality
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
     folder = find(path)
     config = read_config(folder)
     network = _build_network(folder, config, consent)
-    if config["preprocessing"].get("kind") == "own":
+    if find_stored_modality(config["preprocessing"]).is_user_code:
         config["preprocessing"]["code"] = str(folder / "code")
     _load_weights(network, folder, config["weights"])
     return SavedModel(

@@ -6,6 +6,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import Choice, Effect, NetworkRun, Stage, Value
+from drivetrain.tasks import modality_of
 
 STAGE = Stage.MODEL
 IN_LOOP = True
@@ -18,7 +19,7 @@ MAX_ERROR_LETTERS = 120
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Turn it on for convolutions over images, except on GPUs without tensor cores."""
-    if (workload is None and not job.task.startswith("image")) or (workload and not workload.has("Conv2d")):
+    if not (workload or modality_of(job).expected).has("Conv2d"):
         return Choice(OFF, "the network has no 2D convolution")
     if workload and workload.layout_obstacle:
         return Choice(OFF, _describe_layout_failure(workload))

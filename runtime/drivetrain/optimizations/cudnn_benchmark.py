@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drivetrain.optimizations import Choice, Effect, Hardware, Job, NetworkRun, Stage, Value, Workload
 from drivetrain.optimizations.precision import tensor_cores
+from drivetrain.tasks import modality_of
 
 STAGE = Stage.MODEL
 IN_LOOP = True
@@ -35,9 +36,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "cuDNN needs a GPU; this job runs on a CPU"
     if job.train.is_deterministic(on_gpu=True):
         return "train.deterministic needs the same kernels in every run, and benchmark results vary"
-    # Before the network is known, the task decides.
-    has_convolution = workload.has("Conv") if workload is not None else not job.task.startswith(("text", "tabular"))
-    if not has_convolution:
+    if not (workload or modality_of(job).expected).has("Conv"):
         return "the network has no convolution"
     if workload is not None and workload.ragged:
         return "samples have different lengths, and every new length would be benchmarked again"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Hardware, Job, Stage, Value, Workload, feature_cache
 from drivetrain.optimizations.gpu_resident_data import count_sample_bytes
 from drivetrain.system.units import format_bytes
+from drivetrain.tasks import modality_of
 
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
@@ -46,7 +47,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Refuse with a reason, or return None: without image files, or without a cache folder with enough space."""
-    if not job.task.startswith("image"):
+    if not modality_of(job).has_sample_files:
         return "the job has no image files to decode"
     if workload is not None and workload.decoded:
         return "the images are already in memory"

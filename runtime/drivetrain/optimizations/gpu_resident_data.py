@@ -11,6 +11,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import BATCHES_PER_WORKER, Workload
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
 from drivetrain.system.units import format_bytes
+from drivetrain.tasks import modality_of
 
 STAGE = Stage.LOADER
 # The same numbers, gathered elsewhere.
@@ -59,13 +60,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     """Refuse with a reason, or return None: on a CPU, without GPU memory, with samples of many sizes or workers."""
     if hardware.gpu is None:
         return "there is no GPU to keep the samples on"
-    if job.task.startswith("text") if workload is None else workload.ragged:
+    modality = modality_of(job)
+    if (workload or modality.expected).ragged:
         return "samples have different lengths, so batches are assembled on the host"
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers prepares batches on the host"
     if workload is None:
         return None
-    if job.task in ("custom", "python") and not workload.decoded:
+    if modality.is_user_code and not workload.decoded:
         return "your dataset may return random samples, so they cannot be stored"
     if feature_cache.choose(job, hardware, workload).value:
         return "feature_cache replaces the samples by cached features"

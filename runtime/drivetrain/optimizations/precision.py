@@ -57,7 +57,7 @@ def _explain_fp32_on_cpu(job: Job, hardware: Hardware, workload: Workload | None
     if hardware.cpu.architecture == "aarch64":
         # pytorch issues 180447 and 191316: some releases compute bf16 products on Arm up to a hundred times slower.
         return "some releases of torch are slow in bf16 on Arm; used only if measured faster or requested"
-    if job.task.endswith("-regression") if workload is None else workload.numeric:
+    if job.PREDICTS_NUMBERS if workload is None else workload.numeric:
         return "numbers are predicted, in which rounding shows; used only if requested"
     if job.optimize.get("measure") == "off" or not world.seems_alone(job, hardware):
         return "bf16 is used on CPUs only if its first steps are compared with fp32: with one process, and not with measure: off"

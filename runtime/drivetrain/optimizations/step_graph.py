@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from drivetrain.distributed import world
-from drivetrain.job.train import Focal
 from drivetrain.optimizations import (
     AssembledRun,
     Choice,
@@ -18,6 +17,7 @@ from drivetrain.optimizations import (
     pick_requested,
     unpadding,
 )
+from drivetrain.tasks import modality_of
 
 STAGE = Stage.COMPILE
 # Learning rates are rounded to float32; nothing else differs.
@@ -50,11 +50,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return (
             f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; whole steps are recorded from 7.0 on"
         )
-    if job.task in ("custom", "python") or hasattr(getattr(job, "model", None), "file"):
+    modality = modality_of(job)
+    if modality.is_user_code or hasattr(getattr(job, "model", None), "file"):
         return "a replay does not run your own code, which may decide something in each step"
     if not world.seems_alone(job, hardware):
         return "steps of several processes exchange numbers that the host reads"
-    if job.task.startswith("text") if workload is None else workload.ragged:
+    if (workload or modality.expected).ragged:
         return "samples have different lengths, and every shape would need a graph of its own"
     if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
         return "optimize.micro_batch computes a batch in parts"
@@ -68,7 +69,7 @@ def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) ->
     model = getattr(job, "model", None)
     if getattr(model, "lstm_layers", 1) > 1 and getattr(model, "dropout", 0):
         return "cuDNN's dropout between LSTM layers reads its seed on the host in each step"
-    if isinstance(job.train.loss, Focal) and job.train.loss.alpha is not None:
+    if getattr(job.train.loss, "alpha", None) is not None:
         return "train.loss.alpha is copied to the GPU in each step"
     if not pick_requested(job, "fused_optimizer", fused_optimizer.choose(job, hardware, workload)):
         return "without fused_optimizer the host decides whether an update is made"

@@ -32,6 +32,7 @@ from drivetrain.optimizations import (
     precision,
 )
 from drivetrain.system.units import format_bytes
+from drivetrain.tasks import modality_of
 
 STAGE = Stage.STEP
 EFFECT = micro_batch.EFFECT
@@ -138,14 +139,15 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
     """Name the missing condition, or None: it applies to texts only."""
-    return None if job.task.startswith("text") else "no padding"
+    return None if modality_of(job).expected.ragged else "no padding"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Refuse with a reason, or return None: if texts are not padded; for `packed`, also if the encoder
     does not support it, or is compiled.
     """
-    if not job.task.startswith("text") or (workload is not None and not workload.ragged):
+    expected = modality_of(job).expected
+    if not expected.ragged or not (workload or expected).ragged:
         return "all samples have the same size, so there is no padding"
     if (
         workload is not None

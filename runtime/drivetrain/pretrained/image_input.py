@@ -110,15 +110,16 @@ def find_timm(job: ImageJob) -> TimmFolder | None:
     Raises:
         SpecError: if the weights do not exist, or are those of another network.
     """
-    if not isinstance(job.model, ImageNetwork | ImageTimm) or not (name := hub_name.find_weights_name(job)):
+    model = job.model
+    if not isinstance(model, ImageNetwork | ImageTimm) or not (name := hub_name.find_weights_name(job)):
         return None
     weights = pretrained.locate(job, name)
     config = read_json(weights.folder / "config.json")
     settings = config.get("pretrained_cfg") if isinstance(config, dict) else None
     architecture = config.get("architecture") if isinstance(config, dict) else None
-    if architecture != job.model.name.partition(".")[0]:
+    if architecture != model.name.partition(".")[0]:
         description = f"{weights.origin or weights.folder} is {architecture or 'no network of timm'}"
-        weights.refuse(description, _POSSIBLE_TIMM, f"use one of {job.model.name}")
+        weights.refuse(description, _POSSIBLE_TIMM, f"use one of {model.name}")
     return TimmFolder(job, weights.folder, weights.origin, settings if isinstance(settings, dict) else {})
 
 
@@ -137,10 +138,11 @@ def read_expected(job: ImageJob) -> ExpectedInput | None:
     Raises:
         SpecError: if its folder does not exist or cannot be used, or the job requests other channels.
     """
+    model = job.model
     if timm := find_timm(job):
         network_input, folder = timm.expected(), timm.folder
-    elif isinstance(job.model, ImagePretrained):
-        network = pretrained.find(job, job.model.name)
+    elif isinstance(model, ImagePretrained):
+        network = pretrained.find(job, model.name)
         folder, processor = network.folder, _read_with_defaults(network)
         channels = int(getattr(network.config, "num_channels", 3))
         side = getattr(network.config, "image_size", None)

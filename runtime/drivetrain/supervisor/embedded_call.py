@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -62,12 +62,11 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
     # There is no YAML file, so the position of every key is the call.
     document = Document("drivetrain.train", spec_keys, locate_keys((), spec_keys))
     try:
-        job = job_spec.check(document, EmbeddedJob)
+        job = cast(EmbeddedJob, job_spec.check(document, EmbeddedJob))
         batch_size.refuse_auto(job, "drivetrain.train")
     except SpecError as error:
         # The user wrote `epochs=3`, not `train: {epochs: 3}`.
         raise as_call_error(error) from None
-    assert isinstance(job, EmbeddedJob)
     return job
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 from torch import Tensor, nn
@@ -148,9 +148,8 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     """Open the data and check it with network and loss; returns the job with facts about both, and the data."""
     job, model = call.job, call.model
     if continued := find_continued(call.runs, job.name, call.extend, new=call.new):
-        job_with_defaults = keep_defaults(continued, job)
-        assert isinstance(job_with_defaults, EmbeddedJob)
-        job, call = job_with_defaults, replace(call, job=job_with_defaults)
+        job = cast(EmbeddedJob, keep_defaults(continued, job))
+        call = replace(call, job=job)
     refuse_argument = embedded_parts.make_refusal(job.document.place(()))
     refuse = functools.partial(refuse_argument, "")
     _check_model(model, refuse)

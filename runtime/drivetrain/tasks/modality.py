@@ -56,6 +56,8 @@ class Modality:
     """Check with one sample that a network can be explained."""
     explain: Callable[..., Any] = do_nothing
     """Explain a trained network with its validation samples."""
+    list_columns: Callable[..., Any] = do_nothing
+    """List the input columns, each with its places in the inputs of the network."""
     check_earlier_run: Callable[..., Any] = do_nothing
     """Check that the data keys of a job agree with the run that it starts from."""
     adapt_arguments: Callable[..., Any] = do_nothing
@@ -72,6 +74,8 @@ class Modality:
     """Whether samples follow each other in time: neighbors are alike, and the last ones are the validation data."""
     is_user_code: bool = False
     """Whether code of the user reads the data."""
+    prefers_loss: bool = False
+    """Whether the loss chooses the best checkpoint among classes that are only somewhat uneven."""
     notes_classes: bool = False
     """Whether `load` notes the numbers of samples of each class."""
 

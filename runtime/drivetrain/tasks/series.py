@@ -16,6 +16,7 @@ MODALITY = Modality(
     make_features=Lazy("baselines.sample_features.SeriesFeatures"),
     explained=("classes", "labels", "numbers"),
     explain=Lazy("inference.permutation_importance.explain"),
+    list_columns=Lazy("inference.permutation_importance.list_channels"),
     check_earlier_run=Lazy("job_spec.data_columns.check_series"),
     adapt_arguments=Lazy("models.initial_weights.check_window"),
     taken_from_earlier="features and their scale",

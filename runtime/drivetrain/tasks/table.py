@@ -16,6 +16,8 @@ MODALITY = Modality(
     make_features=Lazy("baselines.sample_features.TableFeatures"),
     explained=("classes", "labels", "numbers"),
     explain=Lazy("inference.permutation_importance.explain"),
+    list_columns=Lazy("inference.permutation_importance.list_columns"),
     check_earlier_run=Lazy("job_spec.data_columns.check_table"),
+    prefers_loss=True,
     taken_from_earlier="features, categories and scale",
 )

@@ -11,7 +11,6 @@ import torch
 
 from drivetrain.data.dataset import Head, mark_partial
 from drivetrain.errors import CheckpointError
-from drivetrain.job.data import Data
 from drivetrain.job.formatting import choose_score, format_metric, format_metrics
 from drivetrain.models import code_consent, forward, saved_model
 from drivetrain.pretrained.model_config import CONFIG
@@ -182,6 +181,6 @@ def test_model(run: Run) -> dict[str, Any]:
         index = torch.from_numpy(ids)
         accumulator.add(outputs, {name: y[index] for name, y in split.targets.items()})
     metrics = accumulator.metrics("test/")
-    path = run.job.data.test if isinstance(run.job.data, Data) else run.job.task
+    path = run.job.data_path("test") or run.job.task
     say(f"final test on {len(split):,} samples of {path}: {format_metrics(metrics, run.best_metric.best.metric, ', ')}")
     return {"data": path, "samples": len(split), "metrics": metrics, "confusion": accumulator.confusion()}

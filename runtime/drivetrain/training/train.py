@@ -23,6 +23,7 @@ from drivetrain.system.console import Detail, say
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import RESULT_FILE
 from drivetrain.system.signals import raise_stopped
+from drivetrain.tasks import modality_of
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import Value
@@ -276,7 +277,7 @@ def format_plan(plan: Plan) -> str:
 
 
 def _draw_first_batch(run: Run) -> dict[str, Value]:
-    if run.counters.step or not run.job.task.startswith("image"):
+    if run.counters.step or not modality_of(run.job).has_pictures:
         return {}
     data = run.readable
     batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)

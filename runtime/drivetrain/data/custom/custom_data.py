@@ -30,7 +30,6 @@ from drivetrain.job.custom import CustomJob, CustomTask
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, KAPPA, LABEL_METRICS, NUMBER_METRICS, RANKING_METRICS
-from drivetrain.job.train import BinaryCrossEntropy
 
 LOSSES_BY_KIND = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
 METRICS_BY_KIND: Mapping[str, tuple[str, ...]] = {
@@ -295,7 +294,7 @@ def set_target_form(split: Items, head: Head) -> None:
 def _guess_kind(job: CustomTask, targets: Tensor) -> str:
     """Guess the kind from dtype and shape of the targets, and from the loss of the job."""
     is_integer = not targets.is_floating_point()
-    if targets.ndim == 2 and (isinstance(job.train.loss, BinaryCrossEntropy) or (is_integer and _is_binary(targets))):
+    if targets.ndim == 2 and (getattr(job.train.loss, "name", "") == "bce" or (is_integer and _is_binary(targets))):
         return "labels"
     if is_integer:
         return "classes" if targets.ndim == 1 else "other"

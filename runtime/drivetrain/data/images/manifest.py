@@ -119,7 +119,7 @@ def _count_training(job: ImageJob, rows: ManifestRows, usable: Ids) -> int:
     Raises:
         DataError: if too few images or groups are left for one side.
     """
-    if isinstance(job.data.validation, str):
+    if job.data_path("validation") is not None:
         return len(usable)
     assert rows.target is not None
     strata, division = image_targets.find_strata(rows.target, usable), Division(usable, "images", None)

@@ -222,7 +222,7 @@ def _choose_size_and_channels(
     size_note = f"image_size {size}: {reason}"
     if expected is not None:
         return size, expected.channels, [size_note, f"channels {expected.channels}: required by the network"]
-    if isinstance(job.data.channels, int):
+    if job.data.channels != "auto":
         channels, channels_reason = job.data.channels, "set in the job file"
     else:
         channels, channels_reason = (1, "all images are grayscale") if grey.all() else (3, "some images are in color")

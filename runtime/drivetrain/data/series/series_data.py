@@ -25,7 +25,7 @@ from drivetrain.data.source import BadSample, Source
 from drivetrain.data.tables import text_column
 from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.series import SeriesClassificationJob, SeriesJob
+from drivetrain.job.series import SeriesJob
 from drivetrain.job.values import parse_fold
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
@@ -161,7 +161,7 @@ def _read_long(
         data.time,
         data.features or tuple(recorded.preprocessing.get("features", ()) if recorded else ()),
         data.label or (),
-        isinstance(job, SeriesClassificationJob),
+        not job.PREDICTS_NUMBERS,
         data.group,
         data.window,
         data.step,
@@ -189,7 +189,7 @@ def _read_arrays(
     Returns:
         Training windows, validation windows, and the values on axes and split that the preprocessing stores.
     """
-    data, classes = job.data, isinstance(job, SeriesClassificationJob)
+    data, classes = job.data, not job.PREDICTS_NUMBERS
     groups = None if isinstance(data.validation, str) else data.groups
     train = read_windows(source, classes=classes, axes=data.axes, groups=groups)
     stored: dict[str, Any] = {"form": "arrays", "classes": classes}

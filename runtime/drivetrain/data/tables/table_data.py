@@ -25,7 +25,7 @@ from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.data.tables.features import Features
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
-from drivetrain.job.tables import MlpSpec, TableClassificationJob, TableJob
+from drivetrain.job.tables import TableJob
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,7 +67,7 @@ def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earli
     Raises:
         DataError: if they cannot be used.
     """
-    data, classes = job.data, isinstance(job, TableClassificationJob)
+    data, classes = job.data, not job.PREDICTS_NUMBERS
     required = {name: f"data.{option}" for option in _OPTIONS for name in getattr(data, option) or ()}
     text = [*_select_class_column(data.target, classes), *(data.categorical or ())]
     if data.groups:
@@ -184,7 +184,7 @@ def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partitio
     """
     target, rows = train.target, train.usable
     assert target is not None
-    if isinstance(job.data.validation, str):
+    if job.data_path("validation") is not None:
         return Partition(rows, rows[:0], [])
     if target.indices is not None:
         target_columns.list_classes(target, rows, "data.train")
@@ -283,7 +283,7 @@ def _read_parts(job: TableJob, recorded: InputRecord | None, files: CsvFiles) ->
 
 def check(job: TableJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[int, list[str]]:
     """Read the rows of a job as `load` does, without torch; returns the number of training rows, and notes."""
-    parts, classes = _read_parts(job, recorded, files), isinstance(job, TableClassificationJob)
+    parts, classes = _read_parts(job, recorded, files), not job.PREDICTS_NUMBERS
     notes = parts.notes()
     for (_, part), _ in job.data_paths()[1:]:
         source = Source.of_job(job, part, files)
@@ -309,7 +309,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     inputs = fitted.to_tensors(train_rows.table)
     train = _build_split(train_rows, inputs, partition.training, head)
     if isinstance(data.validation, str):
-        sources, classes = [Source.of_job(job, "validation", files)], isinstance(job, TableClassificationJob)
+        sources, classes = [Source.of_job(job, "validation", files)], not job.PREDICTS_NUMBERS
         validation, validation_notes = _read_new(sources, fitted, data.target, classes, head)
         validation_notes += copies.note_shared(
             train.contents(), validation.contents(), validation.title, "validation rows"
@@ -323,7 +323,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
         *parts.notes(),
         *validation_notes,
     ]
-    stored = {"kind": "table", "target": list(data.target), "classes": isinstance(job, TableClassificationJob)}
+    stored = {"kind": "table", "target": list(data.target), "classes": not job.PREDICTS_NUMBERS}
     stored |= fitted.to_json() | parts.division.to_json()
     return Dataset(train, validation, {"": head}, stored, keep_unchanged, mixable=not fitted.categories, notes=notes)
 
@@ -345,7 +345,7 @@ def _fit_features(
         fitted, notes = earlier, train.compare(earlier, rows, train.source.path.name)
     else:
         # A resumed run also fits, to give the same notes as at its start; then the recorded features replace the fit.
-        bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
+        bins = getattr(job.model, "bins", 0)
         fitted, notes = features.fit_features(train.table, train.roles, rows, dates, bins)
     if recorded:
         fitted = features.from_json(recorded.preprocessing)

@@ -113,14 +113,15 @@ def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Te
 def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Limits, list[str]]:
     """Choose the tokenizer of a job; also returns the limits of the network, and notes."""
     stored = tokenizer.from_json(recorded.preprocessing["tokenizer"]) if recorded else None
-    if isinstance(job.model, TextPretrained):
-        source = pretrained.find(job, job.model.name)
-        pooling, note = _choose_pooling(job.model, source, recorded)
+    model = job.model
+    if isinstance(model, TextPretrained):
+        source = pretrained.find(job, model.name)
+        pooling, note = _choose_pooling(model, source, recorded)
         text_tokenizer = stored or tokenizer.load_pretrained(source)
         return text_tokenizer, Limits.of_network(source.config, pooling), [note]
     if stored and (earlier := earlier_run.find(job)):
         return stored, Limits.of_network(earlier.config), [f"{stored.vocabulary_size:,} tokens"]
-    vocabulary_size = job.model.vocabulary if isinstance(job.model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
+    vocabulary_size = model.vocabulary if isinstance(model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
     text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size, job.data.lower_case)
     rule = tokenizer.describe_rule(job.data.lower_case)
     note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({rule})"

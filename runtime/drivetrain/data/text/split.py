@@ -150,8 +150,8 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
     for column, target in train.labels.items():
         names = [name or None for name in target.list_names(np.arange(len(train)))]
         notes += copies.note_contradictions(written, names, train.place, f'texts, by "{column}",')
-    if isinstance(job.data.validation, str):
-        validation_corpus, split_notes = _read_usable_rows(job, job.data.validation, "data.validation", files)
+    if (validation_path := job.data_path("validation")) is not None:
+        validation_corpus, split_notes = _read_usable_rows(job, validation_path, "data.validation", files)
         train_part = take_rows(train, classes)
         validation_part = take_rows(validation_corpus, index_classes(validation_corpus, heads))
     else:
@@ -248,7 +248,7 @@ def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tup
     """Read the usable rows of a file; also returns notes on the other rows."""
     keys_by_column = {column: f"data.labels.{column}" for column in job.data.labels}
     # Groups only matter if validation texts are held out of the training texts.
-    group_column = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
+    group_column = job.data.groups if key == "data.train" and job.data_path("validation") is None else None
     source = corpus.read(job.resolve(path), key, job.data.text, keys_by_column, "data.text", files, group_column)
     return source, check_bad_samples(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 

@@ -129,11 +129,11 @@ def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
     facts = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
     if outputs and all(head.classes for head in dataset.heads.values()):
         facts["classes"] = outputs
-    if dataset.preprocessing.get("kind") == "texts":
+    if "vocabulary" in dataset.preprocessing:
         # The inputs of a batch are only as long as its longest text.
         facts["inputs"] = [[dataset.preprocessing["max_length"]] for _ in first.inputs]
         facts["vocabulary"] = dataset.preprocessing["vocabulary"]
-    if dataset.preprocessing.get("kind") == "table":
+    if "categorical" in dataset.preprocessing:
         facts["categories"] = features.from_json(dataset.preprocessing).sizes
     return facts
 

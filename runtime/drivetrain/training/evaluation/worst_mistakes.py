@@ -17,6 +17,7 @@ from torch import Tensor
 from drivetrain.data.dataset import Head, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.system.run_files import MISTAKES_FILE, RunFiles
+from drivetrain.tasks import modality_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -106,7 +107,7 @@ def _describe_mistake(run: Run, record: Mapping[str, Any], row: dict[str, Any]) 
     mistake = {key: value for key, value in row.items() if key != "sample"} | {"title": split.title(row["sample"])}
     if "classes" in record:
         mistake |= {key: record["classes"][row[key]] for key in ("truth", "answer")}
-    if run.job.task.startswith("image") and "classes" in record:
+    if modality_of(run.job).has_pictures and "classes" in record:
         mistake["picture"] = encode_picture(draw_picture(split, row["sample"]))
     return mistake
 
