@@ -11,6 +11,7 @@ MODALITY = Modality(
     load=Lazy("data.images.image_data.load"),
     check=Lazy("data.images.manifest.check"),
     read=Lazy("data.images.image_data.read"),
+    draft=Lazy("data.survey.image_draft.draft_manifest"),
     build_network=Lazy("models.build.build_image_network"),
     draw_inputs=Lazy("models.dummy_inputs.draw_images"),
     make_features=Lazy("baselines.sample_features.ImageFeatures"),
@@ -21,5 +22,6 @@ MODALITY = Modality(
     adapt_arguments=Lazy("models.initial_weights.adapt_image_arguments"),
     taken_from_earlier="channels, mean and deviation",
     has_sample_files=True,
+    has_pretrained=True,
     has_pictures=True,
 )

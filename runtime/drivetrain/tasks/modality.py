@@ -44,6 +44,8 @@ class Modality:
     """Read the tables of a job as `load` does, but no images, tokens and tensors, and so without torch."""
     read: Lazy
     """Read new samples for a trained model."""
+    draft: Callable[..., Any] = do_nothing
+    """Draft the spec for a table with such data; None if it holds other data."""
     build_network: Lazy
     """Build the network that a job names."""
     draw_inputs: Lazy
@@ -66,6 +68,8 @@ class Modality:
     """Settings that a job takes from the run that it starts from, in words."""
     has_sample_files: bool = False
     """Whether samples can be files: in a folder for each class, or named by a table."""
+    has_pretrained: bool = False
+    """Whether pretrained networks are known for it."""
     has_pictures: bool = False
     """Whether a sample can be shown as a picture."""
     array_suffixes: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ MODALITY = Modality(
     load=Lazy("data.series.series_data.load"),
     check=Lazy("data.series.series_data.check"),
     read=Lazy("data.series.series_data.read"),
+    draft=Lazy("data.survey.series_draft.draft_series"),
     build_network=Lazy("models.build.build_series_network"),
     draw_inputs=Lazy("models.dummy_inputs.draw_windows"),
     make_features=Lazy("baselines.sample_features.SeriesFeatures"),

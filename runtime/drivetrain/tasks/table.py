@@ -11,6 +11,7 @@ MODALITY = Modality(
     load=Lazy("data.tables.table_data.load"),
     check=Lazy("data.tables.table_data.check"),
     read=Lazy("data.tables.table_data.read"),
+    draft=Lazy("data.survey.look.draft_rows"),
     build_network=Lazy("models.build.build_table_network"),
     draw_inputs=Lazy("models.dummy_inputs.draw_rows"),
     make_features=Lazy("baselines.sample_features.TableFeatures"),

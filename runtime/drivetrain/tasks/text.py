@@ -11,9 +11,11 @@ MODALITY = Modality(
     load=Lazy("data.text.text_data.load"),
     check=Lazy("data.text.split.check"),
     read=Lazy("data.text.text_data.read"),
+    draft=Lazy("data.survey.look.draft_texts"),
     build_network=Lazy("models.build.build_text_network"),
     draw_inputs=Lazy("models.dummy_inputs.draw_texts"),
     make_features=Lazy("baselines.sample_features.TextFeatures"),
     taken_from_earlier="vocabulary and tokenizer",
+    has_pretrained=True,
     notes_classes=True,
 )

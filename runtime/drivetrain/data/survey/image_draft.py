@@ -194,7 +194,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
         DataError: if none of the paths leads to an image.
         SpecError: if the named columns do not fit the named task.
     """
-    column = _find_path_column(sample)
+    column = _find_path_column(sample) if request.task in (None, *TASKS) else None
     if column is None:
         return None
     other_columns = [c for c in sample.columns.values() if c.name != column.name]

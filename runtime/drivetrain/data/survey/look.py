@@ -18,7 +18,6 @@ from drivetrain.data.source import Source
 from drivetrain.data.survey import (
     array_draft,
     image_draft,
-    series_draft,
     settings,
     table_draft,
     table_sample,
@@ -26,11 +25,13 @@ from drivetrain.data.survey import (
 from drivetrain.data.survey.settings import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
+from drivetrain.job import JOBS
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import JOB_FILE
+from drivetrain.tasks import MODALITIES, find_task_modality
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
@@ -139,9 +140,8 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
     sample = table_sample.read(path, files)
     draft = _draft_table(request, sample)
     source = Source(path, KEY)
-    if draft.task not in (series_draft.CLASSIFICATION, series_draft.REGRESSION) and (
-        time := time_order.find_column(sample.table, source, request.targets)
-    ):
+    is_ordered = find_task_modality(draft.task).is_ordered
+    if not is_ordered and (time := time_order.find_column(sample.table, source, request.targets)):
         draft.choices.insert(0, time_order.describe(time))
     draft.found += files.notes
     if request.csv and suffix in csv_dialect.SUFFIXES:
@@ -152,23 +152,31 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
 
 def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     """Draft a spec for a table: image paths, readings over time, texts, or independent rows."""
-    if request.task in (None, *image_draft.TASKS) and (draft := image_draft.draft_manifest(request, sample)):
-        return draft
-    if not request.texts and (draft := series_draft.draft_series(request, sample)):
-        return draft
-    if request.task in (None, table_draft.TEXTS):
-        texts = table_draft.find_text_columns(request, sample)
-        is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
-        most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
-        # Features of a table job: numbers, and texts with few values.
-        columns = [c for c in sample.columns.values() if not c.refused and not table_sample.is_identifier(c)]
-        feature_count = sum(c.kind == "number" or c.classes for c in columns)
-        is_text_job = texts and (request.task or request.texts or feature_count <= most_features)
-        if is_text_job and (draft := table_draft.draft_texts(request, sample, texts)):
-            return draft
-    if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.texts:
+    drafts = (modality.draft(request, sample) for modality in MODALITIES.values())
+    draft: Draft | None = next(filter(None, drafts), None)
+    if draft is None:
         raise _refuse_options(request, sample)
-    return table_draft.draft_table(request, sample)
+    return draft
+
+
+def draft_texts(request: SurveyRequest, sample: TableSample) -> Draft | None:
+    """Draft a spec for texts and their labels; None if the table has none, or many other features."""
+    if request.task not in (None, table_draft.TEXTS):
+        return None
+    texts = table_draft.find_text_columns(request, sample)
+    is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
+    most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
+    # Features of a table job: numbers, and texts with few values.
+    columns = [c for c in sample.columns.values() if not c.refused and not table_sample.is_identifier(c)]
+    feature_count = sum(c.kind == "number" or c.classes for c in columns)
+    is_text_job = texts and (request.task or request.texts or feature_count <= most_features)
+    return table_draft.draft_texts(request, sample, texts) if is_text_job else None
+
+
+def draft_rows(request: SurveyRequest, sample: TableSample) -> Draft | None:
+    """Draft a spec for independent rows; None if --task or --text asks for something else."""
+    is_other = request.texts or request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION)
+    return None if is_other else table_draft.draft_table(request, sample)
 
 
 def _refuse_options(request: SurveyRequest, sample: TableSample) -> SpecError:
@@ -190,10 +198,10 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
         SpecError: if the task has no pretrained networks, or the folder has none.
     """
     name = str(request.pretrained)
-    if draft.task != table_draft.TEXTS and draft.task not in image_draft.TASKS:
+    if not find_task_modality(draft.task).has_pretrained:
         raise SpecError(
             f"{OPTION} {name}: {draft.task} has no pretrained networks",
-            f"{table_draft.TEXTS}, {', '.join(image_draft.TASKS)}",
+            ", ".join(task for task in JOBS if find_task_modality(task).has_pretrained),
             "leave it out",
         )
     draft.model = Entry("model", _describe_network(request, name, draft.task), REASON)
@@ -216,9 +224,10 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
             "a folder with config.json and model.safetensors, a name such as ORGANIZATION/NETWORK, or a run folder",
             "check the spelling",
         )
-    if task in image_draft.TASKS and name in RESNET_WEIGHTS:
+    has_pictures = find_task_modality(task).has_pictures
+    if has_pictures and name in RESNET_WEIGHTS:
         return f"{{name: {name}, pretrained: true, {FROZEN}}}"
-    if task in image_draft.TASKS and name.startswith("timm/"):
+    if has_pictures and name.startswith("timm/"):
         return f"{{source: timm, name: {quote(name.removeprefix('timm/'))}, pretrained: true, {FROZEN}}}"
     return f"{{source: transformers, name: {quote(name)}, {FROZEN}}}"
 
@@ -237,6 +246,6 @@ def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
             "name the folder that holds config.json and model.safetensors",
         ) from None
     architecture = config.get("architecture")
-    if task in image_draft.TASKS and isinstance(architecture, str):
+    if find_task_modality(task).has_pictures and isinstance(architecture, str):
         return f"{{source: timm, name: {quote(architecture)}, pretrained: {path}, {FROZEN}}}"
     return f"{{source: transformers, name: {path}, {FROZEN}}}"

@@ -79,7 +79,7 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
         DataError: if --task names a series task, but the table contains no readings over time.
     """
     is_requested = request.task in (CLASSIFICATION, REGRESSION)
-    if not is_requested and (request.task or len(sample.table) < LEAST_ROWS):
+    if request.texts or (not is_requested and (request.task or len(sample.table) < LEAST_ROWS)):
         return None
     timed = find_timed_rows(request, sample)
     guess = _guess_target(request, sample, timed, is_requested) if timed else None
