@@ -6,20 +6,20 @@ import dataclasses
 import importlib
 import inspect
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
 from drivetrain.data.load_data import check, load, load_new
+from drivetrain.data.survey.look import look
+from drivetrain.data.survey.settings import SurveyRequest
 from drivetrain.job import JOBS, Job
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job_spec import load_job
 from drivetrain.models import dummy_inputs
 from drivetrain.models.build import build
 from drivetrain.models.inspection import inspect_workload
-from drivetrain.pretrained import model_config
-from drivetrain.tasks import MODALITIES, Modality, find_stored_modality, modality_of
+from drivetrain.tasks import MODALITIES, Modality, find_stored_modality, find_task_modality, modality_of
 from drivetrain.tasks.modality import Lazy
 from tests.own_job import write_job
 from tests.task_cases import CASES
@@ -63,9 +63,12 @@ def test_each_task_has_one_kind(task: type[Job]) -> None:
     assert sum(issubclass(task, modality.job) for modality in MODALITIES.values()) == 1
 
 
-def test_models_are_stored_with_these_kinds() -> None:
-    kinds = {get_args(stored.model_fields["kind"].annotation)[0] for stored in model_config.KINDS}
-    assert kinds == MODALITIES.keys()
+@pytest.mark.parametrize(("kind", "columns"), [("texts", ["urgent"]), ("series", ["state"]), ("table", ["price"])])
+def test_a_table_is_drafted(kind: str, columns: list[str], tmp_path: Path) -> None:
+    job = read_example(kind, tmp_path)
+    path = job.resolve(job.data.train)
+    draft = look(SurveyRequest(path, tmp_path, targets=tuple(columns)))
+    assert find_task_modality(draft.task).kind == kind
 
 
 @pytest.mark.parametrize("kind", MODALITIES)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.data.notes import format_note
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware import device_check
-from drivetrain.inference import evaluation_folder, explanation, thread_limits
+from drivetrain.inference import evaluation_folder, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import DATA_FILE, MISSING, RunFiles
+from drivetrain.system.run_files import DATA_FILE, EXPLANATION_FILE, MISSING, RunFiles
 from drivetrain.system.run_records import read_mapping
 from drivetrain.tasks import find_stored_modality
 from drivetrain.tracking.live import time_left
@@ -72,7 +72,7 @@ def evaluate(request: EvaluateRequest) -> int:
 
     trained = saved_model.load(request.run, consent=request.run_code)
     if request.explain:
-        explanation.check_explainable(trained, request.data)
+        _check_explainable(trained, request.data)
     device = torch.device(device_check.select_usable_device(machine, say_aside))
     if request.data is None:
         samples = _load_samples(request, trained, device)
@@ -96,12 +96,35 @@ def evaluate(request: EvaluateRequest) -> int:
     }
     evaluation_folder.write(folder, summary, matrices, tables)
     if request.explain:
-        explanation.explain(request.run, samples, accumulator.list_mistakes())
+        _explain(request.run, samples, accumulator.list_mistakes())
     if request.as_json:
         say_json({"exit_code": 0, **summary, "folder": str(folder)})
     else:
         say(f"written to {folder}")
     return 0
+
+
+def _check_explainable(trained: SavedModel, data: Path | None) -> None:
+    """Check that a model can be explained: tables and series by the importance of each column, pictures by heat maps."""
+    if data is not None:
+        raise SpecError("--explain with --data", "the validation data of the run", "leave one out")
+    explained = find_stored_modality(trained.preprocessing).explained
+    if not all(head.kind in explained for head in trained.heads.values()):
+        raise SpecError(
+            f"--explain: {trained.folder} is a model for {trained.task}{' of labels' if explained else ''}",
+            "tables and series, of which each column is permuted; pictures of one class each, which get heat maps",
+            "evaluate without --explain; the report lists its worst mistakes",
+        )
+
+
+def _explain(run: Path, samples: ValidationSamples, mistakes: list[int]) -> None:
+    """Store an explanation in the run folder, and write its report again; `mistakes` are ids of the worst mistakes."""
+    from drivetrain.report import write as reports
+
+    content = find_stored_modality(samples.data.preprocessing).explain(samples, mistakes)
+    RunFiles(run).write_json(EXPLANATION_FILE, content)
+    reports.write(run)
+    say_aside(f"explain: in {run}/report.html")
 
 
 def find_known_data(run: Path, data: Path) -> str | None:

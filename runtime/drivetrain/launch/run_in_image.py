@@ -26,7 +26,7 @@ from typing import IO, Any, TextIO
 from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import TERMINAL
-from drivetrain.job import Job
+from drivetrain.job import JOBS, Job
 from drivetrain.job.draft import name_job_file
 from drivetrain.job.remote_data import list_remote_paths
 from drivetrain.launch import (
@@ -48,6 +48,7 @@ from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
+from drivetrain.tasks import find_task_modality
 
 WITH_JOB = ("bench speed", "bench lr", "bench memory", "bench models", "fetch")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "init")
@@ -273,5 +274,5 @@ def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
 
 def _of_images(options: argparse.Namespace) -> bool:
     run = getattr(options, "run", None)
-    configurations = [RunFiles(folder).read_object(CONFIG) for folder in (run, run / MODEL)] if run else []
-    return any(str(config.get("task")).startswith("image-") for config in configurations)
+    tasks = [RunFiles(folder).read_object(CONFIG).get("task") for folder in (run, run / MODEL)] if run else []
+    return any(task in tasks and find_task_modality(task).has_sample_files for task in JOBS)
