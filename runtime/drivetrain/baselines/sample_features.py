@@ -142,7 +142,7 @@ class ImageFeatures(Features):
     dataset: Dataset
     penalty = 10.0
     suits_trees = False
-    _rows: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    _rows: dict[int, dict[int, Tensor]] = field(init=False, default_factory=dict)
     """By split and sample, since decoding takes most of the time and each fit reads the samples of all before."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:

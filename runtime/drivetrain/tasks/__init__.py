@@ -12,7 +12,9 @@ from drivetrain.tasks.modality import Modality
 
 __all__ = ["MODALITIES", "Modality", "find_stored_modality", "find_task_modality", "modality_of"]
 
-MODALITIES = {module.MODALITY.kind: module.MODALITY for module in (image, series, text, table, custom)}
+MODALITIES: dict[str, Modality] = {
+    module.MODALITY.kind: module.MODALITY for module in (image, series, text, table, custom)
+}
 """Every kind of data by its name, the more special one first: a table is drafted for the first that it fits."""
 
 
