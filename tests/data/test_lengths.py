@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from drivetrain.data.dataset import Batch, find_known_lengths, read_lengths
+from drivetrain.data.load_data import load
 from drivetrain.data.loader import batches
 from drivetrain.data.text import length_buckets
-from drivetrain.data.text.text_data import load
 from tests import reports
 
 LENGTHS = [3, 9, 4, 4]

@@ -25,7 +25,6 @@ class ImageJob(Job):
 
     def problems(self) -> Iterator[Problem]:
         """Settings of a network that contradict its pretrained weights."""
-        yield from self._check_columns()
         yield from self._check_idle_keys()
         augment = self.data.augment
         if augment.views and not augment.of_single_images:
@@ -86,22 +85,6 @@ class ImageJob(Job):
                 f"is {augment.views}, and data.augment.{mixing_key} changes the inputs in every step",
                 "without mixup and cutmix: images that repeat, so that outputs of frozen layers can be kept",
                 "remove one of the two",
-            )
-
-    def _check_columns(self) -> Iterator[Problem]:
-        if self.data.path_column in self.data.label_column:
-            yield self.problem(
-                ("data", "label_column"),
-                f"has {format_value(self.data.path_column)}, which data.path_column is too",
-                "columns of what is to be predicted",
-                "name another column",
-            )
-        if self.data.groups in (self.data.path_column, *self.data.label_column):
-            yield self.problem(
-                ("data", "groups"),
-                f"is {format_value(self.data.groups)}, which is the path or what is to be predicted",
-                "a column that is only read for the split",
-                "name another column",
             )
 
 

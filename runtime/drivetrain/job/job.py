@@ -221,6 +221,15 @@ class Job(Spec):
         """Return the path at `data.OPTION`; None if it is absent, or no path."""
         return dict(self.data_paths()).get(("data", option))
 
+    def column_keys(self) -> tuple[str, ...]:
+        """Return the keys of `data:` that name columns which the network sees or predicts, or ignores."""
+        return (*getattr(self.data, "COLUMN_KEYS", ()), "ignore")
+
+    def list_columns(self, option: str) -> tuple[str, ...]:
+        """Return the columns that `data.OPTION` names; empty if it is absent."""
+        value = getattr(self.data, option, None) or ()
+        return (value,) if isinstance(value, str) else tuple(value)
+
     def csv_settings(self) -> dict[str, str]:
         """Return how the spec says that CSV files are written; empty for data without such files."""
         csv = getattr(self.data, "csv", None)

@@ -157,22 +157,8 @@ class SeriesJob(Job):
     model: SeriesModel = Field(CnnLstmSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """Keys that arrays and long tables require or do not have, and columns with two roles."""
+        """Keys that arrays and long tables require or do not have, and windows that are too short."""
         yield from self._check_form()
-        named = [
-            ("time", self.data.time),
-            ("group", self.data.group),
-            *(("label", name) for name in self.data.label or ()),
-        ]
-        roles: dict[str | None, str] = {}
-        for option, name in [*named, *(("features", name) for name in self.data.features or ())]:
-            if name is not None and roles.setdefault(name, option) != option:
-                yield self.problem(
-                    ("data", option),
-                    f"has {name!r}, which data.{roles[name]} has too",
-                    "each column only once",
-                    "remove it from one",
-                )
         if isinstance(self.model, CnnLstmSpec) and self.data.window:
             pooled = self.model.pool ** len(self.model.cnn_channels)
             if pooled > self.data.window:

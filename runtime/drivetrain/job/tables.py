@@ -92,22 +92,6 @@ TableModel = Annotated[
     accept_name(),
 ]
 
-_EXCLUSIVE = (
-    ("target", "features"),
-    ("target", "ignore"),
-    ("target", "numeric"),
-    ("target", "categorical"),
-    ("features", "ignore"),
-    ("numeric", "ignore"),
-    ("categorical", "ignore"),
-    ("numeric", "categorical"),
-    ("target", "dates"),
-    ("ignore", "dates"),
-    ("numeric", "dates"),
-    ("categorical", "dates"),
-)
-"""Keys of `data:` of which a column can have only one."""
-
 
 class TableJob(Job):
     """Keys that both table tasks share."""
@@ -116,8 +100,7 @@ class TableJob(Job):
     model: TableModel = Field(MlpSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """Columns with two roles, forms of dates without dates, columns that are no features."""
-        yield from self._check_column_roles()
+        """Forms of dates without dates, columns that are no features."""
         yield from self._check_dates()
         data: Any = self.data
         for option in ("numeric", "categorical", "dates"):
@@ -142,28 +125,6 @@ class TableJob(Job):
         unused = {"linear": ("hidden", "embedding", "number_embedding", "dropout", "members"), "mlp": ("members",)}
         possible = "a linear model has bins" if model.name == "linear" else "name: tabm has members"
         yield from self.refuse_idle_keys(unused.get(model.name, ()), possible)
-
-    def _check_column_roles(self) -> Iterator[Problem]:
-        data: Any = self.data
-        for first, second in _EXCLUSIVE:
-            both = [name for name in getattr(data, first) or () if name in (getattr(data, second) or ())]
-            if both:
-                yield self.problem(
-                    ("data", second),
-                    f"has {both[0]!r}, which data.{first} has too",
-                    "each column in one of the two",
-                    "remove it from one",
-                )
-        twice = [
-            key for key in (*data.COLUMN_KEYS, "ignore") if data.groups and data.groups in (getattr(data, key) or ())
-        ]
-        if twice:
-            yield self.problem(
-                ("data", "groups"),
-                f"is {data.groups!r}, which data.{twice[0]} has too",
-                "a column that is only read for the split",
-                "remove it from one",
-            )
 
     def _check_dates(self) -> Iterator[Problem]:
         data = self.data

@@ -183,20 +183,6 @@ class TextJob(Job):
 
     def problems(self) -> Iterator[Problem]:
         """Values that are valid by themselves, but not together."""
-        for name in set(self.data.text) & set(self.data.labels):
-            yield self.problem(
-                ("data", "labels", name),
-                "is a text column too",
-                "columns that hold labels",
-                "remove it, or choose another text column",
-            )
-        if self.data.groups in (*self.data.text, *self.data.labels):
-            yield self.problem(
-                ("data", "groups"),
-                f"is {self.data.groups!r}, and the texts or labels have {self.data.groups!r} too",
-                "a column of a table that is only read for the split",
-                "remove it from one",
-            )
         if isinstance(self.train.class_weights, dict) and len(self.data.labels) > 1:
             first = next(iter(self.data.labels))
             yield self.problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 from drivetrain.errors import Problem, nearest
 from drivetrain.job import Job, remote_data
@@ -12,6 +13,8 @@ from drivetrain.job.train import Sgd, Train
 from drivetrain.tasks import modality_of
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+FEATURE_KINDS = ("numeric", "categorical", "dates")
+"""Keys that say how features are read."""
 
 
 def combination_problems(job: Job) -> Iterator[Problem]:
@@ -19,8 +22,8 @@ def combination_problems(job: Job) -> Iterator[Problem]:
     for find in (
         _metric_problems,
         _csv_problems,
-        _fold_problems,
-        _group_problems,
+        _split_problems,
+        _column_problems,
         _unfreeze_problems,
         _idle_problems,
         _missing_problems,
@@ -110,20 +113,25 @@ def _idle_problems(job: Job) -> Iterator[Problem]:
         yield job.problem(("train", "optimizer", "dampening"), description, "with momentum above 0", "remove it")
 
 
-def _fold_problems(job: Job) -> Iterator[Problem]:
-    """A fold of data that is not split."""
-    fold, path = getattr(job.data, "fold", None), job.data_path("validation")
-    if fold and path is not None:
-        description = f"is {fold}, and data.validation is the path {path!r}"
-        yield job.problem(("data", "fold"), description, "one of the two", "remove one of the two")
+def _split_problems(job: Job) -> Iterator[Problem]:
+    """A fold or groups of data that is not split."""
+    path = job.data_path("validation")
+    for key in ("fold", "groups"):
+        value = getattr(job.data, key, None)
+        if value and path is not None:
+            description = f"is {format_value(value)}, and data.validation is the path {path!r}"
+            yield job.problem(("data", key), description, "one of the two", "remove one of the two")
 
 
-def _group_problems(job: Job) -> Iterator[Problem]:
-    """Groups of data that is not split."""
-    column, path = getattr(job.data, "groups", None), job.data_path("validation")
-    if column and path is not None:
-        description = f"is {format_value(column)}, and data.validation is the path {path!r}"
-        yield job.problem(("data", "groups"), description, "one of the two", "remove one of the two")
+def _column_problems(job: Job) -> Iterator[Problem]:
+    """Columns with two roles."""
+    # Windows may be grouped by a column with another role, such as the machine.
+    keys = (*job.column_keys(), *(() if modality_of(job).is_ordered else ("groups",)))
+    for first, second in combinations(keys, 2):
+        both = [name for name in job.list_columns(first) if name in job.list_columns(second)]
+        if both and not (first == "features" and second in FEATURE_KINDS):
+            description = f"has {both[0]!r}, which data.{first} has too"
+            yield job.problem(("data", second), description, "each column in one of the two", "remove it from one")
 
 
 def _csv_problems(job: Job) -> Iterator[Problem]:

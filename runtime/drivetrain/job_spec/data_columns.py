@@ -23,8 +23,6 @@ from drivetrain.pretrained.earlier_run import EarlierModel
 from drivetrain.tasks import modality_of
 
 Key = tuple[str, ...]
-TRAINING_COLUMN_KEYS = ("ignore", "groups")
-"""Keys that name columns of the training data alone."""
 MAX_LISTED_COLUMNS = 30
 """Largest number of columns in a message about a file."""
 MAX_EARLIER_COLUMNS = 8
@@ -52,9 +50,9 @@ def check_headers(job: Job) -> None:
             description = f"{label}: {path} is empty (0 bytes)"
             raise DataError(description, "a header and at least one row", "check how the file was written")
         if names := csv_layout.read_names(path, label, files):
-            dates, ignored = getattr(job.data, "dates", {}), getattr(job.data, "ignore", None) or ()
-            date_columns = (f"{name}.{part}" for name, parts in dates.items() for part in parts)
-            table_paths.check_date_columns(date_columns, set(names) - set(ignored), path, label)
+            dates = getattr(job.data, "dates", {}).items()
+            date_columns = (f"{name}.{part}" for name, parts in dates for part in parts)
+            table_paths.check_date_columns(date_columns, set(names) - set(job.list_columns("ignore")), path, label)
             named_columns = _list_named_columns(job, key)
             missing += [(option, name, path, names) for option, name in named_columns if name not in names]
     if missing:
@@ -103,10 +101,9 @@ def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[st
 
 def _list_named_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     """Yield the columns that a file of this job must have, each with the key that names it."""
-    options = (*job.data.COLUMN_KEYS, *(TRAINING_COLUMN_KEYS if file == ("data", "train") else ()))
-    for option in options:
-        value = getattr(job.data, option, None) or ()
-        for name in (value,) if isinstance(value, str) else value:
+    is_training = file == ("data", "train")
+    for option in (*job.column_keys(), "groups") if is_training else job.data.COLUMN_KEYS:
+        for name in job.list_columns(option):
             if name != OFF or option != "groups":
                 yield ("data", option, *((name,) if option == "labels" else ())), name
 

@@ -143,7 +143,7 @@ def test_one_cell_that_is_no_date_loses_its_row_alone(tmp_path: Path, clock: str
     [
         ("dates: {since: [moon]}", "data.dates.since"),
         ("dates: {since: []}", "data.dates.since"),
-        ("dates: {since: [month]}, ignore: since", "data.dates: has 'since', which data.ignore has too"),
+        ("dates: {since: [month]}, ignore: since", "data.ignore: has 'since', which data.dates has too"),
         ("dates: {since: [month]}, features: x", "data.dates: has 'since', which data.features does not have"),
         ('date_format: "%d"', "data.date_format: is given without data.dates"),
     ],

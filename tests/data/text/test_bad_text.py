@@ -189,7 +189,7 @@ def _check(error: DrivetrainError, message_parts: tuple[str, ...]) -> None:
 SPECS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "the text column as a label": (
         {"labels": "[modo, descripcion]"},
-        ("data.labels.descripcion: is a text column too",),
+        ("data.labels: has 'descripcion', which data.text has too",),
     ),
     "a column twice": ({"labels": "[modo, modo]"}, ("data.labels: ", "column names that differ")),
     "no column": ({"labels": "[]"}, ("data.labels: is []", "a column, a list of columns, or a mapping")),

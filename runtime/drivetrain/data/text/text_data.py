@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
-from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.source import Source
 from drivetrain.data.text import corpus, job_tokenizer, letter_case, unknown_words
@@ -18,14 +17,13 @@ from drivetrain.job.text import TextJob
 from drivetrain.system.console import Detail
 
 
-def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
+def load(job: TextJob, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
     """Read and check the texts of a job, and choose the tokenizer and the largest length.
 
     Raises:
         DataError: if the texts cannot be used.
         SpecError: if the job's network does not fit the texts.
     """
-    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     parts = text_split.read(job, files, recorded)
     texts = parts.train.texts
     encoding, encoded, encoding_notes = job_tokenizer.choose(job, texts, recorded)
