@@ -187,7 +187,7 @@ def _load_samples(request: EvaluateRequest, trained: SavedModel, device: torch.d
     metric = next((key for key in trained.trained if key not in ("run", "step", "epoch")), job.best())
     samples = ValidationSamples(trained, data, heads, objective, metric, train.seed, device)
     if request.explain:
-        find_stored_modality(trained.preprocessing).check_explanation(samples)
+        find_stored_modality(trained.preprocessing).check_explanation(samples, 0)
     return samples
 
 

@@ -133,11 +133,6 @@ def draw_heat(picture: Image.Image, heat: Tensor) -> Image.Image:
     return Image.fromarray((np.asarray(picture) * (1 - opacity) + color * opacity).astype(np.uint8))
 
 
-def check_network(samples: ValidationSamples) -> None:
-    """Check with one sample that a network has heat maps; raises SpecError if it has none."""
-    compute_sample_map(samples, 0)
-
-
 def explain(samples: ValidationSamples, mistakes: Sequence[int]) -> dict[str, object]:
     """Draw the heat maps of a run; `mistakes` are ids of the worst mistakes. Returns plain JSON data."""
     rows = list(explain_samples(samples, mistakes))

@@ -144,9 +144,8 @@ class ImageRegressionJob(ImageJob):
         return self.data.label_column
 
     def problems(self) -> Iterator[Problem]:
-        """Refuse what is for classes."""
+        """Refuse augmentation that is for classes."""
         yield from super().problems()
-        yield from self.refuse_class_weights()
         if self.data.augment.cutmix:
             yield self.problem(
                 ("data", "augment", "cutmix"),

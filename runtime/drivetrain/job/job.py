@@ -13,7 +13,7 @@ from drivetrain.errors import Problem, SpecError
 from drivetrain.job.data import Data
 from drivetrain.job.document import Document
 from drivetrain.job.formatting import Path as KeyPath
-from drivetrain.job.formatting import dot_key, format_value
+from drivetrain.job.formatting import dot_key
 from drivetrain.job.hub_address import is_on_hub, parse
 from drivetrain.job.limits import Limits
 from drivetrain.job.sweep import Parameter, Sweep
@@ -221,10 +221,6 @@ class Job(Spec):
         """Return the path at `data.OPTION`; None if it is absent, or no path."""
         return dict(self.data_paths()).get(("data", option))
 
-    def column_keys(self) -> tuple[str, ...]:
-        """Return the keys of `data:` that name columns which the network sees or predicts, or ignores."""
-        return (*getattr(self.data, "COLUMN_KEYS", ()), "ignore")
-
     def list_columns(self, option: str) -> tuple[str, ...]:
         """Return the columns that `data.OPTION` names; empty if it is absent."""
         value = getattr(self.data, option, None) or ()
@@ -279,16 +275,6 @@ class Job(Spec):
     def problems(self) -> Iterator[Problem]:
         """Problems of this task's values that are valid by themselves, but not together."""
         yield from ()
-
-    def refuse_class_weights(self) -> Iterator[Problem]:
-        """Yield the problem of class weights in a task without classes."""
-        if self.train.class_weights != "none":
-            yield self.problem(
-                ("train", "class_weights"),
-                f"is {format_value(self.train.class_weights)}",
-                "a classification",
-                "remove it",
-            )
 
     def refuse_idle_keys(self, keys: Sequence[str], possible: str) -> Iterator[Problem]:
         """Yield the problems of keys of `model:` without an effect on the network of that name.

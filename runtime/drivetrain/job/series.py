@@ -247,9 +247,8 @@ class SeriesRegressionJob(SeriesJob):
         return self.data.label or ()
 
     def problems(self) -> Iterator[Problem]:
-        """Refuse class weights, which need classes, and augmentation after which the numbers would not be true."""
+        """Refuse augmentation after which the numbers would not be true."""
         yield from super().problems()
-        yield from self.refuse_class_weights()
         for option, reason in (
             ("scaling", "changes the amplitude"),
             ("time_warp", "changes the speed"),

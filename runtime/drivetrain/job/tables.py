@@ -113,8 +113,6 @@ class TableJob(Job):
                     "add it to data.features, or remove it",
                 )
         yield from self._check_model()
-        if self.PREDICTS_NUMBERS:
-            yield from self.refuse_class_weights()
 
     def _check_model(self) -> Iterator[Problem]:
         model = self.model

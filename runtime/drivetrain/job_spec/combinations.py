@@ -42,6 +42,9 @@ def _train_problems(job: Job) -> Iterator[Problem]:
         path = job.document.nearest(("train", "loss", "name"))
         possible = f"for {job.task}: {', '.join(allowed)}"
         yield job.problem(path, f"is {format_value(loss.name)}", possible, "choose one of these")
+    if job.PREDICTS_NUMBERS and job.train.class_weights != "none":
+        description = f"is {format_value(job.train.class_weights)}"
+        yield job.problem(("train", "class_weights"), description, "a classification", "remove it")
     if not fp16.min_scale <= fp16.initial_scale <= fp16.max_scale:
         path = job.document.nearest(("train", "fp16", "initial_scale"))
         possible = f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})"
@@ -126,7 +129,7 @@ def _split_problems(job: Job) -> Iterator[Problem]:
 def _column_problems(job: Job) -> Iterator[Problem]:
     """Columns with two roles."""
     # Windows may be grouped by a column with another role, such as the machine.
-    keys = (*job.column_keys(), *(() if modality_of(job).is_ordered else ("groups",)))
+    keys = [*getattr(job.data, "COLUMN_KEYS", ()), "ignore", *(() if modality_of(job).is_ordered else ("groups",))]
     for first, second in combinations(keys, 2):
         both = [name for name in job.list_columns(first) if name in job.list_columns(second)]
         if both and not (first == "features" and second in FEATURE_KINDS):

@@ -101,8 +101,7 @@ def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[st
 
 def _list_named_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     """Yield the columns that a file of this job must have, each with the key that names it."""
-    is_training = file == ("data", "train")
-    for option in (*job.column_keys(), "groups") if is_training else job.data.COLUMN_KEYS:
+    for option in (*job.data.COLUMN_KEYS, *(("ignore", "groups") if file == ("data", "train") else ())):
         for name in job.list_columns(option):
             if name != OFF or option != "groups":
                 yield ("data", option, *((name,) if option == "labels" else ())), name

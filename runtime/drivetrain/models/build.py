@@ -213,13 +213,7 @@ def build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
     arguments: dict[str, Any] = {
         "channels": dataset.preprocessing["channels"],
         "outputs": dataset.heads[""].outputs,
-        "cnn_channels": list(spec.cnn_channels),
-        "kernel": spec.kernel,
-        "pool": spec.pool,
-        "lstm_hidden": spec.lstm_hidden,
-        "lstm_layers": spec.lstm_layers,
-        "bidirectional": spec.bidirectional,
-        "dropout": spec.dropout,
+        **spec.model_dump(mode="json", exclude={"name", *WithWeights.model_fields}),
     }
     return _build_model("series", arguments, spec)
 

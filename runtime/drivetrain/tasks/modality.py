@@ -55,7 +55,7 @@ class Modality:
     explained: tuple[str, ...] = ()
     """Kinds of outputs that `explain` explains."""
     check_explanation: Callable[..., Any] = do_nothing
-    """Check with one sample that a network can be explained."""
+    """Explain one sample, which raises SpecError if the network cannot be explained."""
     explain: Callable[..., Any] = do_nothing
     """Explain a trained network with its validation samples."""
     list_columns: Callable[..., Any] = do_nothing
