@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from drivetrain.job_spec import load_job
 from drivetrain.models import dummy_inputs
 from drivetrain.models.build import build
 from drivetrain.models.inspection import inspect_workload
-from drivetrain.tasks import MODALITIES, Modality, find_stored_modality, find_task_modality, modality_of
+from drivetrain.tasks import MODALITIES, Modality, find_stored_modality, modality_of
 from drivetrain.tasks.modality import Lazy
 from tests.own_job import write_job
+from tests.paths import PACKAGE
 from tests.task_cases import CASES
 
 FUNCTIONS = [
@@ -63,12 +65,21 @@ def test_each_task_has_one_kind(task: type[Job]) -> None:
     assert sum(issubclass(task, modality.job) for modality in MODALITIES.values()) == 1
 
 
+def test_nothing_else_asks_for_a_kind() -> None:
+    """A branch on a task or on its class becomes a function or a fact of the description."""
+    branch = re.compile(
+        r"isinstance\((?:\w+\.)?job, (?!Job\))|task\.startswith|\bkind == \"(?:images|texts|series|table|own)\""
+    )
+    paths = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "tasks"]
+    assert [path.name for path in paths if branch.search(path.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize(("kind", "columns"), [("texts", ["urgent"]), ("series", ["state"]), ("table", ["price"])])
 def test_a_table_is_drafted(kind: str, columns: list[str], tmp_path: Path) -> None:
     job = read_example(kind, tmp_path)
     path = job.resolve(job.data.train)
     draft = look(SurveyRequest(path, tmp_path, targets=tuple(columns)))
-    assert find_task_modality(draft.task).kind == kind
+    assert modality_of(JOBS[draft.task]).kind == kind
 
 
 @pytest.mark.parametrize("kind", MODALITIES)

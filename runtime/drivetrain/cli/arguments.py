@@ -14,9 +14,9 @@ from drivetrain.job import JOBS, suggest_task
 from drivetrain.job.data import CsvOptions
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
-from drivetrain.tasks import find_task_modality
+from drivetrain.tasks import modality_of
 
-TASKS = tuple(task for task in JOBS if not find_task_modality(task).is_user_code)
+TASKS = tuple(task for task in JOBS if not modality_of(JOBS[task]).is_user_code)
 """Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
 Add = Callable[[str, str], CommandParser]
 RUN = "run folder, or its name in runs/"

@@ -48,7 +48,7 @@ from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
-from drivetrain.tasks import find_task_modality
+from drivetrain.tasks import modality_of
 
 WITH_JOB = ("bench speed", "bench lr", "bench memory", "bench models", "fetch")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "init")
@@ -275,4 +275,4 @@ def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
 def _of_images(options: argparse.Namespace) -> bool:
     run = getattr(options, "run", None)
     tasks = [RunFiles(folder).read_object(CONFIG).get("task") for folder in (run, run / MODEL)] if run else []
-    return any(task in tasks and find_task_modality(task).has_sample_files for task in JOBS)
+    return any(task in tasks and modality_of(JOBS[task]).has_sample_files for task in JOBS)

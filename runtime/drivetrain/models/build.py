@@ -135,13 +135,8 @@ def build_image_network(job: ImageJob, dataset: Dataset) -> Model:
             "dropout": spec.dropout,
         }
         return Model(network, "vision", arguments, spec.freeze)
-    arguments = {
-        "name": spec.name,
-        "channels": channels,
-        "classes": classes,
-        "image_size": size,
-        "dropout": spec.dropout,
-    }
+    arguments = {"name": spec.name, "channels": channels, "classes": classes, "image_size": size}
+    arguments["dropout"] = spec.dropout
     timm_weights = image_input.find_timm(job)
     if isinstance(spec, ImageTimm):
         model = Model(timm_vision.build_from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
@@ -222,19 +217,12 @@ def build_table_network(job: TableJob, dataset: Dataset) -> Model:
     """Build a perceptron, an ensemble of them or a linear model for tables."""
     spec, columns = job.model, features.from_json(dataset.preprocessing)
     assert isinstance(spec, MlpSpec)
-    arguments: dict[str, Any] = {
-        "numbers": columns.width,
-        "categories": columns.sizes,
-        "outputs": dataset.heads[""].outputs,
-    }
+    outputs = dataset.heads[""].outputs
+    arguments: dict[str, Any] = {"numbers": columns.width, "categories": columns.sizes, "outputs": outputs}
     if spec.name == "linear":
         arguments |= {"edges": columns.edges}
         return _build_model("linear tables", arguments, spec)
-    arguments |= {
-        "hidden": list(spec.hidden),
-        "embedding": spec.embedding,
-        "dropout": spec.dropout,
-    }
+    arguments |= {"hidden": list(spec.hidden), "embedding": spec.embedding, "dropout": spec.dropout}
     if any(columns.edges):
         arguments |= {"edges": columns.edges, "number_embedding": spec.number_embedding}
     if spec.skip:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.errors import CheckpointError
-from drivetrain.job import JOBS, Job
+from drivetrain.job import Job
 from drivetrain.tasks import custom, image, series, table, text
 from drivetrain.tasks.modality import Modality
 
-__all__ = ["MODALITIES", "Modality", "find_stored_modality", "find_task_modality", "modality_of"]
+__all__ = ["MODALITIES", "Modality", "find_stored_modality", "modality_of"]
 
 MODALITIES: dict[str, Modality] = {
     module.MODALITY.kind: module.MODALITY for module in (image, series, text, table, custom)
@@ -18,14 +18,10 @@ MODALITIES: dict[str, Modality] = {
 """Every kind of data by its name, the more special one first: a table is drafted for the first that it fits."""
 
 
-def modality_of(job: Job) -> Modality:
-    """Return the kind of data of a job."""
-    return next(modality for modality in MODALITIES.values() if isinstance(job, modality.job))
-
-
-def find_task_modality(task: str) -> Modality:
-    """Find the kind of data of a task."""
-    return next(modality for modality in MODALITIES.values() if issubclass(JOBS[task], modality.job))
+def modality_of(job: Job | type[Job]) -> Modality:
+    """Return the kind of data of a job or of a class of jobs."""
+    task = job if isinstance(job, type) else type(job)
+    return next(modality for modality in MODALITIES.values() if issubclass(task, modality.job))
 
 
 def find_stored_modality(preprocessing: Mapping[str, Any]) -> Modality:

@@ -31,7 +31,7 @@ from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import JOB_FILE
-from drivetrain.tasks import MODALITIES, find_task_modality
+from drivetrain.tasks import MODALITIES, modality_of
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
@@ -140,7 +140,7 @@ def _draft_file(request: SurveyRequest, path: Path) -> Draft:
     sample = table_sample.read(path, files)
     draft = _draft_table(request, sample)
     source = Source(path, KEY)
-    is_ordered = find_task_modality(draft.task).is_ordered
+    is_ordered = modality_of(JOBS[draft.task]).is_ordered
     if not is_ordered and (time := time_order.find_column(sample.table, source, request.targets)):
         draft.choices.insert(0, time_order.describe(time))
     draft.found += files.notes
@@ -198,10 +198,10 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
         SpecError: if the task has no pretrained networks, or the folder has none.
     """
     name = str(request.pretrained)
-    if not find_task_modality(draft.task).has_pretrained:
+    if not modality_of(JOBS[draft.task]).has_pretrained:
         raise SpecError(
             f"{OPTION} {name}: {draft.task} has no pretrained networks",
-            ", ".join(task for task in JOBS if find_task_modality(task).has_pretrained),
+            ", ".join(task for task in JOBS if modality_of(JOBS[task]).has_pretrained),
             "leave it out",
         )
     draft.model = Entry("model", _describe_network(request, name, draft.task), REASON)
@@ -224,7 +224,7 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
             "a folder with config.json and model.safetensors, a name such as ORGANIZATION/NETWORK, or a run folder",
             "check the spelling",
         )
-    has_pictures = find_task_modality(task).has_pictures
+    has_pictures = modality_of(JOBS[task]).has_pictures
     if has_pictures and name in RESNET_WEIGHTS:
         return f"{{name: {name}, pretrained: true, {FROZEN}}}"
     if has_pictures and name.startswith("timm/"):
@@ -246,6 +246,6 @@ def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
             "name the folder that holds config.json and model.safetensors",
         ) from None
     architecture = config.get("architecture")
-    if find_task_modality(task).has_pictures and isinstance(architecture, str):
+    if modality_of(JOBS[task]).has_pictures and isinstance(architecture, str):
         return f"{{source: timm, name: {quote(architecture)}, pretrained: {path}, {FROZEN}}}"
     return f"{{source: transformers, name: {path}, {FROZEN}}}"
