@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
-from drivetrain.data.formats import column_values, npz_file
+from drivetrain.data.formats import column_values, csv_dialect, npz_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
@@ -32,7 +32,7 @@ FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N
 WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
 
 
-def load(job: SeriesJob, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
+def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the windows of a job; the scale is taken from `recorded` if given, else computed.
 
     Raises:
@@ -41,6 +41,7 @@ def load(job: SeriesJob, recorded: InputRecord | None, files: CsvFiles) -> Datas
     from drivetrain.data.series import augment
 
     data = job.data
+    files = files or csv_dialect.of_job(job.csv_settings(), {}, data.missing)
     train_part, validation_part, stored, head = _read_parts(job, recorded, files)
     target = train_part.target
     assert target is not None

@@ -12,7 +12,7 @@ import numpy as np
 from drivetrain.data import copies, target_columns
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
-from drivetrain.data.formats import column_values, table_file
+from drivetrain.data.formats import column_values, csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
 from drivetrain.data.notes import list_names
@@ -294,13 +294,14 @@ def check(job: TableJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
     return len(parts.partition.training), notes
 
 
-def load(job: TableJob, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
+def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the rows of a job; preprocessing is taken from `recorded` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
     """
     data = job.data
+    files = files or csv_dialect.of_job(job.csv_settings(), {}, data.missing)
     parts = _read_parts(job, recorded, files)
     train_rows, partition, head, fitted = parts.train, parts.partition, parts.head, parts.fitted
     target = train_rows.target
