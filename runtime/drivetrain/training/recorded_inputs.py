@@ -29,7 +29,6 @@ from drivetrain.distributed.world import LOCAL_RANK, NODES
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError
 from drivetrain.job import Job, extension
 from drivetrain.job.custom import list_user_functions
-from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job.formatting import dot_key
 from drivetrain.pretrained import earlier_run, hub_name
 from drivetrain.pretrained import folder as pretrained
@@ -151,7 +150,7 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
     with run.clock.phase("data"):
         if recorded is None:
             _write_records(run, say)
-        elif isinstance(run.job, EmbeddedJob):
+        elif run.job.task == "python":
             _refuse_changes(
                 _list_other_changes(RunFiles(run.folder).read_object(DATA_FILE), recorded, run.readable),
                 lambda changed: _changed_data_error(run.folder, changed, "new=True"),
