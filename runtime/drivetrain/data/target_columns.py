@@ -45,7 +45,7 @@ class TargetColumn:
     are_listed: bool = False
     """Whether the labels of a sample are listed in a cell, so that another file may lack some."""
 
-    def take(self, rows: Sequence[int]) -> TargetColumn:
+    def take(self, rows: Sequence[int] | Ids) -> TargetColumn:
         """Take some rows, which are usable."""
         indices = None if self.indices is None else self.indices[list(rows)]
         return replace(self, numbers=self.numbers[list(rows)], indices=indices, bad={})
@@ -288,7 +288,7 @@ def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     names = sort_class_names(find_strata(target, rows).classes)
     if len(names) < 2:
         raise DataError(
-            f"{key}: {len(rows):,} rows, and {target.names[0]} is {list_names(names)} in all of them",
+            f"{key}: {len(rows):,} rows, and {target.names[0]} is {list_names(names) or 'empty'} in all of them",
             "two classes or more",
             "add rows of another class",
         )

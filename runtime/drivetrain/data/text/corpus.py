@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,33 +84,37 @@ def read(
     table = table_file.read(path, key, required=all_columns, only=True, text=all_columns, csv=files)
     for name, option in required.items():
         _check_type(table, name, option, path)
-    trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in required}
-    is_filled = {
-        name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
-    }
-    # A row needs at least one text (a report without a title is still a report) and at least one label (it trains the
-    # heads of its labels).
-    required_parts = {" and ".join(columns): np.logical_or.reduce([is_filled[name] for name in columns])}
-    if label_keys:
-        # A column that is both a text and a label counts as a text.
-        has_label = [filled for name, filled in is_filled.items() if name not in columns]
-        required_parts[" and ".join(label_keys)] = np.logical_or.reduce(has_label)
-    bad, is_usable = list_bad_rows(required_parts, lambda row: f"{path} {csv_dialect.name_row(path, row + 1)}")
-    usable = table if is_usable.all() else table.filter(is_usable)
-    texts = [compute.fill_null(column_values.compose_text(usable[name]), "") for name in columns]
     labels = {
-        name: target_columns.read_targets(usable, [name], classes=True, option=option, source=str(path))
+        name: target_columns.read_targets(table, [name], classes=True, option=option, source=str(path))
         for name, option in label_keys.items()
     }
+    # A row needs at least one text (a report without a title is still a report) and at least one label (it trains the
+    # heads of its labels). A column that is both a text and a label counts as a text.
+    trimmed = (compute.fill_null(compute.utf8_trim_whitespace(table[name]), "") for name in columns)
+    lacks = {" and ".join(columns): np.logical_and.reduce([compute.equal(cells, "").to_numpy() for cells in trimmed])}
+    if label_keys:
+        is_empty = [target.indices == -1 for name, target in labels.items() if name not in columns]
+        lacks[" and ".join(label_keys)] = np.logical_and.reduce(is_empty)
+    is_bad = np.logical_or.reduce(list(lacks.values()))
+    bad = [
+        BadSample(
+            f"{path} {csv_dialect.name_row(path, row + 1)}",
+            f"{list_names([name for name, lacks_part in lacks.items() if lacks_part[row]])} is empty",
+        )
+        for row in np.flatnonzero(is_bad).tolist()
+    ]
+    rows = np.flatnonzero(~is_bad)
+    if bad:
+        table, labels = table.filter(~is_bad), {name: target.take(rows) for name, target in labels.items()}
     return Corpus(
         key=key,
         paths=[path],
         starts=[0],
-        texts=tuple(texts),
+        texts=tuple(compute.fill_null(column_values.compose_text(table[name]), "") for name in columns),
         labels=labels,
-        rows=np.flatnonzero(is_usable) + 1,
+        rows=rows + 1,
         bad=bad,
-        groups=column_values.texts(usable[group_column]).to_pylist() if group_column else None,
+        groups=column_values.texts(table[group_column]).to_pylist() if group_column else None,
     )
 
 
@@ -139,36 +143,10 @@ def join(sources: Sequence[Corpus]) -> Corpus:
 
 def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:
     """Refuse a column that is empty or does not hold text."""
-    data_type = table.schema.field(name).type
+    data_type, column = table.schema.field(name).type, f'{option}: column "{name}" of {path}'
     kind = column_values.kind_of(data_type)
     if kind == "nothing":
-        raise DataError(f'{option}: column "{name}" of {path} is empty', "a text in most rows", "name another column")
+        raise DataError(f"{column} is empty", "a text in most rows", "name another column")
     if kind != "text":
-        raise no_text_error(f'{option}: column "{name}" of {path}', str(data_type))
-
-
-def no_text_error(column: str, contents: str) -> DataError:
-    """Return the error for a column, with its key and file, that does not hold text."""
-    return DataError(
-        f"{column} holds {contents}, not text",
-        "text, whole numbers or booleans",
-        "write the column as text, or name another one",
-    )
-
-
-def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) -> tuple[list[BadSample], Any]:
-    """List the rows that cannot be used, each with its empty parts; also returns a mask of the usable rows.
-
-    Args:
-        filled_parts: masks of the rows that have a required part, such as a text, by the columns of the part.
-        title: function that returns the name of a row, by its index.
-    """
-    is_usable = np.logical_and.reduce(list(filled_parts.values()))
-    bad = [
-        BadSample(
-            title(row),
-            f"{list_names([name for name, is_filled in filled_parts.items() if not is_filled[row]])} is empty",
-        )
-        for row in np.flatnonzero(~is_usable).tolist()
-    ]
-    return bad, is_usable
+        possible, action = "text, whole numbers or booleans", "write the column as text, or name another one"
+        raise DataError(f"{column} holds {data_type}, not text", possible, action)
