@@ -1,4 +1,4 @@
-"""Whether more data would help: what half of it and all of it reach."""
+"""The learning curve shows whether more data would help."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_last_doubling_says_whether_more_would_help(tmp_path: Path, rows: in
     job = write_job(tmp_path, rows, columns)
     text = describe_learning_curve(job, load(job))
     assert verdict in text
-    assert all(f" of {rows // part} samples" in text for part in (8, 4, 2))
+    assert all(f" with {rows // part} samples" in text for part in (8, 4, 2))
 
 
 def test_a_gain_of_unknown_uncertainty_promises_nothing(tmp_path: Path) -> None:

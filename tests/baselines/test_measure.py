@@ -1,4 +1,4 @@
-"""Simple models on every kind of data: the numbers are those of scikit-learn called by hand."""
+"""Simple models on every kind of data have the same metrics as scikit-learn."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_the_command_names_the_metric_that_the_data_let_a_run_choose(
 def test_few_samples_are_fitted_by_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
 ) -> None:
-    """Boosted trees of 960 rows took 52 s on two busy CPUs, in which two threads waited for each other."""
+    """Boosted trees took 52 s for 960 rows on two busy CPUs, because two threads waited for each other."""
     thread_limits: list[int | None] = []
 
     @contextlib.contextmanager

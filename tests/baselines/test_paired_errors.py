@@ -87,7 +87,7 @@ def test_the_interval_contains_the_true_difference(head: Head, metric: str) -> N
 
 @pytest.mark.parametrize(("has_neighbors", "low", "high"), [(True, 0, 10), (False, 25, 100)])
 def test_windows_that_err_together_are_left_out_together(has_neighbors: bool, low: int, high: int) -> None:
-    """Of two equal models one is called better in 5 of 100 draws, and far more often if windows count as independent."""
+    """One of two equal models is called better in 5 of 100 draws, and far more often if windows count as independent."""
     random = torch.Generator().manual_seed(0)
     targets, called = torch.ones(640, dtype=torch.int64), 0
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""The simple models beside a finished run: they change nothing of it, end in time, and stand in its report."""
+"""The simple models of a finished run change nothing in it, end in time, and appear in its report."""
 
 from __future__ import annotations
 

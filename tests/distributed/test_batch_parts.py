@@ -1,4 +1,4 @@
-"""A run goes on with other numbers of processes: the same batches, every sample once, the same losses."""
+"""A run resumes with another number of processes: the same batches, every sample once, the same losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = ((2, 5), (1, 10), (3, 16), (2, -1))
 def train_in_attempts(
     folder: Path, sizes: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, list[int]]:
-    """What was trained in each step in the last attempt that reached it."""
+    """Read the sample ids of each step in the last attempt that reached it."""
     ids_by_step: dict[int, list[int]] = {}
     for attempt, (count, last) in enumerate(sizes):
         monkeypatch.setenv("ATTEMPT", str(attempt))

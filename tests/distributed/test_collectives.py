@@ -34,7 +34,7 @@ def small(calls: Calls) -> list[str]:
 
 
 def at_once(calls: Calls) -> list[str]:
-    """The small ones that are waited for as soon as they are begun."""
+    """List the small collectives that are waited for at once."""
     pairs = itertools.pairwise(calls)
     return [kind for (kind, size, phase), after in pairs if phase == "begun" and size < LARGE and after[2] == "waited"]
 

@@ -21,7 +21,7 @@ OWN = ["plain+unseeded", "norm+unseeded", "plain+unlike", "plain+larger"]
 
 @pytest.fixture(scope="module")
 def convolutional(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, list[float]]]:
-    """Losses of all layouts by the number of processes; alone, BatchNorm sees halves as each of two would."""
+    """Compute the losses of all layouts by the number of processes; one process gives BatchNorm halves, as two would."""
     cases = [f"convolutional/{name}" for name in (*LAYOUTS, *OWN)]
     losses_by_count = {}
     for count in (1, 2):
@@ -55,8 +55,8 @@ def test_initial_weights_are_those_of_rank_0(convolutional: dict[int, dict[str, 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plain+unlike", "process 2 of 2 has other samples than process 1"),
-        ("plain+larger", "process 2 of 2 has other weights or buffers than"),
+        ("plain+unlike", "process 2 of 2 has different samples than process 1"),
+        ("plain+larger", "process 2 of 2 has different weights or buffers than"),
     ],
 )
 def test_processes_that_read_or_build_something_else_are_refused(

@@ -1,4 +1,4 @@
-"""Several processes sum gradients as one loop would: what is trained in each, and the bits after a resume."""
+"""Several processes sum gradients like one loop, also for unused layers, and with the same bits after a resume."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exchange_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def states_by_rank(exchange_folder: Path) -> list[States]:
-    """By process and kind of network: the state after 20 steps, and that of a loop by hand."""
+    """Return the state after 20 steps by process and kind of network, and the state of a plain loop."""
     files = sorted(exchange_folder.glob("*.pt"))
     return [torch.load(file, weights_only=True) for file in files]
 

@@ -43,7 +43,7 @@ def disturb(processes: list[psutil.Process], way: str) -> None:
 
 
 def run_disturbed(job: Path, options: tuple[str, ...], way: str, count: int, seconds: float) -> tuple[int, str]:
-    """Start a run, and disturb it some seconds after its first step; its exit code and what it printed."""
+    """Start a run, and disturb it some seconds after its first step; return its exit code and output."""
     more = ("--set", f"train.max_time={seconds + 1:.2f}s") if way == "max_time" else ()
     running = subprocess.Popen(
         command(job, *options, *more), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -60,7 +60,7 @@ LONG = ["--set", "checkpoint.every=50 steps", "--set"]
     indirect=["nodes"],
 )
 def test_a_killed_node_costs_no_bit(nodes: Nodes, job: Path, kills: int, spread: float) -> None:
-    """A node is killed at random moments, also while it starts or saves; each that ends is started again, as a pod is."""
+    """A node is killed at random moments, also while it starts or saves; every ended node is started again, like a pod."""
     generator, recoveries = random.Random(kills), list[float]()
     nodes.start()
     killed_at, rows_before, kill_count, next_kill_at = 0.0, 0, 0, time.monotonic() + generator.uniform(0, spread)

@@ -31,7 +31,7 @@ class Cluster:
         self.spec = job.name
 
     def start(self, *options: str, last: Sequence[str] = ()) -> list[subprocess.Popen[bytes]]:
-        """Train on all of them; the last machine gets more options."""
+        """Train on all machines; the last one gets more options."""
         meet = {"MASTER_ADDR": self.machines[0].address, "MASTER_PORT": str(PORT)}
         processes = []
         for number, (machine, home) in enumerate(zip(self.machines, self.homes, strict=True)):
@@ -45,12 +45,12 @@ class Cluster:
         return [process.wait(120) for process in self.start(*options, last=last)]
 
     def logs(self) -> list[str]:
-        """What each machine printed in the last attempt."""
+        """Return the output of each machine in the last attempt."""
         return [(home / "log").read_text() for home in self.homes]
 
 
 def listeners(process: int) -> set[str]:
-    """The addresses on which anything listens in the network of a process, as the kernel writes them: in hex."""
+    """List the addresses with listeners in the network of a process, in hex as in the kernel's table."""
     addresses = set()
     for name in ("tcp", "tcp6"):
         lines = Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]

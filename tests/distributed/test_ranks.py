@@ -30,7 +30,7 @@ STEPS, SAMPLES, BATCH = 50, 62, 12
 
 
 def train_in_processes(folder: Path, count: int, data: str = "") -> tuple[list[float], list[list[list[int]]]]:
-    """Losses by step, and what each process trained on."""
+    """Return the losses by step, and the samples of each process."""
     folder.mkdir()
     ranks_start.run_ranks([sys.executable, "-m", "tests.ranks_driver", str(folder), str(STEPS), data], count)
     folders = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]

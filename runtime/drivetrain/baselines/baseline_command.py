@@ -1,4 +1,4 @@
-"""`drivetrain bench models JOB`: what simple models reach on a job's data, in seconds and before any training."""
+"""Runs `drivetrain bench models JOB`: fits simple models to a job's data, within seconds and without any training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.system.console import open_console, say, say_aside, say_json
 
 @dataclass(frozen=True)
 class BaselineRequest:
-    """The options of `drivetrain bench models`."""
+    """Options of `drivetrain bench models`."""
 
     spec: Path
     assignments: Sequence[str] = ()
@@ -25,13 +25,13 @@ class BaselineRequest:
 
 
 def measure_baselines(request: BaselineRequest) -> int:
-    """Fit the simple models and print their metrics, each as soon as it is known; returns 0.
+    """Fit the simple models, and print the metrics of each model as soon as they are known; returns 0.
 
     Raises:
-        DrivetrainError: for every problem of the job file or of the data.
+        DrivetrainError: if the job file or the data has a problem.
     """
-    if not request.seconds > 0:  # a NaN is not, either
-        raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "leave it out for 60")
+    if not request.seconds > 0:  # also refuses NaN
+        raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "remove it, or set another time")
     machine = thread_limits.limit_threads()
     from drivetrain.baselines.measure import measure
     from drivetrain.data.class_balance import choose_best_metric
@@ -72,4 +72,4 @@ def _show(rows: Sequence[Baseline], best: str) -> None:
         table.add_row(metric, *values, style="bold" if metric == best else "")
     table.add_row("seconds", *(f"{row.seconds:.1f}" for row in rows), style="dim")
     open_console().print(table)
-    say(f"{best} (checkpoint.best) chooses the weights of a network: what it reaches has to be better than these")
+    say(f"{best} (checkpoint.best) chooses the weights of a network; its value should be better than these")

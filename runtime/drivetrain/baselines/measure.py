@@ -1,6 +1,6 @@
-"""Fits simple models to the training samples of a job and evaluates them as its network is evaluated.
+"""Fits simple models to the training samples of a job, and evaluates them in the same way as its network.
 
-What they reach with a quarter, with half and with all of the samples says whether more data would help.
+Their metrics with a quarter, half and all of the samples show whether more data would help.
 """
 
 from __future__ import annotations
@@ -35,35 +35,31 @@ from drivetrain.training.head_solver import count_bytes
 from drivetrain.training.losses import Objective
 
 FIRST_ROWS = 500
-"""Training samples of the first fit."""
+"""Number of training samples of the first fit."""
 ONE_THREAD_ROWS = 20_000
-"""Training samples up to which a fit has one thread: threads that wait for each other cost more than they gain. On two busy
-CPUs boosted trees of 960 rows took 52 s, and with one thread 3 s, a linear model of 8,000 pictures 95 s and 4 s.
+"""Number of training samples up to which a fit has one thread, since waiting threads cost more than they gain. On two busy
+CPUs, boosted trees took 52 s for 960 rows, and 3 s with one thread; a linear model of 8,000 images took 95 s and 4 s.
 """
 GROWTH = 4
-"""Each further fit takes so many times the samples, so all fits together take little more time than the last one."""
+"""Each fit has this many times the samples of the fit before, so all fits together take little more time than the last one."""
 MEMORY_SHARE, COPIES = 1 / 4, 3
-"""Share of the free memory that the columns of the training samples may take: as read, as scaled, by row and by column."""
+"""Share of the free memory for the columns of the training samples, and number of their copies in memory."""
 EVALUATED_TOGETHER = 4_096
-"""Samples whose outputs are computed at once."""
+"""Number of samples whose outputs are computed at once."""
 CURVE_SECONDS = 60.0
-"""How long the fits of a learning curve may take."""
+"""Time limit for the fits of a learning curve."""
 CURVE_POINTS, CURVE_GROWTH = 3, 2
-"""Of a learning curve: a quarter, half and all of the training samples."""
+"""Number of points of a learning curve, and factor between their samples: a quarter, half and all of them."""
 
 Outcome = Baseline | Skipped
 Fit = Callable[[Features, Split, Ids, Tensor, Head, int], Predict]
-"""Fits one head to the targets of some training samples; the last argument is the seed."""
+"""Function that fits one head to the targets of some training samples; the last argument is the seed."""
 
 
 class EvaluatedSamples:
-    """The samples on which simple models are evaluated, next to a network if there is one.
+    """Samples on which simple models are evaluated, and compared with a network if there is one.
 
-    Args:
-        prefix: `validation/` or `test/`, with which the names of its metrics begin.
-        split: the samples.
-        dataset: data of the job, with the heads.
-        objective: loss of the job.
+    The names of their metrics begin with `prefix`: `validation/` or `test/`.
     """
 
     def __init__(self, prefix: str, split: Split, dataset: Dataset, objective: Objective) -> None:
@@ -71,34 +67,35 @@ class EvaluatedSamples:
         self.errors: PairedErrors | None = None
 
     def compare_with(self, network: NetworkOutputs) -> None:
-        """Compare the next models with a network, whose outputs for some of the samples these are."""
+        """Compare all further models with a network, given its outputs for some of the samples."""
         self.errors = PairedErrors(network, self.split, self.heads, self.objective, self.prefix)
 
     def compute_metrics(self, models: Mapping[str, Predict]) -> dict[str, float]:
-        """Compute the metrics of the models of all heads on all samples."""
-        tally = MetricAccumulator(self.heads, self.objective)
+        """Compute the metrics on all samples from one model for each head."""
+        accumulator = MetricAccumulator(self.heads, self.objective)
         for start in range(0, len(self.split), EVALUATED_TOGETHER):
             ids = np.arange(start, min(start + EVALUATED_TOGETHER, len(self.split)), dtype=np.int64)
             targets = {name: values[torch.from_numpy(ids)] for name, values in self.split.targets.items()}
-            tally.add({name: predict(self.split, ids) for name, predict in models.items()}, targets)
-        return tally.metrics(self.prefix)
+            accumulator.add({name: predict(self.split, ids) for name, predict in models.items()}, targets)
+        return accumulator.metrics(self.prefix)
 
     def estimate_margins(self, models: Mapping[str, Predict]) -> dict[str, float]:
-        """Estimate how much of the differences from the network is chance, by metric; empty without a network."""
+        """Estimate by metric how much of the difference from the network is chance; empty without a network."""
         if self.errors is None:
             return {}
-        return self.errors.estimate_margins(
-            {name: predict(self.split, self.errors.ids) for name, predict in models.items()}
-        )
+        outputs = {name: predict(self.split, self.errors.ids) for name, predict in models.items()}
+        return self.errors.estimate_margins(outputs)
 
 
 def list_evaluated_samples(job: Job, dataset: Dataset) -> list[EvaluatedSamples]:
-    """List the validation samples, and those of the final test if there is one."""
+    """List the validation samples, and the test samples if there are any."""
     train = job.train
     objective = losses.build_objective(
         train.loss, dataset.heads, dataset.train.targets, train.class_weights, dataset.loss
     )
-    splits = {"validation/": dataset.validation} | ({"test/": dataset.test.split} if dataset.test else {})
+    splits = {"validation/": dataset.validation}
+    if dataset.test:
+        splits["test/"] = dataset.test.split
     return [EvaluatedSamples(prefix, split, dataset, objective) for prefix, split in splits.items()]
 
 
@@ -110,30 +107,29 @@ def measure(
     free_memory: float = math.inf,
     compute_networks: Callable[[], Mapping[str, NetworkOutputs]] | None = None,
 ) -> Iterator[Outcome]:
-    """Fit and evaluate one simple model after the other; each is yielded as soon as it is known, and again if it was
-    fitted to more samples.
+    """Fit and evaluate one simple model after the other; yields each model, and again if it is fitted to more samples.
 
     Args:
-        job: the job, of which loss, metrics and seed are used.
+        job: job with loss, metrics and seed.
         dataset: its data, preprocessed as for its network.
-        seconds: how long all of it may take.
-        first_rows: training samples of the first fit; 0 for FIRST_ROWS.
-        free_memory: bytes; with more samples than fit into a share of it, some are fitted.
-        compute_networks: computes the outputs of a network to compare them with, by prefix of the metrics' names.
+        seconds: time limit for everything.
+        first_rows: number of training samples of the first fit; 0 for FIRST_ROWS.
+        free_memory: free bytes; only as many samples are fitted as fit into a share of them.
+        compute_networks: function that computes the outputs of a network to compare with, by prefix of the metrics.
     """
     end = time.monotonic() + seconds
     if not any(head.outputs for head in dataset.heads.values()):
-        yield Skipped(CONSTANT, "what the targets mean is known to the job's loss alone")
+        yield Skipped(CONSTANT, "only the job's loss knows the meaning of the targets")
         return
     if isinstance(dataset.train, StreamSplit):
-        yield Skipped(CONSTANT, "the training data is an iterable, and a fair sample of it would be all of it")
+        yield Skipped(CONSTANT, "the training data is an iterable, so a fair sample of it would be all of it")
         return
     evaluated = list_evaluated_samples(job, dataset)
     targets = dataset.train.targets
     constants = {name: simple_models.fit_constant(targets[name], head) for name, head in dataset.heads.items()}
     yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
     if compute_networks:
-        # A slow network may use up the time; the constant answer is known by then.
+        # A slow network may use up the time, so the constant answer is already known.
         networks = compute_networks()
         for samples in evaluated:
             if samples.prefix in networks:
@@ -141,7 +137,7 @@ def measure(
         yield _evaluate(dataset, evaluated, CONSTANT, constants, len(dataset.train), 0.0)
     features: Features | None = modality_of(job).make_features(dataset)
     if features is None:
-        yield Skipped(LINEAR, "what the inputs mean is known to the job's code alone")
+        yield Skipped(LINEAR, "only the job's code knows the meaning of the inputs")
         return
     kinds: dict[str, Fit] = {LINEAR: simple_models.fit_linear}
     if features.suits_trees and find_spec("sklearn"):
@@ -149,19 +145,26 @@ def measure(
     elif features.suits_trees:
         yield Skipped(TREES, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
     fits = {name: partial(_fit, job, dataset, evaluated, features, name, fit) for name, fit in kinds.items()}
-    # In the order of a random permutation, every first part of it is a fair sample.
+    growth = CURVE_GROWTH if first_rows else GROWTH
+    yield from _fit_growing(
+        fits, _draw_order(job, dataset, features, free_memory), end, first_rows or FIRST_ROWS, growth
+    )
+
+
+def _draw_order(job: Job, dataset: Dataset, features: Features, free_memory: float) -> Ids:
+    """Draw the samples to fit in random order, as many as fit into memory; any number of the first is a fair sample."""
     order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
-    if free_memory < math.inf:
-        columns = features.read_linear(dataset.train, order[:FIRST_ROWS])
-        row_bytes = COPIES * count_bytes(columns) / len(columns)
-        order = order[: max(FIRST_ROWS, int(MEMORY_SHARE * free_memory / max(row_bytes, 1)))]
-    yield from _fit_growing(fits, order, end, *((first_rows, CURVE_GROWTH) if first_rows else (FIRST_ROWS, GROWTH)))
+    if free_memory == math.inf:
+        return order
+    columns = features.read_linear(dataset.train, order[:FIRST_ROWS])
+    row_bytes = COPIES * count_bytes(columns) / len(columns)
+    return order[: max(FIRST_ROWS, int(MEMORY_SHARE * free_memory / max(row_bytes, 1)))]
 
 
 def _fit_growing(
     fits: Mapping[str, Callable[[Ids], Baseline]], order: Ids, end: float, first_rows: int, growth: int
 ) -> Iterator[Baseline]:
-    """Fit each kind of model to more and more samples in this order, as long as its next fit is expected to end in time."""
+    """Fit each kind of model to more and more samples of `order`, as long as its next fit should end in time."""
     rows = len(order) if end == math.inf else min(len(order), first_rows)
     seconds, expected = dict.fromkeys(fits, 0.0), dict.fromkeys(fits, 0.0)
     while expected:
@@ -172,7 +175,7 @@ def _fit_growing(
             outcome = fits[name](order[:rows])
             yield outcome
             earlier_seconds, seconds[name] = seconds[name], outcome.seconds
-            # A solver may need more time a sample than before.
+            # A solver may need more time per sample than before.
             slower = seconds[name] / earlier_seconds if earlier_seconds else 0.0
             expected[name] = seconds[name] * max(slower, min(len(order), rows * growth) / rows)
         if rows == len(order):
@@ -189,8 +192,8 @@ def _fit(
     fit: Fit,
     ids: Ids,
 ) -> Baseline:
-    """Fit one kind of model to these training samples."""
-    # What is loaded once takes seconds, which the first fit must not seem to need.
+    """Fit one kind of model to some training samples."""
+    # Loading takes seconds that the time of the first fit must not include.
     if name == TREES:
         import sklearn.ensemble  # noqa: F401
     else:
@@ -198,16 +201,16 @@ def _fit(
     started = time.monotonic()
     targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
     with _limit_threads(1 if len(ids) <= ONE_THREAD_ROWS else None):
-        models = {
-            output: fit(features, dataset.train, ids, targets[output], head, job.train.seed)
-            for output, head in dataset.heads.items()
-        }
+        models = {}
+        for output, head in dataset.heads.items():
+            models[output] = fit(features, dataset.train, ids, targets[output], head, job.train.seed)
         return _evaluate(dataset, evaluated, name, models, len(ids), time.monotonic() - started)
 
 
 @contextlib.contextmanager
 def _limit_threads(count: int | None) -> Iterator[None]:
-    """Limit the threads of the block, those of torch too, which keeps a number of its own; None leaves them as they are."""
+    """Limit the number of threads in the block; None changes nothing."""
+    # torch has its own setting in addition to the libraries'.
     threads = torch.get_num_threads()
     with threadpool_limits(limits=count):
         torch.set_num_threads(count or threads)
@@ -225,7 +228,7 @@ def _evaluate(
     rows: int,
     seconds: float,
 ) -> Baseline:
-    """Compute the metrics of one simple model, and how much of the differences from the network is chance."""
+    """Compute the metrics of one simple model, and by metric how much of the difference from the network is chance."""
     metrics: dict[str, float] = {}
     margins: dict[str, float] = {}
     for samples in evaluated:
@@ -236,7 +239,7 @@ def _evaluate(
 
 
 def _constant_answers(dataset: Dataset) -> dict[str, str]:
-    """Return the answer of the constant baseline for each head: the name of the most frequent class."""
+    """Return the constant answer for each head with classes: the name of the most frequent class."""
     answers = {}
     for name, head in dataset.heads.items():
         targets = dataset.train.targets[name]
@@ -247,9 +250,9 @@ def _constant_answers(dataset: Dataset) -> dict[str, str]:
 
 
 def describe_learning_curve(job: Job, dataset: Dataset) -> str:
-    """Fit the simple models to more and more samples, and say what the last doubling of the samples has gained."""
+    """Fit the simple models to more and more samples, and describe the gain of the last doubling of samples."""
     curves: dict[str, list[Baseline]] = {}
-    reason = f"{CURVE_SECONDS:.0f} s were not enough to fit a simple model to all samples"
+    reason = f"no simple model could be fitted to all samples in {CURVE_SECONDS:.0f} s"
     for outcome in measure(job, dataset, CURVE_SECONDS, first_rows=-(-len(dataset.train) // 2 ** (CURVE_POINTS - 1))):
         if isinstance(outcome, Skipped):
             reason = outcome.reason
@@ -259,21 +262,21 @@ def describe_learning_curve(job: Job, dataset: Dataset) -> str:
     if not complete:
         return f"more data: no learning curve, since {reason}"
     metric = choose_best_metric(job, dataset)
-    accuracy = metric.removesuffix("loss") + "accuracy"  # its uncertainty is known
-    metric = accuracy if metric.endswith("/loss") and accuracy in complete[0][0].metrics else metric
-    sign = -1 if lower_is_better(metric) else 1
-    curve = max(complete, key=lambda rows: sign * rows[-1].metrics[metric])
-    return f"more data: {_describe_curve(curve, metric, sign, len(dataset.validation))}"
+    accuracy = metric.removesuffix("loss") + "accuracy"
+    # The uncertainty of an accuracy is known.
+    if metric.endswith("/loss") and accuracy in complete[0][0].metrics:
+        metric = accuracy
+    choose = min if lower_is_better(metric) else max
+    curve = choose(complete, key=lambda rows: rows[-1].metrics[metric])
+    return f"more data: {_describe_curve(curve, metric, len(dataset.validation))}"
 
 
-def _describe_curve(curve: list[Baseline], metric: str, sign: int, samples: int) -> str:
+def _describe_curve(curve: list[Baseline], metric: str, samples: int) -> str:
     values = [row.metrics[metric] for row in curve]
-    points = ", ".join(
-        f"{format_metric(value)} of {row.rows:,} samples" for row, value in zip(curve, values, strict=True)
-    )
-    gain = sign * (values[-1] - values[-2])
+    points = [f"{format_metric(row.metrics[metric])} with {row.rows:,} samples" for row in curve]
+    gain = values[-2] - values[-1] if lower_is_better(metric) else values[-1] - values[-2]
     error = _estimate_error(metric, values[-1], samples)
-    start = f"the {curve[0].format_title()}: {metric} {points}: the last doubling gained {gain:+.4f}"
+    start = f"the {curve[0].format_title()}: {metric} {', '.join(points)}: the last doubling gained {gain:+.4f}"
     if not error:
         return f"{start}, whose uncertainty is unknown"
     verdict = "would probably help" if gain > error else "would hardly help this model"
@@ -281,7 +284,7 @@ def _describe_curve(curve: list[Baseline], metric: str, sign: int, samples: int)
 
 
 def _estimate_error(metric: str, value: float, samples: int) -> float:
-    """Estimate the standard error of a share, or of an RMSE with normal errors; 0 for metrics whose spread is unknown."""
+    """Estimate the standard error of a share, or of an RMSE with normal errors; 0 for metrics with unknown spread."""
     kind = metric.rsplit("/", 1)[-1]
     if kind == "rmse":
         return value / math.sqrt(2 * samples)

@@ -1,7 +1,7 @@
 """Compares the network of a finished run with simple models, in the process that trained it.
 
-It has the samples and the network already: another process would need seconds for them, and own code might build another
-network. Nothing here can undo the run: its model and its result are written.
+The process already has the samples and the network. Another process would need seconds for them, and user code might
+build a different network. No error here can harm the run, because its model and its result are already written.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from drivetrain.training.run import Run
 from drivetrain.training.time_target import MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE
 
 MIN_SECONDS, MAX_SECONDS = 15.0, MAX_SIMPLE_MODELS_SECONDS
-"""Bounds of the time for computing: nobody waits minutes for a comparison."""
+"""Bounds of the time for fitting: nobody waits minutes for a comparison."""
 GRACE_SECONDS = 30.0
-"""Further time for the import of scikit-learn and for a fit that takes longer than expected."""
+"""Additional time for the import of scikit-learn and for a fit that takes longer than expected."""
 REPORT_SECONDS = 2.0
 """Seconds of `train.within` for the report."""
 LEAST_SECONDS = 1.0
 """Minimum time of `train.within` needed to fit a simple model."""
 NETWORK_SHARE = 0.2
 """Largest share of the time for the outputs of the network."""
-ADVICE = "`drivetrain bench models JOB` takes the time that they need (baselines: full, off)"
+ADVICE = "`drivetrain bench models JOB` has no such limit (in the job: baselines: full)"
 
 
 def compare_run(run: Run) -> None:
@@ -53,13 +53,13 @@ def compare_run(run: Run) -> None:
         seconds = min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * (result.seconds or 0.0)))
         limit = seconds + GRACE_SECONDS
         if run.time_target:
-            left = run.time_target.seconds - run.time_target.read_clock() - REPORT_SECONDS
-            seconds, limit = min(seconds, left), min(limit, left)
+            available = run.time_target.seconds - run.time_target.read_clock() - REPORT_SECONDS
+            seconds, limit = min(seconds, available), min(limit, available)
     if limit < LEAST_SECONDS:
         say("baselines: skipped, the train.within time is used up; `drivetrain bench models JOB` fits them")
         return
     time_words = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
-    say(f"baselines: fitting simple models to the same samples, {time_words} (baselines: off leaves them out)")
+    say(f"baselines: fitting simple models to the same samples, {time_words} (baselines: off skips them)")
     failure = _fit_within(run, seconds, limit)
     _say_verdict(run, best, result)
     if failure:
@@ -67,7 +67,7 @@ def compare_run(run: Run) -> None:
 
 
 def _fit_within(run: Run, seconds: float, limit: float) -> str:
-    """Fit and record the simple models; returns the reason if not all are fitted."""
+    """Fit and record the simple models; returns the reason if not all were fitted, else an empty text."""
     try:
         with raise_stopped(), time_limit(limit) if limit < inf else contextlib.nullcontext():
             _fit(run, seconds)
@@ -81,7 +81,7 @@ def _fit_within(run: Run, seconds: float, limit: float) -> str:
 
 
 def _fit(run: Run, seconds: float) -> None:
-    """Fit the simple models; each result is written at once, so that it counts whatever comes after it."""
+    """Fit the simple models; each result is written at once, so that a later problem does not lose it."""
     fault_point("baselines")
     data, outcomes = run.readable, list[Baseline | Skipped]()
     test_samples = len(data.test.split) if data.test else None
@@ -106,7 +106,7 @@ def _fit(run: Run, seconds: float) -> None:
 def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOutputs]]:
     """Compute the outputs of the best weights for some of the evaluated samples; an error is only printed."""
     if getattr(run.job.data, "groups", None):
-        return  # samples of one group are alike, and which group each is in is not kept
+        return  # samples of a group are alike, and their groups are no longer known
     data = run.readable
     splits = {"validation/": (data.validation, data.prepare)}
     if data.test:
@@ -119,8 +119,8 @@ def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOut
             if outputs:
                 yield prefix, replace(outputs, has_neighbors=modality_of(run.job).is_ordered)
     except Exception as error:
-        # The simple models have metrics without it.
-        say(f"baselines: how much of the differences is chance cannot be said: {error}")
+        # The simple models have metrics anyway.
+        say(f"baselines: the chance in the differences could not be estimated: {error}")
 
 
 def _say_verdict(run: Run, best: Best, result: RunResult) -> None:

@@ -1,10 +1,10 @@
-"""Turns the samples of a task into the columns that a simple model learns from.
+"""Turns the samples of a task into the columns from which a simple model learns.
 
-table    the numbers; categories one column each for trees, one column a category for linear models
+table    numbers; for trees a column for each categorical column, for linear models a column for each category
 series   mean, deviation, extremes, first and last value, slope and mean step of each channel
-images   the pixels of the picture, scaled down to 16 x 16
-texts    how often each token and each pair of neighbours occurs, weighted by rarity (TF-IDF); letters and runs of up to five
-         of them where words are long or unknown, so that a tokenizer that cannot read a text does not blind both models
+images   pixels of the image, scaled down to 16 x 16
+texts    counts of tokens and pairs of adjacent tokens, weighted by rarity (TF-IDF); if words are long or unknown, counts of
+         letters and runs of up to five letters, so that a tokenizer that cannot read a text does not blind both models
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from drivetrain.training.head_solver import Matrix, RarityScaling, Scaling, Stan
 from drivetrain.training.sparse_rows import SparseRows
 
 SAMPLES_PER_CHUNK = 256
-"""Samples that are read together: decoded pictures of a whole data set need not fit into memory."""
+"""Number of samples that are read together, because the decoded images of a whole data set may not fit into memory."""
 PICTURE_SIDE = 16
-"""Pixels; a linear model gains nothing from more of them, and takes longer."""
+"""Side in pixels; a linear model gains nothing from more pixels, and takes longer."""
 TEXT_PENALTY = 0.02
-"""Of four sets of texts, 0.3 was worse by 3 points in one, and 0.1 by half a point."""
+"""On one of four sets of texts, 0.3 was worse by 3 points, and 0.1 by half a point."""
 HASHED_COLUMNS = 2**18
-"""Columns for tokens and pairs; with the 20,000 to 100,000 that occur in small data few collide."""
+"""Number of columns for tokens and pairs; few collide among the 20,000 to 100,000 of small data sets."""
 LONG_WORDS = 20
-"""Letters of a word, on average, from which letters say more than words: no spaces (DNA, formulas, Chinese)."""
+"""Mean number of letters of a word from which on letters say more than words: texts without spaces (DNA, Chinese)."""
 MAX_UNKNOWN_SHARE = 0.01
-"""Largest share of unknown tokens of the training texts with which tokens are read."""
+"""Largest share of unknown tokens in the training texts for reading tokens."""
 MAX_LETTERS = 5000
-"""Letters of a text that are read, from its start."""
+"""Number of letters that are read from the start of a text."""
 LETTER_RUN = 5
-"""Letters of the longest runs that are counted."""
+"""Number of letters of the longest counted runs."""
 MAX_TREE_CATEGORIES = 255
-"""scikit-learn's trees take no more categories a column; a longer column is left to them as a number."""
+"""Largest number of categories of a column in scikit-learn's trees; a column with more is treated as a number."""
 
 Array = npt.NDArray[np.float32]
 
 
 class Features:
-    """The columns of some kind of samples."""
+    """Reads the columns of one kind of samples."""
 
     penalty = 1.0
-    """Of a linear model: that of scikit-learn's default, C = 1."""
+    """Penalty of a linear model; scikit-learn's default is C = 1."""
     scaling: ClassVar[type[Standardization | RarityScaling] | None] = Standardization
-    """How a linear model scales them; None if they are prepared."""
+    """Scaling of the columns for a linear model; None if they are already scaled."""
     suits_trees = True
-    """Whether boosted trees can learn from them; pixels and thousands of word counts are not for them."""
+    """Whether boosted trees can learn from the columns; pixels and thousands of word counts do not suit them."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Read the columns for a linear model."""
         raise NotImplementedError
 
     def read_trees(self, split: Split, ids: Ids) -> tuple[Array, list[int]]:
-        """Read the columns for trees, and the numbers of those that are categories."""
+        """Read the columns for trees, and the indices of the categorical columns."""
         columns = self.read_linear(split, ids)
         assert isinstance(columns, Tensor)
         return columns.numpy(), []
@@ -75,20 +75,20 @@ class Features:
 
 def _read_prepared(split: Split, ids: Ids, prepare: Preprocessing) -> Iterator[Tensor]:
     """Yield the first input of these samples, some samples at a time, prepared as for an evaluation."""
-    for part in _chunks(ids):
-        yield prepare(split.gather(part), part, None)[0].float()
+    for chunk in _chunks(ids):
+        yield prepare(split.gather(chunk), chunk, None)[0].float()
 
 
 @dataclass
 class TableFeatures(Features):
-    """Numbers (already scaled) and categories of rows."""
+    """Reads numbers (already scaled) and categories of rows."""
 
     dataset: Dataset
     scaling = None  # numbers are scaled already, and a rare category must not count more
 
     @property
     def _sizes(self) -> list[int]:
-        """Indices of each category column: unknown, perhaps empty, and the categories."""
+        """Number of indices of each categorical column: unknown, perhaps empty, and the categories."""
         return [1 + row["missing"] + len(row["values"]) for row in self.dataset.preprocessing["categorical"]]
 
     def _read(self, split: Split, ids: Ids) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class TableFeatures(Features):
         return numbers, categories
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """Numbers, and one column a category."""
+        """Read the numbers, and one column for each category."""
         numbers, categories = self._read(split, ids)
         if not self._sizes:
             return numbers
@@ -108,7 +108,7 @@ class TableFeatures(Features):
         return SparseRows.from_padded(torch.cat(columns, dim=1), values, int(starts[-1]))
 
     def read_trees(self, split: Split, ids: Ids) -> tuple[Array, list[int]]:
-        """Numbers, then one column for each column of categories."""
+        """Read the numbers, then one column for each categorical column."""
         numbers, categories = self._read(split, ids)
         columns = [numbers.shape[1] + i for i, size in enumerate(self._sizes) if size <= MAX_TREE_CATEGORIES]
         return torch.cat([numbers, categories.float()], dim=1).numpy(), columns
@@ -116,17 +116,17 @@ class TableFeatures(Features):
 
 @dataclass
 class SeriesFeatures(Features):
-    """Simple statistics of windows (N, time, channels)."""
+    """Computes simple statistics of windows (N, time, channels)."""
 
     dataset: Dataset
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """Eight statistics a channel, shape (N, 8 * channels)."""
+        """Compute eight statistics of each channel, shape (N, 8 * channels)."""
         return torch.cat([_statistics(windows) for windows in _read_prepared(split, ids, self.dataset.prepare)])
 
 
 def _statistics(windows: Tensor) -> Tensor:
-    """Windows (N, time, channels) to statistics (N, 8 * channels)."""
+    """Compute the statistics (N, 8 * channels) of windows (N, time, channels)."""
     time = torch.linspace(-1, 1, windows.shape[1]).view(1, -1, 1)
     slope = (windows * time).sum(1) / (time**2).sum().clamp_min(1e-9)
     steps = windows.diff(dim=1).abs().mean(1) if windows.shape[1] > 1 else torch.zeros_like(slope)
@@ -137,31 +137,31 @@ def _statistics(windows: Tensor) -> Tensor:
 
 @dataclass
 class ImageFeatures(Features):
-    """Small versions of pictures (N, channels, height, width)."""
+    """Reads small versions of images (N, channels, height, width)."""
 
     dataset: Dataset
     penalty = 10.0
     suits_trees = False
     _rows: dict[int, dict[int, Tensor]] = field(init=False, default_factory=dict)
-    """By split and sample, since decoding takes most of the time and each fit reads the samples of all before."""
+    """Rows by split and sample, cached because decoding takes most of the time and later fits read the same samples."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Read the pixels of all channels, scaled down by averaging."""
         rows = self._rows.setdefault(id(split), {})
-        missing = np.array([number for number in ids.tolist() if number not in rows], np.int64)
+        missing = np.array([sample for sample in ids.tolist() if sample not in rows], np.int64)
         if len(missing):
-            small = torch.cat([_shrink(pictures) for pictures in _read_prepared(split, missing, self.dataset.prepare)])
+            small = torch.cat([_shrink(images) for images in _read_prepared(split, missing, self.dataset.prepare)])
             rows |= zip(missing.tolist(), small, strict=True)
-        return torch.stack([rows[number] for number in ids.tolist()])
+        return torch.stack([rows[sample] for sample in ids.tolist()])
 
 
-def _shrink(pictures: Tensor) -> Tensor:
-    height, width = (min(side, PICTURE_SIDE) for side in pictures.shape[-2:])
-    return F.adaptive_avg_pool2d(pictures, (height, width)).flatten(1)
+def _shrink(images: Tensor) -> Tensor:
+    height, width = (min(side, PICTURE_SIDE) for side in images.shape[-2:])
+    return F.adaptive_avg_pool2d(images, (height, width)).flatten(1)
 
 
 class TextFeatures(Features):
-    """Tokens and pairs of neighbours, or runs of letters, weighted by TF-IDF."""
+    """Counts tokens and pairs of adjacent tokens, or runs of letters, for TF-IDF."""
 
     penalty = TEXT_PENALTY
     scaling = RarityScaling
@@ -173,8 +173,8 @@ class TextFeatures(Features):
         self._reads_letters = isinstance(split, TextSplit) and (is_unread or _measure_words(split) > LONG_WORDS)
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
-        """One row a text: of the number of times c that something occurs, 1 + ln c."""
-        counts = SparseRows.join([self._count(split, part) for part in _chunks(ids)])
+        """Return one row for each text; a token, pair or run that occurs c times has the value 1 + ln c."""
+        counts = SparseRows.join([self._count(split, chunk) for chunk in _chunks(ids)])
         return replace(counts, values=1 + counts.values.log())
 
     def _count(self, split: Split, ids: Ids) -> SparseRows:
@@ -187,14 +187,14 @@ class TextFeatures(Features):
 
 
 def _read_letters(split: TextSplit, ids: Ids) -> Ragged:
-    """Read the letters of some texts, as they are written, as numbers."""
+    """Read the letters of some texts as numbers, without any preprocessing."""
     columns = (column.take(split.rows[ids]).to_pylist() for column in split.source.texts)
     texts = [" ".join(cells)[:MAX_LETTERS] for cells in zip(*columns, strict=True)]
-    return Ragged.from_chunks([[[ord(letter) for letter in text] for text in texts]])
+    return Ragged.from_chunks([[list(map(ord, text)) for text in texts]])
 
 
 def _measure_words(split: TextSplit) -> float:
-    """Return the mean number of letters of a word, where words stand between blanks, of some of the texts."""
+    """Measure the mean number of letters of a word, between blanks, in some of the texts."""
     ids = np.random.default_rng(0).permutation(len(split))[:SAMPLES_PER_CHUNK]
     letters = _read_letters(split, ids).flat
     blanks = int((letters <= ord(" ")).sum())
@@ -202,19 +202,19 @@ def _measure_words(split: TextSplit) -> float:
 
 
 def _count_runs(tokens: npt.NDArray[np.int64], mask: npt.NDArray[np.int64], longest: int) -> SparseRows:
-    """Count how often each token, and each run of up to `longest` neighbouring ones, occurs in each text."""
+    """Count how often each token, and each run of up to `longest` adjacent tokens, occurs in each text."""
     real = mask.astype(bool)
     runs = tokens.astype(np.uint64)
     rows, columns = [np.nonzero(real)[0]], [tokens[real] % HASHED_COLUMNS]
     for length in range(2, longest + 1):
         runs = runs[:, :-1] * np.uint64(0x9E3779B1) + tokens[:, length - 1 :].astype(np.uint64)
-        # The golden ratio spreads neighbouring numbers; the upper bits are the well-mixed ones.
+        # Multiplying by the golden ratio spreads adjacent numbers; its upper bits are well mixed.
         run_columns = (runs * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 18)
         real = real[:, :-1] & mask[:, length - 1 :].astype(bool)
         rows.append(np.nonzero(real)[0])
         columns.append(run_columns[real].astype(np.int64))
-    places = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(columns))
-    return SparseRows.add_up(*places, torch.ones(len(places[0])), (len(mask), HASHED_COLUMNS))
+    all_rows, all_columns = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(columns))
+    return SparseRows.add_up(all_rows, all_columns, torch.ones(len(all_rows)), (len(mask), HASHED_COLUMNS))
 
 
 def _chunks(ids: Ids) -> Iterator[Ids]:

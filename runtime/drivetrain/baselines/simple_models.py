@@ -1,5 +1,6 @@
-"""The simple models that a network is compared with. Each gives outputs as the network does: scores of classes, or numbers
-in their scale, so that one evaluation serves all of them.
+"""Fits the simple models that are compared with a network.
+
+Their outputs have the form of a network's outputs, scores of classes or scaled numbers, so one evaluation serves all.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
     from drivetrain.baselines.sample_features import Features
 
 MIN_PROBABILITY = 1e-6
-"""The probability of a class that a model has never seen: its logarithm must be finite."""
+"""Probability of a class that a model has never seen; its logarithm must be finite."""
 
 Predict = Callable[[Split, Ids], Tensor]
-"""Outputs (N, outputs) of these samples."""
+"""Function that computes the outputs (N, outputs) of samples."""
 Array = npt.NDArray[Any]
 
 
 def fit_constant(targets: Tensor, head: Head) -> Predict:
-    """Return the same answer for every sample: shares of the classes, or the mean of the numbers, in training."""
+    """Fit a constant answer: the shares of the classes, or the mean of the numbers."""
     if not head.classes:
         answer = targets.float().mean(0)
     elif targets.ndim == 2:
@@ -45,7 +46,7 @@ def fit_constant(targets: Tensor, head: Head) -> Predict:
 
 @functools.cache
 def load_solver() -> None:
-    """Let torch load what its first optimizer and its first backward pass need."""
+    """Make torch load everything that its first optimizer and its first backward pass need."""
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight], max_iter=1)
 
@@ -58,10 +59,9 @@ def load_solver() -> None:
 
 
 def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
-    """Logistic regression, or ridge regression for numbers."""
-    loss = losses.build_objective(
-        None, {"": replace(head, class_weights=None, label_smoothing=None)}, {}, "none"
-    ).losses[""]
+    """Fit a logistic regression, or a ridge regression for numbers."""
+    plain_head = replace(head, class_weights=None, label_smoothing=None)
+    loss = losses.build_objective(None, {"": plain_head}, {}, "none").losses[""]
     ids, targets = _drop_unlabelled(ids, targets)
     if not len(ids):
         return fit_constant(targets, head)
@@ -74,8 +74,8 @@ def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head
     samples = HeadFeatures(scale(columns), targets)
     solution = next(solve_path(samples, loss, head.outputs, [_choose_penalty(features.penalty, head)]))
 
-    def predict(other: Split, numbers: Ids) -> Tensor:
-        rows = scale(features.read_linear(other, numbers))
+    def predict(split: Split, ids: Ids) -> Tensor:
+        rows = scale(features.read_linear(split, ids))
         products = torch.cat([*multiply(rows, solution.weight.T)])
         return products if solution.bias is None else products + solution.bias
 
@@ -83,42 +83,37 @@ def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head
 
 
 def _choose_penalty(penalty: float, head: Head) -> float:
-    """Choose the penalty with which the solution is that of scikit-learn with this one, 1 / C or alpha."""
+    """Choose the penalty that gives the same solution as `penalty`, which is 1 / C or alpha, in scikit-learn."""
     if head.several:
         return penalty / head.outputs  # the loss is the mean over the labels
     if not head.classes:
-        return 2 * penalty / head.outputs  # half a penalty, beside whole squares
+        return 2 * penalty / head.outputs  # here the squares of weights count half, in scikit-learn in full
     return 2 * penalty if head.outputs == 2 else penalty  # scikit-learn has one row of weights for two classes
 
 
 def fit_trees(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
-    """Boosted trees with scikit-learn's defaults."""
+    """Fit boosted trees with scikit-learn's defaults."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     ids, targets = _drop_unlabelled(ids, targets)
     columns, categories = features.read_trees(split, ids)
 
-    def read(other: Split, numbers: Ids) -> Array:
-        return features.read_trees(other, numbers)[0]
+    def read(split: Split, ids: Ids) -> Array:
+        return features.read_trees(split, ids)[0]
 
     def create_trees(kind: Any) -> Any:
         return kind(categorical_features=categories or None, random_state=seed)
 
     if not head.classes:
-        models = [
-            create_trees(HistGradientBoostingRegressor).fit(columns, targets[:, column].numpy())
-            for column in range(targets.shape[1])
-        ]
-        return lambda other, numbers: _as_numbers(
-            np.stack([model.predict(read(other, numbers)) for model in models], axis=1)
-        )
+        models = [create_trees(HistGradientBoostingRegressor).fit(columns, column.numpy()) for column in targets.T]
+        return lambda split, ids: _as_numbers(np.stack([model.predict(read(split, ids)) for model in models], axis=1))
     return _fit_classifiers(lambda: create_trees(HistGradientBoostingClassifier), columns, targets, head, read)
 
 
 def _fit_classifiers(
     create: Callable[[], Any], columns: Array, targets: Tensor, head: Head, read: Callable[[Split, Ids], Array]
 ) -> Predict:
-    """One classifier for exclusive classes, one a label for labels that can be true together."""
+    """Fit one classifier for exclusive classes, or one for each label if labels can be true together."""
     if head.several:
         models = [_fit_label(create, columns, targets[:, label].numpy()) for label in range(len(head.classes))]
 
@@ -141,7 +136,7 @@ def _fit_classifiers(
 
 
 def _fit_label(create: Callable[[], Any], columns: Array, truth: Array) -> Callable[[Array], Tensor]:
-    """Return the probability that one label is true; its share if training has it in all samples or in none."""
+    """Fit the probability of one label; it is constant if all training samples have the label, or none."""
     present = truth >= 0.5
     if present.all() or not present.any():
         return lambda rows: torch.full((rows.shape[0],), float(present.mean()))
@@ -150,11 +145,11 @@ def _fit_label(create: Callable[[], Any], columns: Array, truth: Array) -> Calla
 
 
 def _drop_unlabelled(ids: Ids, targets: Tensor) -> tuple[Ids, Tensor]:
-    """Return the samples that have a label for this head."""
+    """Drop the samples without a label for this head."""
     if targets.ndim == 2 or targets.is_floating_point():
         return ids, targets
-    known = (targets != NO_LABEL).numpy()
-    return ids[known], targets[torch.from_numpy(known)]
+    has_label = targets != NO_LABEL
+    return ids[has_label.numpy()], targets[has_label]
 
 
 def _log_odds(shares: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Divides each batch among the processes, and computes a digest of its samples.
 
-A digest does not depend on the number of processes: each process hashes the ids of its samples and adds up the hashes,
-and the sum over all processes is the digest. It changes if a sample is missing, repeated or replaced.
+Each process adds up the hashes of its sample ids, and the sum over all processes is the digest, which therefore does not
+depend on their number. It changes if a sample is missing, repeated or replaced.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class BatchShare:
     """Share of this process in a batch of all processes."""
 
     samples: int | None = None
-    """Number of samples of the batch over all processes; None if unknown, then the weights of its samples are summed."""
+    """Number of samples of the batch over all processes; None if unknown, so that their weights must be summed."""
     weight: float = 1.0
-    """Weight of this process: 1 / number of processes if each computes a part of the batch, else 1."""
+    """Weight of this process: 1 / number of processes if they divide the batch, else 1."""
     seed: int = 0
     """Seed of the random numbers of the network."""
 
@@ -49,9 +49,9 @@ class BatchParts:
 
         Losses and weights are summed over the processes, so the repetition cancels out.
         """
-        # BatchNorm cannot normalize one sample, so a process gets a single one only if full batches allow no more.
-        least = 2 if self.batch_size >= 2 * self.ranks.count else 1
-        return samples < least * self.ranks.count
+        # BatchNorm cannot normalize a single sample, so a process gets one only if full batches do not allow two.
+        min_samples = 2 if self.batch_size >= 2 * self.ranks.count else 1
+        return samples < min_samples * self.ranks.count
 
     def share(self, samples: int, seed: int) -> BatchShare:
         """Return this process's share of a batch of `samples` samples."""

@@ -41,13 +41,14 @@ class _LossModule(nn.Module):
 
 
 class GradientExchange:
-    """Exchanges the gradients of this process with other processes; has no effect on a single process."""
+    """Exchanges the gradients of this process with other processes; does nothing in a single process."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self._wrapped: DistributedDataParallel | None = None
         self._trained: list[nn.Parameter] = []
-        self._is_new = False  # it has computed no loss yet
+        self._is_new = False
+        """Whether the wrapped network has not computed a loss yet."""
         self._sent_at = 0.0
         """Time when the last bucket of the current pass was sent."""
 
@@ -67,7 +68,7 @@ class GradientExchange:
         # Remove the hooks of the wrapped network before wrapping it again.
         self._wrapped = None
         _make_compiler_folder()
-        # This optimization would cut a compiled network at the borders of the buckets.
+        # This optimization would split a compiled network at the borders of the buckets.
         torch._dynamo.config.optimize_ddp = False
         # A warning recommends another name of `broadcast_buffers`, which older torch does not have.
         with warnings.catch_warnings(action="ignore", category=FutureWarning), self.ranks.raising_peer_errors():
@@ -139,7 +140,7 @@ class GradientExchange:
 
 
 def _make_compiler_folder() -> None:
-    """Make torch's cache folder: importing Dynamo fails without it, even though nothing may be compiled."""
+    """Make torch's cache folder, without which importing Dynamo fails even if nothing is compiled."""
     try:
         os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.curdir), exist_ok=True)
     except OSError:
@@ -148,12 +149,12 @@ def _make_compiler_folder() -> None:
 
 def _refuse_reentrant(loss: Tensor) -> None:
     """Refuse a graph with reentrant checkpoints, which DistributedDataParallel does not allow."""
-    seen, pending = set[Any](), [loss.grad_fn]
+    visited, pending = set[Any](), [loss.grad_fn]
     while pending:
         node = pending.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.name() == REENTRANT:
             raise SpecError(
                 "the network calls torch.utils.checkpoint with use_reentrant=True, and several processes train it",

@@ -1,4 +1,4 @@
-"""Starts, watches and ends the training processes of one supervisor, except the first, which it starts itself.
+"""Starts, watches and ends the training processes of one supervisor, except the first one, which it starts elsewhere.
 
 With several nodes it also chooses the network between them: the interface that leads to the meeting place, and the
 socket of rank 0.
@@ -31,7 +31,7 @@ from drivetrain.system.signals import CRASH_EXIT_CODES
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 RESOLVE_TIMEOUT = 60.0
-"""Seconds of retries to look up an unknown meeting host: the name of a pod is unknown at first."""
+"""Seconds for looking up the meeting host again: the name of a pod is unknown at first."""
 CHECK_INTERVAL = 0.2
 """Seconds between two checks of the processes."""
 LAST_WAIT = 5.0
@@ -165,12 +165,7 @@ def _make_rank_folder(run: Path, rank: int) -> Path:
 
 
 def wait_for_end(leader: Process, followers: Sequence[Process]) -> int:
-    """Wait for the end of a run; returns the leader's return code, or a code for the loss of another process.
-
-    Args:
-        leader: first process of this supervisor.
-        followers: other processes of this supervisor.
-    """
+    """Wait for the end of a run; returns the leader's return code, or a code for the loss of another process."""
     lost_at: float | None = None
     killed_leader = False
     if not followers:
@@ -198,10 +193,12 @@ def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed
                 process.wait(max(0.0, end - time.monotonic()))
     dead = [process for process in followers if process.poll() not in (None, 0)]
     # The code of a leader that was killed here does not show the cause.
-    codes = [*([] if killed_leader else [code]), *(process.returncode for process in dead)]
+    codes = [process.returncode for process in dead]
+    if not killed_leader:
+        codes.insert(0, code)
     if RestartSmaller.exit_code in codes:
         return RestartSmaller.exit_code
-    crash_codes = [one for one in codes if 128 - one in CRASH_EXIT_CODES]
+    crash_codes = [crash_code for crash_code in codes if 128 - crash_code in CRASH_EXIT_CODES]
     if crash_codes and -signal.SIGKILL not in codes:
         return crash_codes[0]  # the other processes failed because this one crashed
     # Codes from 2 to 7 are errors that the leader has already explained.
@@ -212,8 +209,7 @@ def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed
             return Stopped.exit_code
         return _report_lost(
             f"another process of this run died (exit {dead[0].returncode})",
-            "run the same command again; it resumes from the last checkpoint; "
-            "ranks/*/log.txt in the run folder says more",
+            "run the same command again; it resumes from the last checkpoint; see ranks/*/log.txt in the run folder",
         )
     return code
 
@@ -266,7 +262,7 @@ def find_own_address(meet: Meet, *, leads: bool, resolve: Callable[[str, int], l
         raise SpecError(
             f"the meeting host {host} is {host_addresses[0]} on this node, which is the node itself",
             "an address of node 0 that this node can reach",
-            "set MASTER_ADDR to the address of node 0 in place of its name",
+            "set MASTER_ADDR to the address of node 0 instead of its name",
         )
     return _find_source_address(reachable[0], port)
 
@@ -278,12 +274,12 @@ def find_interface(address: str) -> str:
 
 def list_addresses() -> dict[str, str]:
     """List the network interfaces of all addresses of this machine, by address."""
-    return {
-        row.address.partition("%")[0]: name
-        for name, rows in psutil.net_if_addrs().items()
-        for row in rows
-        if row.family in (socket.AF_INET, socket.AF_INET6)
-    }
+    interfaces = {}
+    for name, rows in psutil.net_if_addrs().items():
+        for row in rows:
+            if row.family in (socket.AF_INET, socket.AF_INET6):
+                interfaces[row.address.partition("%")[0]] = name
+    return interfaces
 
 
 def _resolve_host(host: str, port: int) -> list[str]:
@@ -327,7 +323,7 @@ def _choose_only_address(host: str, resolved: list[str], interfaces: dict[str, s
     if len(candidates) == 1:
         return candidates[0]
     raise SpecError(
-        f"the meeting host {host} is {', '.join(resolved)} here, which says not which network leads to the other nodes",
+        f"the meeting host {host} is {', '.join(resolved)} here, which does not show the network that leads to the other nodes",
         f"one of this node's addresses: {', '.join(candidates) or 'there is none'}",
-        "set MASTER_ADDR to the one that all nodes can reach",
+        "set MASTER_ADDR to the address that all nodes can reach",
     )

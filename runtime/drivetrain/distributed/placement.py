@@ -71,20 +71,20 @@ def find_placement(environ: Mapping[str, str], job: Job) -> Placement | None:
     placement = _read_variables(environ) if "RANK" in environ and "WORLD_SIZE" in environ else None
     nodes = placement.supervisors // placement.local_supervisors if placement else 1
     if not job.limits.allows(nodes):
+        started = f"WORLD_SIZE / LOCAL_WORLD_SIZE is {nodes}" if placement else "RANK and WORLD_SIZE are not set"
         raise job.spec_error(
             ("limits", "nodes"),
-            f"is {job.limits.nodes}, and "
-            + (f"WORLD_SIZE / LOCAL_WORLD_SIZE is {nodes}" if placement else "RANK and WORLD_SIZE are not set"),
+            f"is {job.limits.nodes}, and {started}",
             f"one command for each process, each with {', '.join(VARIABLES)}",
-            f"start {job.limits.nodes} nodes so, for example with torchrun, or leave limits.nodes out",
+            f"start {job.limits.nodes} nodes this way, for example with torchrun, or remove limits.nodes",
         )
     processes = job.limits.processes
     if placement and processes not in (None, placement.local_supervisors):
         raise job.spec_error(
             ("limits", "processes"),
             f"is {processes}, and {SOURCE}, start {placement.local_supervisors} on this machine",
-            "one process for each that was started",
-            "leave it out, or start as many: torchrun --nproc-per-node",
+            "as many processes as were started",
+            "remove it, or start as many: torchrun --nproc-per-node",
         )
     return placement if placement and placement.supervisors > 1 else None
 
@@ -119,5 +119,7 @@ def _read_number(environ: Mapping[str, str], key: str, default: int | None = Non
     if text is None and default is not None:
         return default
     if text is None or not text.isdigit():
-        raise SpecError(f"{key}={text!r} in the environment", "a whole number", f"set {key} to one, or unset it")
+        raise SpecError(
+            f"{key}={text!r} in the environment", "a whole number", f"set {key} to a whole number, or unset it"
+        )
     return int(text)

@@ -1,8 +1,7 @@
-"""Data-parallel training in several processes (ranks), each on its shard of every batch.
+"""Connects the processes (ranks) of a data-parallel training, each of which trains on its shard of every batch.
 
-A loss is a sum over the shard, divided by the sum of weights of the whole batch. So gradients of all shards add up to
-the gradient of the batch for shards of any size. Rank 0 leads: only rank 0 writes records and checkpoints, and when it
-ends, the run ends.
+A loss is a sum over the shard, divided by the sum of weights of the whole batch, so the gradients of shards of any size
+add up to the gradient of the batch. Only rank 0 writes records and checkpoints. When it ends, the run ends.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longest time to wait for another process, which may be evaluating, saving or decoding, or paused. Only rank 0 knows when
 it saves, and time passes for a waiting process that is paused itself, so a shorter time would end healthy runs.
 """
-RESUME_ADVICE = "run the same command again; it resumes from the last checkpoint; the log of that process says more"
+RESUME_ADVICE = "run the same command again; it resumes from the last checkpoint; see the log of that process"
 REASON_KEY = "reason"
-"""Key in the store for the reason why a process ends, which the others cannot know."""
+"""Key in the store for the reason why a process ends, which the others could not know otherwise."""
 REASON_SECONDS = 2.0
 """Seconds to wait for this reason after a connection has broken."""
 BROADCAST_BYTES = 64 * 2**20
@@ -98,8 +97,8 @@ class Ranks:
         @functools.cache
         def sums() -> list[Tensor]:
             self._call(work[0].wait)
-            parts = torch.split(flat, [value.numel() for value in values])
-            return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+            flat_sums = torch.split(flat, [value.numel() for value in values])
+            return [flat_sum.view(value.shape).to(value) for flat_sum, value in zip(flat_sums, values, strict=True)]
 
         return sums
 
@@ -147,9 +146,9 @@ class Ranks:
             if self.is_rank0:
                 continue
             sizes = [tensor.numel() * tensor.element_size() for tensor in group]
-            for tensor, part in zip(group, torch.split(sent, sizes), strict=True):
+            for tensor, content in zip(group, torch.split(sent, sizes), strict=True):
                 # Cloned, because a slice may start at an address that is not aligned for the dtype.
-                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+                tensor.copy_(content.clone().view(tensor.dtype).view(tensor.shape))
 
     @contextlib.contextmanager
     def raising_peer_errors(self) -> Iterator[None]:
@@ -176,12 +175,12 @@ class Ranks:
         self.all_gather([0.0])
 
     def leave(self) -> None:
-        """Leave the process group when nothing more is exchanged; a process that exits inside a group may abort."""
+        """Leave the process group after the last exchange; a process that exits inside a group may abort."""
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     def _call(self, collective: Callable[[], object]) -> None:
-        """Run a collective, or wait for one, with its time counted and its error turned into PeerError."""
+        """Run a collective, or wait for it; count its time, and turn its error into PeerError."""
         begin = time.monotonic()
         try:
             collective()
@@ -225,15 +224,16 @@ def _group_by_size(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _is_exchange_error(error: RuntimeError) -> bool:
-    """Return whether torch raised this because an exchange failed: it has an error class for NCCL, but not for gloo."""
+    """Return whether torch raised this error because an exchange failed."""
+    # torch has an error class for NCCL, but not for gloo.
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 ALONE = Ranks()
 """A process that trains without others."""
 _joined: list[Ranks] = []
-"""The groups that this process has joined, of which only the last one is used. Their number gives each group its own
-prefix in the store; otherwise a process would find the addresses of an earlier group.
+"""The groups that this process has joined; only the last one is in use. Their number gives each group its own prefix in the
+store; otherwise a process would find the addresses of an earlier group.
 """
 
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 START_TIMEOUT = timedelta(minutes=10)
-"""Longest time that a process waits for the others at the start: a node may still be pulling its image."""
+"""Longest time that a process waits for the others at the start, since a node may still be pulling its image."""
 ANSWER_TIMEOUT = timedelta(seconds=30)
 """Longest time for an answer of the store after the training has begun."""
 
 
 def find_node_name() -> str:
-    """Return the name of this node in its scheduler, else its host name."""
+    """Find the name of this node in its scheduler, or else its host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -57,8 +57,8 @@ def _connect(timeout: timedelta, listen_descriptor: int | None = None) -> Store:
     except RuntimeError as error:
         raise PeerError(
             f"the meeting place {host}:{port} cannot be reached from {find_node_name()}: {str(error).splitlines()[0][:120]}",
-            "the leader listening there, and a network that leads to it",
-            "check that node 0 runs, the address and the firewall; run the same command again",
+            "a leader that listens there, and a network that leads to it",
+            "check that node 0 is running, the address and the firewall; then run the same command again",
         ) from None
     # torchrun keeps one store for all of its restarts.
     prefix = f"drivetrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -1,4 +1,4 @@
-"""The processes of a run: their number, their GPUs, and the environment variables with their places."""
+"""Counts the processes of a run, chooses their GPUs, and names the environment variables that describe them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
             ("limits", "processes"),
             f"is {requested}, and {used} GPUs are used",
             "one process for each GPU",
-            "leave it out, and choose GPUs with limits.gpus",
+            "remove it, and choose GPUs with limits.gpus",
         )
 
 
@@ -77,7 +77,7 @@ def choose_gpus(requested: GpuRequest, hardware: Hardware, placement: Placement 
         raise DeviceError(
             f"{placement.local_supervisors} processes were started on this machine, and they have {len(listed)} GPUs",
             "one process for each GPU",
-            f"start {len(listed)} here: torchrun --nproc-per-node {len(listed)}; or set limits: {{gpus: none}}",
+            f"start {len(listed)} processes here: torchrun --nproc-per-node {len(listed)}; or set limits: {{gpus: none}}",
         )
     return [listed[placement.local_index]]
 
