@@ -106,7 +106,7 @@ def read_figures_of_run(run: Path) -> Figures:
     }
     for key in ("gpu_allocated", "gpu_reserved"):
         figures[key] = max((row.get(key) or 0 for row in telemetry), default=0)
-    # A step that could not be recorded, or a compiler that failed, would look like a slow one.
+    # A step that could not be captured, or a compiler that failed, would look like a slow one.
     if lines := [row["text"] for row in _read_rows(run / "events.jsonl") if row["kind"] in ("step_graph", "compile")]:
         figures["events"] = lines
     figures["steps"] = max((row["step"] for row in metrics), default=0)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from drivetrain.distributed.ranks import join_ranks
 from drivetrain.job.model import Freeze
 from drivetrain.models import inspection
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
 from drivetrain.training import train
@@ -75,7 +75,7 @@ def steps_of(folder: Path, case: str) -> list[Calls]:
     model = network(name == "norm")
     run_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
     training_run = Assembly(
-        job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals()
+        job, machine, run_plan, rank_folder, data, BuiltModel(model, "none", {}, Freeze()), tiny.QuietSignals()
     ).assemble()
     calls: Calls = []
     steps: list[Calls] = []

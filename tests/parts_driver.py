@@ -20,7 +20,7 @@ from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models import inspection
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
 from drivetrain.training import run, train
@@ -79,7 +79,7 @@ def main() -> None:
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
     training_run = Assembly(
-        job, machine, plain_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals()
+        job, machine, plain_plan, rank_folder, data, BuiltModel(model, "none", {}, Freeze()), tiny.QuietSignals()
     ).assemble()
     training_run.step = RecordingStep(  # type: ignore[assignment]
         training_run.step, training_run, rank_folder / f"trained-{os.environ['ATTEMPT']}.jsonl", last

@@ -23,7 +23,7 @@ from drivetrain.errors import DrivetrainError
 from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models import inspection
-from drivetrain.models.build import Model, build
+from drivetrain.models.build import BuiltModel, build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
@@ -91,7 +91,7 @@ def assemble_convolutional(folder: Path, name: str) -> run.Run:
         plain_plan.with_values(settings),
         folder,
         data,
-        Model(network, "none", {}, Freeze()),
+        BuiltModel(network, "none", {}, Freeze()),
         tiny.QuietSignals(),
     ).assemble()
     if "halves" in options:

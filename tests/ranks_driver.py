@@ -17,7 +17,7 @@ from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models import inspection
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.freeze import Unfreezing
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
@@ -49,7 +49,7 @@ def assemble_run(folder: Path, steps: int, data: str = "") -> run.Run:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(dataset, network), plain=True)
-    model = Model(
+    model = BuiltModel(
         network, "none", {}, Freeze(names=("1",) if unfreezing_epochs else ()), unfreezing=Unfreezing(unfreezing_epochs)
     )
     return Assembly(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals()).assemble()

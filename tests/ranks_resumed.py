@@ -21,7 +21,7 @@ from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models import inspection
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.plan import plan
 from drivetrain.system import interpreter
 from drivetrain.training import train
@@ -57,7 +57,7 @@ def main() -> None:
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
     training_run = Assembly(
-        job, machine, plain_plan, rank_folder, data, Model(network, "none", {}, Freeze()), tiny.QuietSignals()
+        job, machine, plain_plan, rank_folder, data, BuiltModel(network, "none", {}, Freeze()), tiny.QuietSignals()
     ).assemble()
 
     def die(module: nn.Module, inputs: Any) -> None:

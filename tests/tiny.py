@@ -17,7 +17,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.models import inspection
-from drivetrain.models.build import Model, build
+from drivetrain.models.build import BuiltModel, build
 from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.system.signals import Signals
@@ -84,7 +84,7 @@ def machine() -> facts.Hardware:
 def assemble_run(folder: Path, spec: Job, *, plain: bool = True, settings: dict[str, Value] | None = None) -> run.Run:
     """A run of the tiny job: everything off, or by plan, with some values set."""
     hardware, data = machine(), dataset()
-    network: Model = build(spec, data)
+    network: BuiltModel = build(spec, data)
     facts = inspection.inspect_workload(data, network.module)
     base_plan = plan.resolve(spec, hardware, facts, plain=plain)
     rows = [

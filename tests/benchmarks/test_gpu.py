@@ -58,7 +58,7 @@ def test_a_run_that_ends_in_its_evaluation_has_a_speed(tmp_path: Path, speeds: l
     (tmp_path / "telemetry.jsonl").write_text("\n".join(rows) + "\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "train/loss": 0.5}\n')
     (tmp_path / "plan.json").write_text('{"decisions": []}')
-    events = [{"kind": "step_graph", "text": "a step could not be recorded"}, {"kind": "start", "text": "attempt 1"}]
+    events = [{"kind": "step_graph", "text": "a step could not be captured"}, {"kind": "start", "text": "attempt 1"}]
     (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     figures = load_module("gpu_arm").read_figures_of_run(tmp_path)
     assert (figures["samples_per_second"], figures["events"]) == (15.0, [events[0]["text"]])

@@ -144,8 +144,8 @@ def model_folder(folder: Path) -> Path:
     config = {
         "format": model_config.FORMAT,
         "task": "image-classification",
-        "builder": tiny_run.network.builder,
-        "arguments": tiny_run.network.arguments,
+        "builder": tiny_run.built_model.builder,
+        "arguments": tiny_run.built_model.arguments,
         "heads": [asdict(head) for head in tiny_run.dataset.heads.values()],
         "preprocessing": {
             "kind": "images",

@@ -159,7 +159,7 @@ def test_all_precisions_learn_the_same(tmp_path: Path) -> None:
     assert min(accuracies.values()) > 0.95, accuracies
 
 
-def test_compiled_and_recorded_steps_learn_too(tmp_path: Path) -> None:
+def test_compiled_and_captured_steps_learn_too(tmp_path: Path) -> None:
     output = train(DIGITS, tmp_path, "train.epochs=3", "optimize.compile=graphs")
     assert "failed" not in output
     assert "UserWarning" not in output
@@ -173,8 +173,8 @@ class CountedGraphs(CudaGraphs):
 
     replays = 0
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        replay = super().record(work)
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        replay = super().capture(work)
 
         def counted() -> None:
             self.replays += 1
@@ -184,7 +184,7 @@ class CountedGraphs(CudaGraphs):
 
 
 def train_in_folder(
-    folder: Path, options: str, scaling: Fp16 | None, recorder: Any, *, compiled: bool = False
+    folder: Path, options: str, scaling: Fp16 | None, device: Any, *, compiled: bool = False
 ) -> dict[str, Any]:
     training_run = replayed_steps.assemble_run(folder, f"{options}, deterministic: true", False)
     if compiled:
@@ -192,13 +192,13 @@ def train_in_folder(
     if scaling:
         training_run.step.forward.dtype = torch.float16
         training_run.step.scale_losses(scaling)
-    return replayed_steps.train_epochs(training_run, recorder)
+    return replayed_steps.train_epochs(training_run, device)
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
-def test_whole_steps_are_recorded(tmp_path: Path, compiled: str) -> None:
+def test_whole_steps_are_captured(tmp_path: Path, compiled: str) -> None:
     output = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true", f"optimize.compile={compiled}")
-    assert "could not be recorded" not in output
+    assert "could not be captured" not in output
     assert "compile failed" not in output
     assert "UserWarning" not in output
 
@@ -209,16 +209,16 @@ def test_whole_steps_are_recorded(tmp_path: Path, compiled: str) -> None:
     [("ema: 0.5", False), ("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", False), ("ema: 0.5", True)],
     ids=["averaged", "momentum", "compiled"],
 )
-def test_recorded_steps_have_the_bits_of_usual_ones(
+def test_captured_steps_have_the_bits_of_usual_ones(
     tmp_path: Path, options: str, compiled: bool, scaling: Fp16 | None
 ) -> None:
-    recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
-    usual, recorded = (
-        train_in_folder(tmp_path / name, options, scaling, recorder, compiled=compiled)
-        for name, recorder in zip(("usual", "recorded"), recorders, strict=True)
+    devices: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
+    usual, captured = (
+        train_in_folder(tmp_path / name, options, scaling, device, compiled=compiled)
+        for name, device in zip(("usual", "captured"), devices, strict=True)
     )
-    assert recorders[1].replays >= 6
-    assert [name for name, value in usual.items() if bits(recorded[name]) != bits(value)] == []
+    assert devices[1].replays >= 6
+    assert [name for name, value in usual.items() if bits(captured[name]) != bits(value)] == []
 
 
 JOB = """name: large

@@ -1,4 +1,4 @@
-"""A run whose model goes on from another run's."""
+"""Trains a run whose model starts from the model of another run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from tests.task_cases import COMMON, Case
 
 FIRST = "run"
@@ -30,7 +30,7 @@ def follow(folder: Path, case: Case, model: str = f"{{from: {FIRST}}}", *changes
 
 
 @torch.inference_mode()
-def compute_outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
+def compute_outputs(job: Job, model: BuiltModel) -> dict[str, torch.Tensor]:
     """The outputs of an untrained network on the validation data of its job."""
     dataset = load(job)
     model.module.eval()

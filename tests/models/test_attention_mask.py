@@ -1,4 +1,4 @@
-"""The mask of an encoder: read from no device, and the outputs are those of the mask that transformers asks for."""
+"""The mask of an encoder is not read from a device, and gives the same outputs as the mask of transformers."""
 
 from __future__ import annotations
 

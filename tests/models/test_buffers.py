@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 
 class Net(nn.Module):
-    """Keeps the mean of its inputs in one of many ways."""
+    """Keeps the mean of its inputs in one of several ways."""
 
     def __init__(self, keep: Callable[[Any, Tensor], None], value: Tensor | None, *, persistent: bool = False) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()], ids=["memory", "ctrl-c"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None], error: BaseException) -> None:
-    """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
+    """The second half of a network fails the step; with micro-batches, after the first one is done."""
     net, other_net = start_network(way), start_network(way)
     step, other_step = make_step(net), make_step(other_net)
     step.report = lambda kind, text: None
@@ -147,7 +147,7 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
 
 
 def test_the_same_tensors_come_back() -> None:
-    """What else holds a buffer, a compiled kernel for example, goes on seeing it."""
+    """Other holders of a buffer, such as a compiled kernel, still see it."""
     net = start_network(assign)
     first_buffer, tracked = net.kept, Buffers(net)
     with tracked.keep_unchanged():
@@ -188,7 +188,7 @@ def load():
 
 
 def test_a_run_with_a_bad_sample_and_a_buffer_that_is_assigned(tmp_path: Path) -> None:
-    """An evaluation changes nothing either: it runs in inference mode, whose tensors no training could go on with."""
+    """An evaluation changes nothing either: no training could continue with tensors of inference mode."""
     path = write_job(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
     run_folder = train_job(path)
     events = (run_folder / "events.jsonl").read_text()

@@ -76,7 +76,7 @@ def test_it_takes_what_the_plan_says_and_is_computed_once(
 def test_on_the_disk_and_again_the_bits_are_the_same(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that goes on computes them again, from the frozen weights of its checkpoint."""
+    """A resumed run computes them again from the frozen weights of its checkpoint."""
     assert PROMISE.startswith("after a kill")
     frozen_job = job(tmp_path, name)
     one = assemble_run(tmp_path, frozen_job, True)
@@ -95,7 +95,7 @@ def test_on_the_disk_and_again_the_bits_are_the_same(
 def test_a_second_run_over_the_same_data_computes_nothing_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tuner predicts the run with one of its own; what that has computed serves the run that follows."""
+    """The run reuses the activations that the tuner's own run has computed."""
     frozen_job, machine = job(tmp_path, "resnet18"), tiny.machine()
     data = load(frozen_job)
     losses = []
@@ -199,7 +199,7 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
 
 
 def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> None:
-    """Its bits are no longer those of a run that kept them."""
+    """Its bits differ from a run that kept them."""
     from drivetrain.system.files import write_json
     from drivetrain.tuning import assembly
 
@@ -225,7 +225,7 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
 
 
 def test_memory_that_is_gone_between_the_plan_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on with the whole network; it ended with an AssertionError."""
+    """The run continues with the whole network; it ended with an AssertionError."""
     frozen_job = job(tmp_path, "resnet18")
     expected = tiny.losses(assemble_run(tmp_path, frozen_job, False), 2)
     monkeypatch.setattr(feature_cache, "_place", lambda *_: None)

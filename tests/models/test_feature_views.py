@@ -1,4 +1,4 @@
-"""Kept activations of augmentation that repeats: those of the whole network in each view, and the same bits again."""
+"""Cached activations of repeating augmentation equal the whole network in each view, with the same bits again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.models.build import Model, build
+from drivetrain.models.build import BuiltModel, build
 from drivetrain.training import recorded_inputs
 from tests.edited_model import write_config
 from tests.messages import begins_with, saying, says_only
@@ -51,7 +51,7 @@ def test_the_random_start_differs(first_run: tuple[Path, Case, dict[str, torch.T
     assert any(not torch.allclose(now[name], values, rtol=1e-3, atol=1e-5) for name, values in before.items())
 
 
-def list_equal_tensors(first_model: Model, second_model: Model) -> list[str]:
+def list_equal_tensors(first_model: BuiltModel, second_model: BuiltModel) -> list[str]:
     """The names of the tensors that both have with the same values."""
     ours, theirs = first_model.module.state_dict(), second_model.module.state_dict()
     return [name for name, value in ours.items() if name in theirs and torch.equal(value, theirs[name])]

@@ -101,7 +101,7 @@ def test_without_groups_nothing_changes(tmp_path: Path) -> None:
             "lr_groups: {'features*': 0.1, features.0: 0.5}",
             "",
             (
-                "train.lr_groups.features.0: matches nothing that 'features*' has not matched before",
+                "train.lr_groups.features.0: matches only parameters that 'features*' matches before it",
                 "write it before 'features*', or remove it",
             ),
         ),

@@ -1,4 +1,4 @@
-"""What a network costs a sample: as torch counts it, and told with the stem that was chosen."""
+"""The FLOPs of a network per sample are the same as in torch's counter, and reported with the stem."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from drivetrain.job.model import Freeze
 from drivetrain.job.workload import format_flop
 from drivetrain.models import operations
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.networks import cnn
 from tests.messages import says_only
 
 
-def network(name: str, **more: Any) -> Model:
+def network(name: str, **more: Any) -> BuiltModel:
     arguments = {
         "name": name,
         "channels": 3,
@@ -28,7 +28,7 @@ def network(name: str, **more: Any) -> Model:
         "stem": "auto",
     }
     arguments |= more
-    return Model(cnn.build(**arguments), "images", arguments, Freeze())  # type: ignore[arg-type]
+    return BuiltModel(cnn.build(**arguments), "images", arguments, Freeze())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_other_networks() -> None:
     assert re.fullmatch(
         r"small-cnn, [\d.]+ MFLOP per training sample", operations.describe_flop(network("small-cnn")) or ""
     )
-    assert operations.describe_flop(Model(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
+    assert operations.describe_flop(BuiltModel(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
 
 
 def test_a_note_uses_no_random_numbers() -> None:
-    """The weights, and all draws after them, are those of a run that was told nothing."""
+    """The weights and all later random numbers are the same as without the message."""
     resnet = network("resnet18", width=8)
     before = torch.random.get_rng_state()
     operations.describe_flop(resnet)

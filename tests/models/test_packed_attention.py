@@ -91,7 +91,7 @@ def test_the_trial_leaves_nothing_behind() -> None:
 
 
 def test_bytes_of_a_token() -> None:
-    """Against what a long row keeps."""
+    """Compared with the saved bytes of a long row."""
     model, saved_tensors = build_network(dropout=0.1), {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class TensorMemory(TorchDispatchMode):
 
 
 def run_pass(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> dict[str, list[Tensor]]:
-    """One pass forward and back in a copy of the network, twice the same draws: what is left of it."""
+    """Run a forward and a backward pass in a copy of the network with fixed random numbers; return its state."""
     copied_network = copy.deepcopy(network).train()
     if recompute:
         blocks.recompute(copied_network)
@@ -97,7 +97,7 @@ def test_buffers_move_once() -> None:
 
 
 class DriftingBlock(nn.Module):
-    """A block whose output depends on a buffer that every pass moves, as that of a spectral norm."""
+    """A block whose output depends on a buffer that every pass changes, as in a spectral norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_compile_is_refused_beside_it() -> None:
 
 
 def test_a_comparison_without_dropout_still_recomputes() -> None:
-    """Else its peak of memory would be that of a network that keeps everything."""
+    """Otherwise its peak memory would equal that of a network without recomputation."""
     network, _ = build_encoder()
     blocks.recompute(network)
     variants.turn_dropout_off(types.SimpleNamespace(model=network))  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_a_dtype_that_safetensors_does_not_support(tmp_path: Path) -> None:
 
 
 def test_no_copy_of_the_file_is_made(tmp_path: Path) -> None:
-    """Of 64 MiB in tensors of 4: the library held all of them once more."""
+    """The library held a second copy of all 64 MiB, in tensors of 4 MiB."""
     tensors = {f"{number}": torch.ones(1 << 20) for number in range(16)}
     tensors["0"] = torch.ones(1024, 1024).t()  # has to be copied to be written
     safetensors_file.write(tmp_path / "warm", {"a": torch.ones(3)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from drivetrain.errors import SpecError
 from drivetrain.job.model import Freeze
 from drivetrain.models import dry_run, forward
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_copied_or_stored_is_refused(make: Any, problem: str, act
 def test_what_can_is_trained_and_evaluated(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = make()
     dry_run.check_network(network, tiny.dataset(), "the model", refuse)
-    monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
+    monkeypatch.setattr(tiny, "build", lambda *_: BuiltModel(network, "own", {}, Freeze()))
     run = tiny.assemble_run(tmp_path, tiny.job())
     before = network.state_dict()["last.bias"].clone()
     tiny.losses(run, 2)

@@ -19,7 +19,7 @@ HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 
 
 class Reference:
-    """The same attention text by text; keeps what it was called with."""
+    """Computes the same attention text by text, and records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[int], int, float, tuple[int, ...]]] = []

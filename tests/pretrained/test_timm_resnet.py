@@ -157,8 +157,8 @@ def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> 
     run = tiny.assemble_plain_run(job, folder)
     renamed, weights = timm_resnet.rename_tensors(make_weights("resnet18")), run.model.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in renamed.items())
-    assert run.network.notes == [
-        f"starts from timm/resnet18.a1_in1k at {COMMIT[:12]}; initialized anew: classifier.bias, classifier.weight"
+    assert run.built_model.notes == [
+        f"starts from timm/resnet18.a1_in1k at {COMMIT[:12]}; initialized randomly: classifier.bias, classifier.weight"
     ]
     preprocessing = run.dataset.preprocessing
     assert {key: preprocessing[key] for key in ("fit", "interpolation", "crop_share", "mean", "channels")} == {
@@ -173,7 +173,7 @@ def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> 
     frozen_run = tiny.assemble_plain_run(
         make_job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder
     )
-    assert not any("never learn" in note for note in frozen_run.network.notes)
+    assert not any("never learn" in note for note in frozen_run.built_model.notes)
 
 
 def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
     safetensors.torch.save_file(tensors | {"layer1.5.bn1.bias": torch.ones(1)}, weights_folder / "model.safetensors")
     with pytest.raises(
         SpecError,
-        match=r"model.pretrained: .* does not fit: 2 tensors are missing, of another shape or too many: stages.0.0.main.0.weight, stages.0.5",
+        match=r"model.pretrained: .* does not fit: 2 tensors are missing, unknown or of another shape: stages.0.0.main.0.weight, stages.0.5",
     ):
         tiny.assemble_plain_run(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
     (weights_folder / "model.safetensors").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Jobs of every kind of data, and ways in which their files may change between two attempts."""
+"""Jobs of every kind of data, and changes of their files between two attempts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Way:
 
 
 def edit_text(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
-    """Write a text file anew."""
+    """Write a text file again."""
 
     def apply(folder: Path) -> None:
         with (folder / name).open(newline="", encoding="utf-8") as file:
@@ -133,7 +133,7 @@ def quote_cells(text: str) -> str:
 
 
 def change_arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], object]:
-    """Write the arrays of train.npz anew."""
+    """Write the arrays of train.npz again."""
 
     def apply(folder: Path) -> None:
         with np.load(folder / "train.npz") as file:
@@ -164,7 +164,7 @@ def replace_pixels(folder: Path) -> None:
 
 
 def swap_names(folder: Path) -> None:
-    """Two files change their names, and keep all else."""
+    """Swap the names of two files."""
     one, two = folder / "train" / "a" / "4.png", folder / "train" / "b" / "5.png"
     one.rename(folder / "kept")
     two.rename(one)
@@ -259,7 +259,7 @@ WAYS = {
 
 
 def other_words(path: Path) -> None:
-    """A tokenizer in which two words have changed their numbers."""
+    """Make a tokenizer in which two words have swapped their ids."""
     tokenizer = json.loads(path.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     one, two = list(vocabulary)[60], list(vocabulary)[61]

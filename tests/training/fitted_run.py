@@ -1,4 +1,4 @@
-"""The tiny job trained with options, and what it wrote."""
+"""Trains the tiny job with options, and reads its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the graphs of a GPU, and the bits of values, for tests of recorded steps."""
+"""A stand-in for the graphs of a GPU, and the bits of values, for tests of captured steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from drivetrain.data.dataset import Batch
 from drivetrain.job.train import Fp16
 from drivetrain.training import batch_inputs
-from drivetrain.training.captured_step import CapturedStep
+from drivetrain.training.captured_step import StepCapture
 from drivetrain.training.run import Run
 from tests import tiny
 
@@ -20,12 +20,12 @@ SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backof
 
 
 class Replayer:
-    """Stands in for a device: what it records it does again."""
+    """Stands in for a device: a replay does the captured work again."""
 
     def __init__(self) -> None:
         self.replays = 0
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         def replay() -> None:
             self.replays += 1
             work()
@@ -37,16 +37,16 @@ def bits(value: Any) -> Any:
     return value.contiguous().view(-1).view(torch.uint8).tolist() if isinstance(value, torch.Tensor) else value
 
 
-def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
-    """All that a few epochs leave, with the rates of recorded steps; nothing is recorded without a recorder.
+def train_epochs(run: Run, device: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
+    """Train a few epochs, and return weights, moments and numbers; no step is captured without a `device`.
 
-    With `steps` it trains so many times on the first batch.
+    With `steps`, train this many times on the first batch.
     """
     messages = list[str]()
     update_average = partial(run.ema.update, run.model) if run.ema else lambda finite: None
-    captured = CapturedStep(recorder and recorder.record, update_average, messages.append)
-    captured.failure = None if recorder else "as usual"
-    run.step.record(captured)
+    capture = StepCapture(device and device.capture, update_average, messages.append)
+    capture.failure = None if device else "as usual"
+    run.step.use_capture(capture)
     run.step.updater.prefers_device = True
     numbers = []
     for epoch in range(epochs):
@@ -60,9 +60,9 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
                     prepared_batch.ids, tuple(x * float("nan") for x in prepared_batch.inputs), prepared_batch.targets
                 )
             run.rates.set(run.counters, run.best_metric.factor())
-            replays_before = getattr(recorder, "replays", 0)
+            replays_before = getattr(device, "replays", 0)
             result = run.step(prepared_batch, batch_inputs.share_batch(run, run.batches.size(number)))
-            if getattr(recorder, "replays", 0) == replays_before:  # a recorded step has averaged them itself
+            if getattr(device, "replays", 0) == replays_before:  # a captured step has averaged them itself
                 update_average(result.finite_on_device)
             numbers.append(result.read())
             run.counters.step += 1

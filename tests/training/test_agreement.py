@@ -1,4 +1,4 @@
-"""What one of several processes meets, all of them act on, at the same step: no peer is lost, no two ways are gone."""
+"""All processes act on a problem of one of them in the same step: none is lost, and none takes another path."""
 
 from __future__ import annotations
 

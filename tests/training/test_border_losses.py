@@ -1,5 +1,5 @@
-"""Losses of a user are those of a plain loop, however a batch is split, or are not split: of many kinds, in one process and in
-two, in micro-batches and whole.
+"""Many kinds of user losses equal the losses of a plain loop, however a batch is split, or are not split: in one process
+and in two, in micro-batches and whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Numbers = dict[str, list[float]]
 
 
 def train_by_hand(folder: Path, kind: str) -> Numbers:
-    """What a loop by hand makes of the same batches."""
+    """Train the same batches in a plain loop."""
     run = border_losses.assemble_run(folder, kind)
     model, loss = run.model, LOSSES[kind]
     optimizer = torch.optim.SGD(model.parameters(), lr=float(run.job.train.optimizer.lr))
@@ -205,6 +205,8 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     assert says(micro_batch.choose(run.job, run.hardware, facts).reason, "neither-mean-nor-sum")
     lines: list[str] = []
     job = run.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
-    inputs = Assembly(job, run.hardware, run.plan, tmp_path, run.dataset, run.network, run.signals, facts, lines.append)
+    inputs = Assembly(
+        job, run.hardware, run.plan, tmp_path, run.dataset, run.built_model, run.signals, facts, lines.append
+    )
     assert MicroBatchSearch(inputs).load_or_measure() == {}
     assert says(lines[0], "neither-mean-nor-sum")

@@ -1,4 +1,4 @@
-"""The step that a GPU records: here a replay calls it again on the same tensors, and gives the bits of the usual step."""
+"""A captured step of a GPU has the bits of a computed one; here a replay calls the step again on the same tensors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.training.replayed_steps import Replayer, assemble_run, bits, train_ep
 
 
 class Never:
-    """A device that records nothing."""
+    """A device that captures nothing."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 
@@ -47,32 +47,32 @@ def test_a_replayed_step_has_the_bits_of_the_usual_one(tmp_path: Path, train: st
         assert bits(replayed[name]) == bits(value), name
 
 
-def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_captured_is_computed_as_usual(tmp_path: Path) -> None:
     usual = train_epochs(assemble_run(tmp_path / "usual", "ema: 0.5", False), None)
     other = train_epochs(assemble_run(tmp_path / "other", "ema: 0.5", False), Never())
     (line,) = other.pop("messages")
-    assert says_only(line, "step-could-recorded-training")
+    assert says_only(line, "step-could-captured-cuda-graph")
     assert usual.pop("messages") == []
     assert other.keys() == usual.keys()
 
 
 @pytest.mark.parametrize("change", ["forget", "micro-batch", "fp32"])
-def test_recordings_are_forgotten_where_tensors_change(tmp_path: Path, change: str) -> None:
+def test_captured_steps_are_forgotten_where_tensors_change(tmp_path: Path, change: str) -> None:
     run = assemble_run(tmp_path / "run", "", False)
     train_epochs(run, Replayer(), epochs=2)
-    captured = run.step.recorded
-    assert captured is not None
-    assert captured.recordings
+    capture = run.step.capture
+    assert capture is not None
+    assert capture.captured_steps
     {
         "forget": run.step.forget_last_step,
         "micro-batch": lambda: run.step.use_micro_batch(4),
         "fp32": run.step.fall_back_to_fp32,
     }[change]()
-    assert not captured.recordings
+    assert not capture.captured_steps
 
 
 class TorchCuda:
-    """What of torch.cuda a recording touches, with the order of torch's C++ code: an error leaves a capture half ended."""
+    """The names of torch.cuda that a capture uses, with the order of torch's C++ code: an error leaves a capture half ended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stream, self.fails = "usual", False
@@ -143,10 +143,10 @@ class TorchCuda:
 def test_a_capture_that_fails_leaves_stream_allocator_and_generator_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = TorchCuda(monkeypatch)
     graphs, work = CudaGraphs(torch.device("cuda:0")), lambda: None
-    first = graphs.record(work)
+    first = graphs.capture(work)
     cuda.fails = True
     with pytest.raises(RuntimeError, match="previous error during capture"):
-        graphs.record(work)
+        graphs.capture(work)
     assert (cuda.stream, cuda.open_pools, cuda.draws, cuda.uses) == ("usual", set(), True, {0: 1})
     del first
 
@@ -154,10 +154,10 @@ def test_a_capture_that_fails_leaves_stream_allocator_and_generator_as_before(mo
 def test_graphs_share_memory_as_long_as_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = TorchCuda(monkeypatch)
     graphs, work = CudaGraphs(torch.device("cuda:0")), lambda: None
-    replays = [graphs.record(work), graphs.record(work)]
+    replays = [graphs.capture(work), graphs.capture(work)]
     assert cuda.uses == {0: 2}
     replays.clear()  # as `drop` does, after a rollback
-    replays.append(graphs.record(work))
+    replays.append(graphs.capture(work))
     assert cuda.uses == {0: 0, 1: 1}
 
 
@@ -173,12 +173,12 @@ def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Pat
         overrides.append(f"data.train={tmp_path / 'data' / file}")
     job = job_spec.load(examples.FOLDER / f"{name}.yaml", overrides)
     run_states = []
-    for recorder in (None, Replayer()):
+    for device in (None, Replayer()):
         run = tiny.assemble_plain_run(job, tmp_path)
         for group in run.optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
-        run_states.append(train_epochs(run, recorder, epochs=1, steps=9))
-        assert recorder is None or recorder.replays >= 2
+        run_states.append(train_epochs(run, device, epochs=1, steps=9))
+        assert device is None or device.replays >= 2
     usual, replayed = run_states
     assert replayed.keys() == usual.keys()
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
@@ -191,7 +191,7 @@ def compile_with(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
+def test_a_compiled_step_is_captured_and_replayed_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     compile_with(monkeypatch, backend)
@@ -207,12 +207,12 @@ def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
 
 
 class ChangingDevice:
-    """A device on which the network is another one while it is recorded, so that torch would compile it again."""
+    """A device that changes the mode of the network during a capture, so that torch would compile it again."""
 
     def __init__(self, network: torch.nn.Module) -> None:
         self.network = network
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         self.network.eval()
         try:
             work()
@@ -221,19 +221,19 @@ class ChangingDevice:
         return work
 
 
-def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the compiler would fail there, and training go on without compiled kernels, too."""
+def test_nothing_is_compiled_while_a_step_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the compiler would fail there, and training would continue without compiled kernels."""
     compile_with(monkeypatch, "eager")
     run = assemble_run(tmp_path / "run", "", False)
     compile.apply(run, True)
     assert len(train_epochs(run, ChangingDevice(run.model))["messages"]) == 1
-    captured = run.step.recorded
-    assert captured is not None
-    assert "recompile" in captured.failure
-    assert (run.step.forward.is_compiled, run.step.forward.is_recorded) == (True, False)
+    capture = run.step.capture
+    assert capture is not None
+    assert "recompile" in capture.failure
+    assert (run.step.forward.is_compiled, run.step.forward.is_captured) == (True, False)
 
 
-def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_not_captured_within_a_captured_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = list[str | None]()
 
     def note_mode(network: torch.nn.Module, mode: str | None = None) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A compiler that fails: the run goes on without it, says so once, and loses nothing."""
+"""If the compiler fails, the run continues without it, says so once, and loses nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
 def test_a_failing_compiler_is_reported_once_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: bool | str
 ) -> None:
-    """The compiler is torch's own; what it hands the graph to fails, as on a chip without kernels."""
+    """torch's compiler itself runs, but its backend fails, as on a chip without kernels."""
     torch_compile = torch.compile
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend=fail_to_compile))
@@ -64,7 +64,7 @@ def test_an_error_of_the_network_is_not_taken_for_one_of_the_compiler(
 
 
 class Stub:
-    """Stands in for torch's compiler: what it makes computes as the network does, and fails where it is told to."""
+    """Stands in for torch's compiler: its results compute the same as the network, and fail on request."""
 
     def __init__(self, recorded: BaseException | None = None) -> None:
         self.recorded, self.calls = recorded, list[str]()
@@ -118,7 +118,7 @@ def test_an_error_of_the_network_is_not_taken_for_one_of_recording(
 
 
 class Restless(torch.nn.Module):
-    """Another constant in every step, for each of which torch compiles anew."""
+    """Uses another constant in every step, so that torch compiles each time."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()

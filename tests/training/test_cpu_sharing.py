@@ -1,4 +1,4 @@
-"""Two threads that share one of two CPUs while other programs compete for both, and have one each before and after."""
+"""Two threads share one of two CPUs while other programs compete for both, and have one each before and after."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OWN_WORKERS: Counts = (1.0, 2.0, 2.0, 500)
 def replay(
     monkeypatch: pytest.MonkeyPatch, epochs: list[Counts], *, can_share: bool = True, seconds: float = 1.0
 ) -> tuple[list[bool], list[str]]:
-    """Look after epochs of so many seconds; returns whether the CPU was shared after each, and what was said."""
+    """Check after epochs of these lengths; return whether the CPU was shared after each, and the messages."""
     moment, total, texts = [0.0], [(0.0, 0.0, 0.0, 0)], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})

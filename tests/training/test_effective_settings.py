@@ -1,4 +1,4 @@
-"""Seen: what is in force, and what is not in force any more when a run ends."""
+"""The effective settings of a run are read back at its start and at its end."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_rollback_freezes_again(uninterrupted_folder: Path, tmp_path: Path, mo
 
 
 def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step that needs more than there is goes on in halves, and the run ends as any other."""
+    """A step without enough memory is computed in halves, and the run ends normally."""
     choose = ForwardPass._choose_computation
 
     def limited(self: ForwardPass, inputs: Any) -> Any:
@@ -176,7 +176,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     inputs = Assembly(job, machine, job_plan, tmp_path, dataset, network, tiny.QuietSignals(), facts, print)
     search = MicroBatchSearch(inputs).prepare_search(False)
     assert all(p.requires_grad for p in search.run.model.parameters())
-    assert search.run.replaced is None
+    assert search.run.uncached_dataset is None
     assert search.weight_bytes == 4 * facts.parameters
     assert not network.module.get_parameter("features.14.weight").requires_grad
 
@@ -191,7 +191,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
         ),
         (
             "freeze: {names: [features.0]}, unfreeze: [{epoch: 3, names: [features]}, {epoch: 2, names: [features.0]}]",
-            ("model.unfreeze[0].names[0]: 'features' is unfrozen in epoch 2 already",),
+            ("model.unfreeze[0].names[0]: 'features' is already unfrozen in epoch 2",),
         ),
         (
             "freeze: {names: [features.0]}, unfreeze: [{epoch: 4, names: [features.0]}]",

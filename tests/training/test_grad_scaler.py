@@ -1,4 +1,4 @@
-"""The scaler of fp16: the rules of torch's own, its bounds, and what follows when it collapses."""
+"""The fp16 scaler has torch's rules and its own bounds; a collapse ends the run or switches it to fp32."""
 
 from __future__ import annotations
 

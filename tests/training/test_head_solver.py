@@ -142,5 +142,5 @@ def test_odd_samples_give_finite_weights(case: str) -> None:
 
 def test_without_time_the_first_penalty_is_taken() -> None:
     loss = HeadLoss(CROSS_ENTROPY, None)
-    solved = solve_head(draw_samples(100), draw_samples(50, seed=1), loss, CLASSES, may_go_on=lambda: False)
+    solved = solve_head(draw_samples(100), draw_samples(50, seed=1), loss, CLASSES, has_time=lambda: False)
     assert (solved.penalty, solved.tried_penalties) == (head_solver.PENALTIES[0], 1)

@@ -1,4 +1,4 @@
-"""The host never waits for a GPU within a step; it reads what a step gave after it has queued the next one.
+"""The host never waits for a GPU within a step; it reads the result of a step after queueing the next one.
 
 Shown on torch's `meta` device, whose tensors have a shape and no numbers: where a program would have to wait, to read a
 number or to learn a shape, such a tensor raises. Copies to the device are watched for those that would wait.

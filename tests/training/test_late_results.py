@@ -44,7 +44,7 @@ def spoil_nothing(training_run: run.Run) -> None:
 
 
 def spoil_at(*steps: int, action: Callable[[run.Run], object]) -> Callable[[run.Run], None]:
-    """`at_steps`, anew for each run."""
+    """Make a new hook as in `at_steps` for each run."""
     return lambda training_run: at_steps(*steps, action=action)(training_run)  # type: ignore[arg-type]
 
 
@@ -111,7 +111,7 @@ CASES = {
 
 
 def train_case(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
-    """All that a run leaves."""
+    """Collect weights, buffers, metrics, events and checkpoints of a run."""
     folder.mkdir()
     torch.manual_seed(0)
     training_run = tiny.assemble_run(
@@ -166,7 +166,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def to_bits(value: Any) -> Any:
-    """A value in which tensors are equal if their bits are."""
+    """Replace tensors by their bits, so that values can be compared."""
     if isinstance(value, dict):
         return {name: to_bits(part) for name, part in value.items() if name not in ("time", "seconds")}
     if isinstance(value, list):
@@ -187,7 +187,7 @@ def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("bad_steps", [(), (6,), (4, 5, 6)], ids=["good", "bad", "three in a row"])
 def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int, ...]) -> None:
-    """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
+    """A problem of the last step comes before the stop: the run rolls back first, and stops there."""
     training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
     training_run.step.updater.prefers_device = True
     training_run.metrics, saver = MetricsLog(tmp_path), Saver(training_run)

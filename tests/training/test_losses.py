@@ -174,7 +174,7 @@ def test_balanced_labels() -> None:
 
 
 def heads_with_gaps(count: int = 24) -> tuple[dict[str, Head], dict[str, Tensor], dict[str, Tensor]]:
-    """Two heads, outputs and targets; some samples have no label for one of the heads, and three for the second alone."""
+    """Make two heads, outputs and targets; some samples lack a label for one head, and three only have one for the second."""
     torch.manual_seed(0)
     heads = {name: Head(name, ("a", "b", "c"), weight=weight) for name, weight in (("one", 0.3), ("two", 1.0))}
     targets = {name: torch.randint(0, 3, (count,)) for name in heads}

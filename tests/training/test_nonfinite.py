@@ -1,4 +1,4 @@
-"""What follows when numbers are not finite: skipped, rolled back, ended; never saved."""
+"""Numbers that are not finite are skipped, roll the run back or end it, and are never saved."""
 
 from __future__ import annotations
 
@@ -261,6 +261,6 @@ def test_all_tensors_are_looked_at_in_one_reading() -> None:
 
 
 def test_a_rollback_counts_no_second_twice(tmp_path: Path) -> None:
-    """The seconds of a checkpoint are those of this attempt, whose clock goes on."""
+    """A rollback keeps the seconds of this attempt, whose clock continues."""
     training_run, _ = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
     assert training_run.counters.seconds == 0

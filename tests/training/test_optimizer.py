@@ -56,7 +56,7 @@ def test_a_run_without_compilation_does_not_import_the_compiler(tmp_path: Path) 
 
 @pytest.mark.parametrize("dampening", [0.0, 0.3])
 def test_layers_whose_gradients_come_later_start_with_momentum_as_in_torch(dampening: float) -> None:
-    """torch's fused kernel cannot: it failed in the step in which layers were no longer frozen."""
+    """torch's fused kernel cannot: it failed in the first step after layers were unfrozen."""
     final_weights = []
     for fused in (False, True):
         torch.manual_seed(0)

@@ -66,7 +66,7 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
 
 @pytest.fixture(scope="module")
 def start_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A stopped run of each job, with its files, and below `end` what it comes to if nothing is touched."""
+    """Stop a run of each job; the folder `end` has its end without any change."""
     torch.set_num_threads(1)
     folders: dict[str, Path] = {}
 
@@ -87,7 +87,7 @@ def start_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def copy_stopped_run(folder: Path, name: str) -> Path:
-    """A copy of a stopped run with its files, in a folder beside its end."""
+    """Copy a stopped run with its files next to its end."""
     copied_folder = folder / name
     shutil.copytree(
         folder,
@@ -109,7 +109,7 @@ def write(folder: Path, text: str) -> None:
 
 
 def outcome(folder: Path) -> str:
-    """`the same` as without a touch, or what the run was refused with."""
+    """Return `the same` if the run ends as without a change, or the error that refused it."""
     try:
         attempt(folder)
     except (SpecError, DataError, CheckpointError) as error:

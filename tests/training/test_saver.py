@@ -159,7 +159,7 @@ class Saves:
         )
 
     def __call__(self, folder: Path, *options: str) -> int:
-        """Save step 2 beside step 1; how the process ended."""
+        """Save step 2 next to step 1; return how the process ended."""
         checkpoint.save(folder, "step-1", {"model": {"w": torch.ones(50)}}, {"watch": {"best": {"best": None}}})
         assert self.server.stdin is not None
         assert self.server.stdout is not None
@@ -247,7 +247,7 @@ class Off(BaseException):
 def test_power_loss_at_any_moment_of_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames_last: bool
 ) -> None:
-    """What was not synced is gone: files are empty, renames undone. A verified checkpoint loads all the same."""
+    """Unsynced data is lost: files are empty, renames undone. A verified checkpoint still loads."""
     tensors = {"model": {"w": torch.ones(50)}, "optimizer": {"w/m": torch.ones(50)}}
     state = {"watch": {"best": {"best": None}}}
     for number in range(1, 100):
@@ -348,7 +348,7 @@ def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_pat
 def test_a_disk_that_is_too_small_is_reported_at_the_start(
     tmp_path: Path, missing_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first checkpoint has no moments yet; what the third takes is what is counted."""
+    """The first checkpoint has no moments yet, so the third one is measured."""
     run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.5", sections="checkpoint: {keep: 2}"))
     weight_bytes = 2 * sum(value.numel() * value.element_size() for value in run.model.state_dict().values())
     trainable_bytes = sum(p.numel() * p.element_size() for p in run.model.parameters())

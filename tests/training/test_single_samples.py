@@ -15,7 +15,7 @@ from drivetrain.job import Job
 from drivetrain.job.model import Freeze
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.training import run as runs
 from drivetrain.training import start_checks
 from tests import tiny
@@ -42,7 +42,7 @@ def assemble_run(
     samples: int = 49,
     micro_batch: int | None = None,
 ) -> runs.Run:
-    monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
+    monkeypatch.setattr(tiny, "build", lambda *_: BuiltModel(network, "own", {}, Freeze()))
     monkeypatch.setattr(tiny, "dataset", lambda dataset=tiny.dataset: dataset(samples))
     settings = {"micro_batch": micro_batch} if micro_batch else None
     return tiny.assemble_run(folder, tiny.job(train), settings=settings)  # type: ignore[arg-type]

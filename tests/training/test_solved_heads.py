@@ -1,4 +1,4 @@
-"""Heads solved in place of epochs: better than steps, the same bits after a kill, and only where nothing else is trained."""
+"""Solved heads are better than trained ones, have the same bits after a kill, and need that nothing else is trained."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_killed_and_resumed_the_bits_are_the_same(
 
 
 def test_a_run_that_began_with_steps_goes_on_with_them(tmp_path: Path) -> None:
-    """Such as one of a version that could not solve heads."""
+    """For example a run of a version that could not solve heads."""
     stepping = solving_job("solve_heads: false", checkpoint_section="checkpoint: {every: 1 steps, keep: 30}\n")
     train_job(tmp_path / "stepped", stepping)
     (tmp_path / "old/checkpoints").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Sparse rows do what the matrix that they stand for does, and heads solved on them are those of scikit-learn."""
+"""Sparse rows compute the same as the dense matrix, and heads solved on them equal those from scikit-learn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_dense(rows: SparseRows) -> Tensor:
 
 
 def draw_texts(count: int, seed: int = 0) -> HeadFeatures:
-    """Rows of ten words, of which those with small numbers are frequent, and the class that a noisy rule gives them."""
+    """Draw rows of ten words, small ids being frequent, and classes by a noisy rule."""
     draw = np.random.default_rng(seed)
     columns = torch.from_numpy((WIDTH * draw.random((count, 10)) ** 2).astype(np.int64))
     rule = torch.from_numpy(np.random.default_rng(99).normal(size=(WIDTH, CLASSES))).float()

@@ -184,7 +184,7 @@ class Again(nn.Module):
 
 
 def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And have the gradients of parts that do not, all of them."""
+    """All gradients are the same as without sharing, also around a recomputed block."""
     monkeypatch.setitem(
         NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES}, CrossEntropy(name="cross-entropy"))
     )
@@ -325,7 +325,7 @@ def test_another_error_of_a_strict_step_is_raised() -> None:
 
 
 def test_a_network_that_uses_other_generators_draws_the_same_in_the_same_step(tmp_path: Path) -> None:
-    """After a kill such a network went on with other numbers, although the start promises the same bits."""
+    """After a kill such a network continued with other numbers, although the start promises the same bits."""
 
     class Noisy(torch.nn.Module):
         def __init__(self) -> None:

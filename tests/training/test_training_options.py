@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 
 
 def make_job(train: str = "", epochs: int = 2) -> Job:
-    """The tiny job, of which an epoch has four steps."""
+    """Make the tiny job, with four steps per epoch."""
     job = tiny.job(train=train)
     return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
 
@@ -180,7 +180,7 @@ def batches_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
 
 
 def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs and labels of every step are those of the formula, with share and partners drawn from (seed, step)."""
+    """Inputs and labels of every step follow the formula, with share and partners drawn from (seed, step)."""
     run = tiny.assemble_run(tmp_path, make_mixing_job("seed: 5", mixup=Mixup(alpha=0.4, probability=1.0)))
     images, labels = run.dataset.train.inputs.double(), run.dataset.train.labels  # type: ignore[attr-defined]
     batches = batches_of(run, monkeypatch)
@@ -349,7 +349,7 @@ def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float
 
 
 def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
-    """What the job names is what the evaluation gives, for every metric of the task."""
+    """The evaluation computes every metric that a job of the task can name."""
     run = tiny.assemble_run(tmp_path, make_job())
     fit_run(run)
     values: Mapping[str, float] = run.last_metrics

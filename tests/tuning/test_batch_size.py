@@ -1,4 +1,4 @@
-"""`train.batch_size: auto`: measured once, kept for the run, told with what it means for the learning rate."""
+"""`train.batch_size: auto` is measured once per run, with advice on the learning rate."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_batch_size_advice_for_the_learning_rate(name: str, rule: str, rate: str
 
 
 class Narrow:
-    """A search in which so many samples fit, with a peak of ten bytes each."""
+    """A search in which this many samples fit, with a peak of ten bytes each."""
 
     def __init__(self, fits: int) -> None:
         self.fits, self.size, self.trials = fits, 0, list[int]()

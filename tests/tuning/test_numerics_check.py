@@ -1,4 +1,4 @@
-"""Numbers before speed: of what we would do anyway, and of what was measured with other data or settings."""
+"""Numbers are checked before speed: of the default plan, and of results measured with other data or settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shorten_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple[dict[str, evidence.Measurement], str]:
-    """The verdicts, and all that was said."""
+    """Return the verdicts and the messages."""
     hardware, dataset, messages = machine(folder), dataset or tiny.dataset(), list[str]()
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
@@ -131,7 +131,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
 
 
 def test_defaults_are_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A default that computes something else is taken back, and what goes on without it is measured as ever."""
+    """A default with wrong numbers is turned off, and all other settings are measured as usual."""
     corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
     messages = list[str]()
     state = contest(tmp_path, tiny.job(optimize=MEASURED), messages)
@@ -177,7 +177,7 @@ def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
 
 
 def test_values_that_change_the_training_stay_in_the_reference() -> None:
-    """A job that asks for it gets it; else everything beside it would be vetoed."""
+    """A setting requested by the job stays on; otherwise all other settings would be vetoed."""
     split_plan = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
     rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in split_plan.decisions]
     assert variants.turn_everything_off(replace(split_plan, decisions=tuple(rows)), True).value("micro_batch") == 8

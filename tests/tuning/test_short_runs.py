@@ -40,7 +40,7 @@ def set_speed(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
 def assemble_tuned_run(
     folder: Path, settings: str = "", epochs: int = LONG, *, has_bf16: bool = True
 ) -> tuple[run.Run, dict[str, evidence.Measurement], list[str]]:
-    """The run of a CPU with bf16 instructions or without, what was measured before it, and what was said."""
+    """Check the run of a CPU with or without bf16 instructions; return it, the measurements and the messages."""
     job = tiny.job(train="optimizer: {lr: 1e-3}", optimize=f"compile: false{settings}", epochs=epochs)
     hardware, dataset, messages = machine(folder), tiny.dataset(), list[str]()
     flags = ("avx512_bf16",) if has_bf16 else ()

@@ -112,18 +112,18 @@ def test_short_runs_are_not_measured(tmp_path: Path) -> None:
 def test_runs_of_a_minute_measure_what_takes_two_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortest: float, measures: bool
 ) -> None:
-    """A small network on a GPU waits for the host, and its short run never learned that a recorded step does not."""
-    recorded = list[run.Run]()
+    """A small network on a GPU waits for the host, and its short run never learned that a captured step does not."""
+    captured = list[run.Run]()
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     monkeypatch.setattr(tuner_state, "MIN_RUN_SECONDS", 1e9)
     monkeypatch.setattr(tuner_state, "MIN_QUICK_RUN_SECONDS", shortest)
     monkeypatch.setattr(tuner_state, "QUICK_SECONDS", 60.0)
     monkeypatch.setattr(step_graph, "candidates", lambda *_: [False, True])
-    monkeypatch.setattr(run.Run, "record_step", lambda trial: recorded.append(trial))
+    monkeypatch.setattr(run.Run, "capture_steps", lambda trial: captured.append(trial))
     optimizations.every.cache_clear()
     messages: list[str] = []
     results = measure_job(tmp_path, "compile: false, precision: fp32, fused_optimizer: true", messages, epochs=200)
-    assert ("step_graph" in results, bool(recorded)) == (measures, measures)
+    assert ("step_graph" in results, bool(captured)) == (measures, measures)
     assert any("skipped" in line for line in messages)
     measured_names = {line.split()[1] for line in messages} & {one.name for one in optimizations.every()}
     optimizations.every.cache_clear()
@@ -194,25 +194,25 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
 
 
 def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
+    """A captured step with wrong numbers was not noticed, because all compared steps were computed as usual."""
     device = Replayer()
     monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
     tuner, usual_plan = make_tuner(tmp_path, {"fused_optimizer": True})
-    recorded_plan = usual_plan.with_values({"step_graph": True})
+    captured_plan = usual_plan.with_values({"step_graph": True})
     for steps in (2, 4):
         tuner.compared_steps, device.replays = steps, 0
-        variant = tuner.build(recorded_plan)
+        variant = tuner.build(captured_plan)
         variant.run.step.updater.prefers_device = True
         numbers = variant.read_numbers(True)
         assert device.replays == steps - 1
-        assert len(tuner.load_reference(True, recorded_plan)) == len(numbers)
+        assert len(tuner.load_reference(True, captured_plan)) == len(numbers)
         assert len(tuner.load_reference(True, usual_plan)) == steps
-        captured: Any = variant.run.step.recorded
-        assert not captured.recordings  # they have no dropout
+        capture: Any = variant.run.step.capture
+        assert not capture.captured_steps  # they have no dropout
 
 
 def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
+    """Each draws its own dropout, so a comparison with the other's losses would veto one of them."""
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     reports.write_reports(tmp_path)
@@ -268,7 +268,7 @@ except Replanned:
 
 @pytest.mark.nightly
 def test_a_compiler_timeout_moves_training_to_a_new_process(tmp_path: Path) -> None:
-    """What it leaves behind in torch is not trained with."""
+    """The training does not use the settings that it leaves in torch."""
     if machine(tmp_path).compiler is None:
         pytest.skip("no C++ compiler is installed")
     compiler = tmp_path / "g++"

@@ -79,7 +79,7 @@ def list_values(measurements: dict[str, Any]) -> dict[str, Value]:
 
 
 def noisy(seed: int) -> Iterator[float]:
-    """A neighbour that makes a third of all blocks half as slow again, and five percent beside."""
+    """Noise: a third of all blocks take half as long again, all vary by five percent."""
     draws = random.Random(seed)
     while True:
         yield 1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random()
@@ -90,7 +90,7 @@ def calm() -> Iterator[float]:
 
 
 def table(**factors: float) -> Cost:
-    """Seconds of a step: a tenth, times what each value of a plan makes of it (`precision_bf16=0.7`)."""
+    """Seconds of a step: a tenth, times a factor for each value of a plan (`precision_bf16=0.7`)."""
 
     def cost(variant_plan: plan.Plan) -> float:
         seconds = 0.1

@@ -10,7 +10,7 @@ from drivetrain.tuning import variants
 
 
 def corrupt_where(monkeypatch: pytest.MonkeyPatch, is_wrong: object) -> None:
-    """A network that computes something else in channels_last, or without it, for jobs or data that `is_wrong` picks."""
+    """A network with wrong outputs in channels_last, or without it, for the jobs or data that `is_wrong` selects."""
     original_build = tune.Tuner.build
 
     def arm(self: tune.Tuner, variant_plan: plan.Plan) -> variants.Variant:

@@ -1,4 +1,4 @@
-"""Saves and restores buffers: tensors changed by a forward pass without the optimizer, such as BatchNorm's statistics.
+"""Saves and restores buffers: tensors that a forward pass changes itself, such as BatchNorm's statistics.
 
 A network may change a buffer in place or assign another tensor to its name: each access looks it up by module and name.
 """
@@ -25,12 +25,12 @@ class Buffers:
         """Remembered tensor objects by name, for each module with buffers."""
         self.tensors: list[Tensor] = []
         """Distinct non-empty tensors of `modules_buffers`."""
-        self.before: list[Tensor] = []
+        self.copies: list[Tensor] = []
         """Copies of `tensors`, with the remembered content."""
 
     @functools.cached_property
     def modules(self) -> list[nn.Module]:
-        """All modules at the first step, as walking the module tree takes ten times as long as reading the buffers."""
+        """All modules at the first step: walking the module tree takes ten times as long as reading the buffers."""
         return list(self.model.modules())
 
     @functools.cached_property
@@ -53,19 +53,19 @@ class Buffers:
         self.modules_buffers = [(module, dict(module._buffers)) for module in self.modules if module._buffers]
         # The first call notes the shapes of the first step.
         buffers, shapes = self.list_current(), self.first_shapes
-        if [id(b) for b in buffers] != [id(b) for b in self.tensors] or not _have_same_layout(buffers, self.before):
+        if [id(b) for b in buffers] != [id(b) for b in self.tensors] or not _have_same_layout(buffers, self.copies):
             self._check_shapes(shapes)
-            self.tensors, self.before = buffers, [b.clone() for b in buffers]
+            self.tensors, self.copies = buffers, [b.clone() for b in buffers]
         else:
-            _copy_tensors(self.before, buffers)
+            _copy_tensors(self.copies, buffers)
 
-    def _check_shapes(self, before: Mapping[str, tuple[int, ...]]) -> None:
-        now = _list_shapes(self.model)
-        for name in {**before, **now}:
-            if before.get(name) != now.get(name):
-                was, become = (f"of shape {s[name]}" if name in s else "not there" for s in (before, now))
+    def _check_shapes(self, first_shapes: Mapping[str, tuple[int, ...]]) -> None:
+        shapes = _list_shapes(self.model)
+        for name in {**first_shapes, **shapes}:
+            if first_shapes.get(name) != shapes.get(name):
+                first_state, state = (f"of shape {s[name]}" if name in s else "missing" for s in (first_shapes, shapes))
                 raise SpecError(
-                    f"the buffer {name} of the network was {was} before the first step and is {become} now",
+                    f"the buffer {name} of the network was {first_state} before the first step and is {state} now",
                     "buffers that keep their names and shapes, so that a checkpoint can be resumed",
                     "register it in __init__ with its final shape, or with persistent=False if no checkpoint needs it",
                 )
@@ -76,24 +76,25 @@ class Buffers:
         for module, buffers in self.modules_buffers:
             module._buffers.clear()
             module._buffers.update(buffers)
-        for tensor, before in zip(self.tensors, self.before, strict=True):
-            if tensor.shape != before.shape:
-                tensor.resize_(before.shape)
+        pairs = list(zip(self.tensors, self.copies, strict=True))
+        for tensor, saved in pairs:
+            if tensor.shape != saved.shape:
+                tensor.resize_(saved.shape)
         # A tensor whose elements share memory cannot have been changed in place, only replaced.
-        pairs = [pair for pair in zip(self.tensors, self.before, strict=True) if not _has_shared_elements(pair[0])]
-        _copy_tensors([tensor for tensor, _ in pairs], [before for _, before in pairs])
+        pairs = [pair for pair in pairs if not _has_shared_elements(pair[0])]
+        _copy_tensors([tensor for tensor, _ in pairs], [saved for _, saved in pairs])
 
     @torch.no_grad()
     def remember_content(self) -> None:
         """Remember the content of the buffers, which must be `are_in_place`."""
-        _copy_tensors(self.before, self.tensors)
+        _copy_tensors(self.copies, self.tensors)
 
     def are_in_place(self) -> bool:
         """Return whether the buffers are still the remembered tensors with the same shapes: only content may differ."""
         buffers = self.list_current()
         return (
             [id(b) for b in buffers] == [id(b) for b in self.tensors]
-            and _have_same_layout(buffers, self.before)
+            and _have_same_layout(buffers, self.copies)
             and not any(map(_has_shared_elements, buffers))
         )
 
@@ -106,11 +107,13 @@ class Buffers:
         """
         for dtype in dict.fromkeys(tensor.dtype for tensor in self.tensors):
             current = [tensor for tensor in self.tensors if tensor.dtype == dtype]
-            before = [tensor for tensor in self.before if tensor.dtype == dtype]
+            saved = [tensor for tensor in self.copies if tensor.dtype == dtype]
             # One kernel for all tensors of a dtype instead of one for each.
-            flat, flat_before = (torch.cat([tensor.flatten() for tensor in group]) for group in (current, before))
-            parts = torch.split(torch.where(keep, flat, flat_before), [tensor.numel() for tensor in current])
-            torch._foreach_copy_(current, [part.view_as(tensor) for part, tensor in zip(parts, current, strict=True)])
+            flat, flat_saved = (torch.cat([tensor.flatten() for tensor in group]) for group in (current, saved))
+            pieces = torch.split(torch.where(keep, flat, flat_saved), [tensor.numel() for tensor in current])
+            torch._foreach_copy_(
+                current, [piece.view_as(tensor) for piece, tensor in zip(pieces, current, strict=True)]
+            )
 
     @contextlib.contextmanager
     def keep_unchanged(self) -> Iterator[None]:
@@ -147,10 +150,10 @@ def _has_shared_elements(tensor: Tensor) -> bool:
     )
 
 
-def _have_same_layout(first: list[Tensor], second: list[Tensor]) -> bool:
+def _have_same_layout(tensors: list[Tensor], copies: list[Tensor]) -> bool:
     """Return whether the tensors of two lists have pairwise the same shape, dtype and device."""
     return all(
-        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(first, second, strict=True)
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(tensors, copies, strict=True)
     )
 
 

@@ -37,8 +37,8 @@ from drivetrain.tasks import modality_of
 
 
 @dataclass
-class Model:
-    """A network, and the values to build it again."""
+class BuiltModel:
+    """A network as built, and the values to build it again."""
 
     module: nn.Module
     builder: str
@@ -50,75 +50,85 @@ class Model:
     """The user's Python files that define the network; None for a built-in network."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user about the initial weights of the network."""
-    fresh: set[str] = field(default_factory=set)
+    random_names: set[str] = field(default_factory=set)
     """Names of tensors with random values, because the earlier run or the file of weights does not have them."""
     unfreezing: Unfreezing = field(default_factory=Unfreezing)
     """Epochs that unfreeze frozen parameters."""
 
     def list_trained(self) -> list[str]:
         """List the names of the parameters that are trained in any epoch, in the order of the network."""
-        later = self.unfreezing.first
+        later = self.unfreezing.first_epochs
         return [name for name, p in self.module.named_parameters() if p.requires_grad or name in later]
 
 
-def build(job: Job, dataset: Dataset) -> Model:
+def build(job: Job, dataset: Dataset) -> BuiltModel:
     """Build the network of a job: initialize its weights from the seed or load them, and freeze parameters.
 
     Raises:
         SpecError: if the network cannot be loaded, or lacks layers that the job freezes, unfreezes or trains.
     """
-    network = _build_network(job, dataset)
+    built_model = _build_network(job, dataset)
     spec = getattr(job, "model", None)
     if isinstance(spec, WithWeights | CustomModel) and spec.weights:
-        outputs = initial_weights.list_output_tensors(network.module, network.builder, network.arguments, dataset.heads)
-        network.fresh, notes = initial_weights.load_file(job, spec.weights, network.module, outputs)
-        network.notes += notes
-    freeze(network.module, network.freeze, job)
-    network.unfreezing = find_unfreezing(network.module, getattr(spec, "unfreeze", ()), job)
+        module, arguments = built_model.module, built_model.arguments
+        outputs = initial_weights.list_output_tensors(module, built_model.builder, arguments, dataset.heads)
+        built_model.random_names, notes = initial_weights.load_file(job, spec.weights, built_model.module, outputs)
+        built_model.notes += notes
+    freeze(built_model.module, built_model.freeze, job)
+    built_model.unfreezing = find_unfreezing(built_model.module, getattr(spec, "unfreeze", ()), job)
     if isinstance(spec, MlpSpec) and spec.skip and spec.name != "linear":
-        network.unfreezing = train_skip_first(network.module, network.unfreezing)
-    lr_groups.make_groups(job, network.module, network.list_trained())
-    network.notes += note_random_frozen(network.module, network.fresh, network.unfreezing.first)
+        built_model.unfreezing = train_skip_first(built_model.module, built_model.unfreezing)
+    lr_groups.make_groups(job, built_model.module, built_model.list_trained())
+    built_model.notes += note_random_frozen(
+        built_model.module, built_model.random_names, built_model.unfreezing.first_epochs
+    )
     loads_weights = getattr(spec, "weights", None) or hub_name.find_weights_name(job)
-    if isinstance(spec, WithWeights | ImageTimm) and not loads_weights and network.freeze != Freeze():
-        frozen = {name for name, p in network.module.named_parameters() if not p.requires_grad}
-        when = "never learn" if frozen - network.unfreezing.first.keys() else "learn only when they are unfrozen"
-        network.notes.append(
+    if isinstance(spec, WithWeights | ImageTimm) and not loads_weights and built_model.freeze != Freeze():
+        frozen = {name for name, p in built_model.module.named_parameters() if not p.requires_grad}
+        never_trained = frozen - built_model.unfreezing.first_epochs.keys()
+        when = "never learn" if never_trained else "learn only when they are unfrozen"
+        built_model.notes.append(
             f"model.freeze freezes layers with random weights, which {when}; start from an earlier run "
             "(model: {from: runs/NAME-001}) or from a file (model.weights)"
         )
-    network.notes += note_unreached(network.unfreezing, job, len(dataset.train))
-    return network
+    built_model.notes += note_unreached(built_model.unfreezing, job, len(dataset.train))
+    return built_model
 
 
-def _build_network(job: Job, dataset: Dataset) -> Model:
+def _build_network(job: Job, dataset: Dataset) -> BuiltModel:
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
-    if earlier := earlier_run.find(job):
+    earlier = earlier_run.find(job)
+    if earlier:
         loaded = initial_weights.build_from_run(job, earlier, dataset)
-        return Model(
-            loaded.module, earlier.builder, loaded.arguments, earlier.freeze, notes=loaded.notes, fresh=loaded.fresh
+        return BuiltModel(
+            loaded.module,
+            earlier.builder,
+            loaded.arguments,
+            earlier.freeze,
+            notes=loaded.notes,
+            random_names=loaded.random_names,
         )
     spec = getattr(job, "model", None)
     build_network = build_user_network if isinstance(spec, CustomModel) else modality_of(job).build_network
-    model: Model = build_network(job, dataset)
-    return model
+    built_model: BuiltModel = build_network(job, dataset)
+    return built_model
 
 
-def build_user_network(job: Job, dataset: Dataset) -> Model:
+def build_user_network(job: Job, dataset: Dataset) -> BuiltModel:
     """Build the network of the user's code."""
     spec: Any = getattr(job, "model", None)
     module, arguments = user_network.build(job, spec, dataset)
-    return Model(module, "own", arguments, spec.freeze, user_code.open_code(job.folder))
+    return BuiltModel(module, "own", arguments, spec.freeze, user_code.open_code(job.folder))
 
 
 def _build_model(
     builder: str, arguments: dict[str, Any], spec: ImageNetwork | TextEncoder | CnnLstmSpec | MlpSpec
-) -> Model:
+) -> BuiltModel:
     """Build a built-in network with random weights."""
-    return Model(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
+    return BuiltModel(BUILDERS[builder](**arguments), builder, arguments, spec.freeze)
 
 
-def build_image_network(job: ImageJob, dataset: Dataset) -> Model:
+def build_image_network(job: ImageJob, dataset: Dataset) -> BuiltModel:
     """Build a network for images: built in, of timm, or of transformers."""
     spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
     classes = dataset.heads[""].outputs
@@ -134,31 +144,31 @@ def build_image_network(job: ImageJob, dataset: Dataset) -> Model:
             "pooling": network.pooling,
             "dropout": spec.dropout,
         }
-        return Model(network, "vision", arguments, spec.freeze)
+        return BuiltModel(network, "vision", arguments, spec.freeze)
     arguments = {"name": spec.name, "channels": channels, "classes": classes, "image_size": size}
     arguments["dropout"] = spec.dropout
     timm_weights = image_input.find_timm(job)
     if isinstance(spec, ImageTimm):
-        model = Model(timm_vision.build_from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
+        built_model = BuiltModel(timm_vision.build_from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
         if timm_weights:
-            model.fresh = timm_vision.load_folder_weights(model.module, timm_weights)
-            model.notes.append(_describe_start(timm_weights, model))
-        return model
+            built_model.random_names = timm_vision.load_folder_weights(built_model.module, timm_weights)
+            built_model.notes.append(_describe_start(timm_weights, built_model))
+        return built_model
     assert isinstance(spec, ImageNetwork)
     # Pretrained weights have the large stem, also for small images.
     arguments |= {"width": spec.width, "stem": "large" if timm_weights else spec.stem}
-    model = _build_model("images", arguments, spec)
+    built_model = _build_model("images", arguments, spec)
     if timm_weights:
-        model.fresh = timm_resnet.load_weights(model.module, timm_weights)
-        model.notes.append(_describe_start(timm_weights, model))
-    return model
+        built_model.random_names = timm_resnet.load_weights(built_model.module, timm_weights)
+        built_model.notes.append(_describe_start(timm_weights, built_model))
+    return built_model
 
 
-def _describe_start(weights: image_input.TimmFolder, model: Model) -> str:
-    return f"starts from {weights.origin or weights.folder}; initialized anew: {list_names(sorted(model.fresh), 6)}"
+def _describe_start(weights: image_input.TimmFolder, built_model: BuiltModel) -> str:
+    return f"starts from {weights.origin or weights.folder}; initialized randomly: {list_names(sorted(built_model.random_names), 6)}"
 
 
-def build_text_network(job: TextJob, dataset: Dataset) -> Model:
+def build_text_network(job: TextJob, dataset: Dataset) -> BuiltModel:
     """Build an encoder or a linear model for texts."""
     spec = job.model
     outputs = {name: head.outputs for name, head in dataset.heads.items()}
@@ -185,7 +195,7 @@ def build_text_network(job: TextJob, dataset: Dataset) -> Model:
 
 def _build_pretrained_text_network(
     spec: TextPretrained, source: pretrained.Pretrained, outputs: dict[str, int], dataset: Dataset
-) -> Model:
+) -> BuiltModel:
     default_pooling = dataset.preprocessing.get("pooling", families.choose_pooling(source.config))
     pooling = default_pooling if spec.pooling == "auto" else spec.pooling
     dropout = families.find_dropout(source.config) if spec.dropout is None else spec.dropout
@@ -193,16 +203,16 @@ def _build_pretrained_text_network(
     has_types = bool(dataset.preprocessing.get("token_types"))
     text_encoder.check_text_length(network, source, dataset.preprocessing["max_length"], types=has_types)
     arguments = {"config": source.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
-    return Model(network, "texts", arguments, spec.freeze)
+    return BuiltModel(network, "texts", arguments, spec.freeze)
 
 
-def build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
+def build_series_network(job: SeriesJob, dataset: Dataset) -> BuiltModel:
     """Build the network for series."""
     spec, length = job.model, dataset.preprocessing["length"]
     assert isinstance(spec, CnnLstmSpec)
     if spec.pool ** len(spec.cnn_channels) > length:
         description = (
-            f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, which leaves nothing of a window of {length} rows"
+            f"is {spec.pool}; applied {len(spec.cnn_channels)} times, it leaves nothing of a window of {length} rows"
         )
         raise job.spec_error(("model", "pool"), description, "a row or more", "a smaller pool or fewer convolutions")
     arguments: dict[str, Any] = {
@@ -213,7 +223,7 @@ def build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
     return _build_model("series", arguments, spec)
 
 
-def build_table_network(job: TableJob, dataset: Dataset) -> Model:
+def build_table_network(job: TableJob, dataset: Dataset) -> BuiltModel:
     """Build a perceptron, an ensemble of them or a linear model for tables."""
     spec, columns = job.model, features.from_json(dataset.preprocessing)
     assert isinstance(spec, MlpSpec)

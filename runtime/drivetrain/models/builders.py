@@ -1,7 +1,4 @@
-"""Builders of networks from plain values, by the name that a model folder stores.
-
-It also guards against model folders whose values describe a network that is larger than their weights.
-"""
+"""Lists the builders of networks by the name that a model folder stores, and limits the size of what they build."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 }
 """Builders by name. Their arguments are plain values, which `model/` stores to build the network again."""
 _ALWAYS_ALLOWED_BYTES = 64 << 20
-"""Size of networks that is allowed with any size of the file."""
+"""Size of networks that is allowed for weights of any size."""
 _PARAMETER_OVERHEAD_BYTES = 4096
 """Estimated memory of a parameter in addition to its values, with its share of the module."""
 

@@ -1,7 +1,7 @@
-"""Records the models with user code that this user trained here; only their code is run without asking.
+"""Records the models with user code that this user trained here; only their code runs without asking.
 
-A run folder can come from anywhere, so nothing inside it can prove that its code is safe to run. The proof is a file in
-the user's state folder. Its name is the SHA-256 of the model's config.json, which contains the digests of all code
+A run folder can come from anywhere, so nothing inside it can prove that its code is safe. The proof is a file in the
+user's state folder. Its name is the SHA-256 of the model's config.json, which contains the digests of all code
 files, the function that builds the network, and its arguments. Its content is the SHA-256 of the run's job.yaml, which
 names the functions that read the data and compute the loss.
 """
@@ -22,11 +22,10 @@ from drivetrain.system.run_records import read_mapping
 
 def find_records_folder() -> Path | None:
     """Find the folder of the records, `drivetrain/trained` in the user's state folder; None if the user has no home."""
-    if base := os.environ.get("XDG_STATE_HOME"):
-        return Path(base) / "drivetrain" / "trained"
-    if base := os.environ.get("HOME"):
-        return Path(base) / ".local" / "state" / "drivetrain" / "trained"
-    return None
+    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
+    if state:
+        return Path(state) / "drivetrain" / "trained"
+    return Path(home) / ".local" / "state" / "drivetrain" / "trained" if home else None
 
 
 def record_training(config: Path) -> str | None:
@@ -83,7 +82,7 @@ def _check_consent(model: Path, digests: Mapping[str, str], *, consent: bool) ->
 def _refusal_error(model: Path, digests: Mapping[str, str]) -> CheckpointError:
     return CheckpointError(
         f"{model} contains code that runs when the model is used: {', '.join(digests)} in {model / 'code'}",
-        "a model in the folder of its run that you trained here, or one whose code you have read and trust",
+        "a model that you trained here, in the folder of its run, or a model whose code you have read and trust",
         "read these files, then allow them with --run-code",
     )
 
@@ -97,8 +96,10 @@ def read_allowed_digests(model: Path, *, consent: bool) -> dict[str, str]:
     digests = dict(read_mapping(RunFiles(model).read_object(CONFIG), "code"))
     _check_consent(model, digests, consent=consent)
     # A changed job.yaml may call functions or pass arguments that differ from the training.
-    if not consent and (not (spec := _read_record(model / CONFIG)) or spec != _hash_spec(model)):
-        raise _refusal_error(model, digests)
+    if not consent:
+        trained_spec = _read_record(model / CONFIG)
+        if not trained_spec or trained_spec != _hash_spec(model):
+            raise _refusal_error(model, digests)
     return digests
 
 

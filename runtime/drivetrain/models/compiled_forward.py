@@ -25,7 +25,7 @@ class CompiledForward:
 
     Args:
         uncompiled: forward pass to compile.
-        graphs: whether to record CUDA graphs.
+        graphs: whether to capture CUDA graphs.
         report: function that is called with a description of the failure.
     """
 
@@ -51,7 +51,7 @@ class CompiledForward:
         Args:
             inputs: inputs of the network.
             replay: whether a CUDA graph may be replayed: only in training, and only for whole batches, because a
-                replay overwrites gradients that are being accumulated. An evaluation would be recorded into the same
+                replay overwrites gradients that are being accumulated. An evaluation would be captured into the same
                 memory.
         """
         if self.failure is not None:

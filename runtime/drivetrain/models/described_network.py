@@ -1,4 +1,4 @@
-"""Builds the network that a model folder describes, and tries it: the folder may come from anybody or be edited."""
+"""Builds the network that a model folder describes, and tries it, since the folder may come from anybody."""
 
 from __future__ import annotations
 

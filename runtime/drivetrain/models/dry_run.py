@@ -34,14 +34,13 @@ def take_first_batch(dataset: Dataset, split: Split, device: torch.device = CPU)
 
 
 def find_wrapper(module: nn.Module) -> str | None:
-    """Find the class name of the first multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None without one."""
-    kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    wrappers = (
-        type(part).__name__
-        for part in module.modules()
-        if isinstance(part, kinds) or type(part).__name__.startswith(("FullyShardedDataParallel", "FSDP"))
-    )
-    return next(wrappers, None)
+    """Find the class name of the first multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None if there is none."""
+    for layer in module.modules():
+        name = type(layer).__name__
+        is_wrapper = isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        if is_wrapper or name.startswith(("FullyShardedDataParallel", "FSDP")):
+            return name
+    return None
 
 
 def check_network(
@@ -64,7 +63,7 @@ def check_network(
         SpecError: if network, data and loss do not fit together.
     """
     module.eval()
-    before = _list_shapes(module)
+    first_shapes = _list_shapes(module)
     for split in (dataset.train, dataset.validation):
         batch = take_first_batch(dataset, split)
         outputs = _run_network(module, batch, name, refuse)
@@ -76,7 +75,7 @@ def check_network(
                 dataset.loss.divide(output.float(), _gather_trial_targets(dataset, head))
         if check_metrics:
             check_metrics(outputs, batch.targets)
-    _check_same_shapes(before, _list_shapes(module), name, refuse)
+    _check_same_shapes(first_shapes, _list_shapes(module), name, refuse)
     check_storable(module, name, refuse)
 
 
@@ -88,7 +87,8 @@ def _gather_trial_targets(dataset: Dataset, head: Head) -> Tensor:
     # Only the beginning of an iterable is read.
     count = min(len(split), TRIAL_SAMPLES) if isinstance(split, StreamSplit) else len(split)
     ids = np.linspace(0, count - 1, TRIAL_SAMPLES).astype(np.int64)
-    if isinstance(split, ArraySplit):  # values that the loss may ignore are the largest, the smallest, or NaN
+    if isinstance(split, ArraySplit):
+        # A value that the loss ignores is probably the largest, the smallest, or NaN.
         flat = split.targets[head.name].reshape(len(split), -1).float()
         ids = np.append(ids, [int(flat.amin(dim=1).argmin()), int(flat.amax(dim=1).argmax())])
     return next(fetch(split, [np.unique(ids)])).targets[head.name]
@@ -98,7 +98,8 @@ def _run_network(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> 
     call = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
     kinds = (p.dtype for p in module.parameters() if p.is_floating_point() and p.dtype != torch.float32)
     possible, action = "", None
-    if kind := next(kinds, None):
+    kind = next(kinds, None)
+    if kind:
         possible = f"float32 weights, as the data; here they are {str(kind).removeprefix('torch.')}"
         action = "call .float() on it" + ("; drivetrain.prepare keeps float64" if kind == torch.float64 else "")
     with blame_user_code(refuse, call, possible, action):
@@ -117,12 +118,12 @@ def _check_trainable(module: nn.Module, name: str, refuse: Refuse) -> None:
 
 def check_dense_gradients(module: nn.Module, name: str, refuse: Refuse) -> None:
     """Refuse layers with sparse gradients."""
-    for where, layer in module.named_modules():
+    for path, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
             raise refuse(
-                f"{name}: {where} has sparse=True, and so sparse gradients",
+                f"{name}: {path} has sparse=True, and therefore sparse gradients",
                 "dense gradients, whose norm is measured and which all processes and optimizers can share",
-                f"leave out sparse=True where {where} is made; drivetrain.prepare takes sparse gradients",
+                f"remove sparse=True where {path} is made; drivetrain.prepare accepts sparse gradients",
             )
 
 
@@ -136,20 +137,24 @@ def _list_shapes(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
 
 
 def _check_same_shapes(
-    before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
+    earlier: Mapping[str, tuple[int, ...] | None],
+    later: Mapping[str, tuple[int, ...] | None],
+    name: str,
+    refuse: Refuse,
 ) -> None:
     """Check that a forward pass does not change the keys and shapes of the state dict.
 
     A resumed run and `predict` build the network again and load the saved weights into it, so both must match.
     """
-    for key in {**before, **after}:
-        if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
-            state = f"of shape {after[key]}" if key in after else "gone"
-            was = f"was of shape {before[key]}" if key in before else "was not there"
+    for key in {**earlier, **later}:
+        is_lazy_parameter = key in earlier and earlier[key] is None
+        if not is_lazy_parameter and earlier.get(key) != later.get(key):
+            later_state = f"of shape {later[key]}" if key in later else "missing"
+            earlier_state = f"of shape {earlier[key]}" if key in earlier else "missing"
             raise refuse(
-                f"{name}: {key} is {state} after a forward pass and {was} before",
+                f"{name}: {key} is {later_state} after a forward pass and was {earlier_state} before",
                 "parameters and buffers created in __init__, or by a lazy module",
-                "create it in __init__; use register_buffer(..., persistent=False) for what no checkpoint needs",
+                "create it in __init__; use register_buffer(..., persistent=False) if no checkpoint needs it",
             )
 
 
@@ -164,15 +169,17 @@ def _pair_with_heads(outputs: object, heads: Mapping[str, Head], name: str, refu
     return [(outputs[head], heads[head]) for head in heads]
 
 
-OTHER_TARGETS = 'targets: other (in Python targets="other") and a loss of your own that takes them apart'
+OTHER_TARGETS = 'targets: other (in Python targets="other") and your own loss, which splits them'
 
 
 def _suggest_shape(output: Tensor, head: Head, size: int) -> str:
     """Suggest how to get outputs of the right shape, for a network whose outputs have another shape."""
     if not head.outputs:
-        return "give the first axis a row for each sample, such as outputs[None]; drivetrain.prepare takes any outputs"
+        return (
+            "give the first axis a row for each sample, such as outputs[None]; drivetrain.prepare accepts any outputs"
+        )
     if head.outputs == 1 and output.shape == (size,):
-        return "leave out squeeze(-1) in the network; its loss gets targets in the shape that fits, (N,) or (N, 1)"
+        return "remove squeeze(-1) from the network; its loss gets targets in the shape that fits, (N,) or (N, 1)"
     if head.kind == "classes" and len(head.classes) == 2 and output.numel() == size:
         return (
             "return two numbers; for one, give the targets as floats 0.0 and 1.0, with a loss such as BCEWithLogitsLoss"
@@ -185,7 +192,7 @@ def _check_output(output: object, head: Head, size: int, name: str, refuse: Refu
     count = head.outputs
     possible = f"(N, {count}), here ({size}, {count})" if count else f"one row for each of {size} samples"
     if not isinstance(output, Tensor):
-        own_loss = OTHER_TARGETS if head.outputs else "a loss that takes them apart; drivetrain.prepare takes any"
+        own_loss = OTHER_TARGETS if head.outputs else "a loss that splits them; drivetrain.prepare accepts any outputs"
         raise refuse(
             f"{name} gives {describe(output)}{for_head}",
             f"a tensor of shape {possible}",
@@ -202,7 +209,7 @@ def _check_output(output: object, head: Head, size: int, name: str, refuse: Refu
         raise refuse(
             f"{name} gives {kind} numbers{for_head} without a gradient",
             "outputs of trained layers",
-            "leave out detach(), argmax() and torch.no_grad()",
+            "remove detach(), argmax() and torch.no_grad()",
         )
 
 
@@ -212,11 +219,6 @@ _OLD_NORMS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
 
 def check_storable(module: nn.Module, name: str, refuse: Refuse) -> None:
     """Check after a forward pass that a network can be copied, optimized and saved.
-
-    Args:
-        module: network to check.
-        name: name of the network, for messages.
-        refuse: function that makes the error.
 
     Raises:
         SpecError: if one of these is not possible.
@@ -263,7 +265,8 @@ def _check_attributes(path: str, layer: nn.Module, name: str, refuse: Refuse) ->
             continue
         attribute = f"{path}.{key}" if path else key
         hook_names = [type(hook).__name__ for hook in layer._forward_pre_hooks.values()]
-        if function := next((_OLD_NORMS[hook_name] for hook_name in hook_names if hook_name in _OLD_NORMS), None):
+        function = next((_OLD_NORMS[hook_name] for hook_name in hook_names if hook_name in _OLD_NORMS), None)
+        if function:
             raise refuse(
                 f"{name}: {attribute} is kept by torch.nn.utils.{function}, which torch can neither copy nor load",
                 "the parametrization of the same name",

@@ -18,7 +18,7 @@ def make_inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Input
     """Make random inputs of `samples` samples: normal numbers, random tokens and categories, texts of random length.
 
     Raises:
-        CheckpointError: if this version does not know this kind of data, or the inputs of the user's data are no numbers.
+        CheckpointError: if this version does not know this kind of data, or if inputs of the user's data are not numbers.
     """
     generator = stateless_random.make_generator(seed, "example", samples)
     inputs: Inputs = find_stored_modality(preprocessing).draw_inputs(generator, preprocessing, samples)
@@ -35,8 +35,8 @@ def draw_texts(generator: np.random.Generator, preprocessing: dict[str, Any], sa
     """Draw token ids, with the types of a pair of texts if the network has them, and the mask."""
     ids, mask = _draw_tokens(generator, samples, preprocessing["vocabulary"], preprocessing["max_length"])
     # The second half of a text is the second text of the pair.
-    second = (mask.cumsum(1) * 2 > mask.sum(1, keepdim=True)).to(torch.int64) * mask
-    return (ids, second, mask) if preprocessing.get("token_types") else (ids, mask)
+    types = (mask.cumsum(1) * 2 > mask.sum(1, keepdim=True)).to(torch.int64) * mask
+    return (ids, types, mask) if preprocessing.get("token_types") else (ids, mask)
 
 
 def draw_windows(generator: np.random.Generator, preprocessing: dict[str, Any], samples: int) -> Inputs:
@@ -56,7 +56,7 @@ def draw_user_inputs(generator: np.random.Generator, preprocessing: dict[str, An
     """Draw inputs of the shapes of the user's data."""
     if any(row["type"] != "float32" for row in preprocessing["inputs"]):
         raise CheckpointError(
-            "cannot generate random inputs for a model whose inputs are no float32 numbers",
+            "cannot generate random inputs for a model whose inputs are not float32 numbers",
             "float32, images, texts, table, series",
             "pass real ones with --data PATH",
         )

@@ -1,4 +1,4 @@
-"""Dropout for CPUs that generates its random bits in bulk."""
+"""Speeds up dropout on CPUs by generating its random bits in bulk."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 MIN_ELEMENTS = 1 << 15
 """Size of the smallest tensor that is faster here than with torch's dropout."""
 RATE_LEVELS = 1 << 16
-"""Number of values of 16 random bits, which are drawn for each element: the rate is rounded to 1/65536."""
+"""Number of values of the 16 random bits that are drawn for each element: the rate is rounded to 1/65536."""
 
 
 class DropoutFromBits(nn.Dropout):
-    """Dropout with the distribution of `nn.Dropout`, but other random numbers.
+    """Dropout with the distribution of `nn.Dropout`, but different random numbers.
 
     torch generates one random number for each element. Here each 64-bit number of a small and fast generator (SFC64, C.
     Doty-Humphrey, PractRand) decides four elements. The generator is seeded from torch's generator, so the same seed

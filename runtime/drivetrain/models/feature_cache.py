@@ -1,4 +1,4 @@
-"""Caches the activations of a frozen prefix: computes them once per sample and reuses them for the rest of the run.
+"""Caches the activations of a frozen prefix: computes them once per sample and reuses them in every epoch.
 
 Groups of samples depend only on the data, so a resumed run computes the same bits again. The cache is in memory, or in
 an unlinked file of the run folder, which the kernel removes when the process ends.
@@ -64,7 +64,7 @@ class CachedRows:
 
 
 class Activations:
-    """A split with activations of the frozen prefix in place of raw inputs.
+    """A split with activations of the frozen prefix instead of raw inputs.
 
     Args:
         split: split with the samples.
@@ -162,9 +162,8 @@ def measure_saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
 def count_bytes(dataset: Dataset, saving: CacheSaving) -> int:
     """Return the bytes of the activations of all samples, in all views."""
     splits = (*[dataset.train] * max(1, dataset.views), dataset.validation)
-    return (
-        FLOAT32_BYTES * saving.numbers * sum(int(_list_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
-    )
+    rows = sum(int(_list_lengths(split).sum()) if saving.ragged else len(split) for split in splits)
+    return FLOAT32_BYTES * saving.numbers * rows
 
 
 def cache_activations(
@@ -181,9 +180,6 @@ def cache_activations(
     """Replace the samples of a dataset by cached activations of the network's frozen prefix.
 
     Args:
-        dataset: dataset with the samples.
-        model: network that can be split.
-        device: device of the network.
         key: settings that determine the activations; activations cached with this dataset and key are reused.
         batch_size: number of samples that are computed together, if all have the same length.
         folder: folder for the file of activations; None to store them in memory.
@@ -198,8 +194,8 @@ def cache_activations(
     """
     division, outputs = _split_network(model, tuple(x.to(device) for x in take_first_sample(dataset)))
     view_epochs: list[int | None] = [*range(dataset.views)] or [None]
-    parts = [*((dataset.train, epoch) for epoch in view_epochs), (dataset.validation, None)]
-    storages = _find_storage(dataset, f"{key} {division.name}", [split for split, _ in parts], outputs, folder)
+    splits = [*[dataset.train] * len(view_epochs), dataset.validation]
+    storages = _find_storage(dataset, f"{key} {division.name}", splits, outputs, folder)
 
     def make_activations(split: Split, epoch: int | None, rows: CachedRows) -> Activations:
         view = "" if epoch is None else f", view {epoch + 1} of {len(view_epochs)},"
@@ -211,9 +207,9 @@ def cache_activations(
             lambda text: report(f"{division.name}{view} {text}"),
         )
 
-    *train_views, validation = (
-        make_activations(split, epoch, rows) for (split, epoch), rows in zip(parts, storages, strict=True)
-    )
+    *train_storages, validation_storage = storages
+    train_views = [make_activations(dataset.train, *view) for view in zip(view_epochs, train_storages, strict=True)]
+    validation = make_activations(dataset.validation, None, validation_storage)
     train = Views(train_views) if dataset.views else train_views[0]
     cached = replace(dataset, train=train, validation=validation, prepare=keep_unchanged, mixable=False)
     return cached, division

@@ -51,7 +51,7 @@ def count_flops() -> FlopCounterMode | FlopCounter:
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter that uses the formulas of torch's counter for each operation."""
+    """Counts the FLOPs of each operation with the formulas of torch's counter."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Forward pass of a training step: outputs and loss of a network in the precision, format and form of the plan."""
+"""Computes outputs and loss of a network in a training step, in the precision and memory format of the plan."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ForwardPass:
         self.network, self.loss, self.device = network, loss, device
         self.compiled: CompiledForward | None = None
         """`compute`, compiled by torch.compile."""
-        self.is_recorded = False
-        """Whether whole steps are recorded as CUDA graphs, which then include the compiled kernels."""
+        self.is_captured = False
+        """Whether whole steps are captured as CUDA graphs, which then include the compiled kernels."""
         self.dtype: torch.dtype | None = None
         """dtype of autocast; None for fp32."""
         self.memory_format = torch.contiguous_format
@@ -50,7 +50,7 @@ class ForwardPass:
         self.seed_generators: Callable[[int], None] = partial(seed_for_device, device)
         """Function that prepares the random generators for a try of a batch."""
         self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
-        """Function that returns the context for measuring the time of `forward`."""
+        """Function that returns a context which measures its block as the phase of this name."""
         self.use_whole_network()
 
     def use_whole_network(self) -> None:
@@ -74,8 +74,8 @@ class ForwardPass:
 
     @property
     def replays_kernels(self) -> bool:
-        """Whether compiled kernels are recorded as a separate CUDA graph and replayed."""
-        return self.compiled is not None and self.is_compiled and self.compiled.graphs and not self.is_recorded
+        """Whether compiled kernels are captured as a CUDA graph of their own and replayed."""
+        return self.compiled is not None and self.is_compiled and self.compiled.graphs and not self.is_captured
 
     def compute_loss(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
         """Compute the contribution of a micro-batch to the loss of its batch; a scalar."""
@@ -94,7 +94,7 @@ class ForwardPass:
             return self._choose_computation(inputs)(*self.lay_out(inputs))
 
     def _choose_computation(self, inputs: Inputs) -> Callable[..., Any]:
-        """Choose the compiled pass for the usual size of training, the uncompiled pass for all other sizes."""
+        """Choose the compiled pass for training batches of the usual size, the uncompiled pass for all others."""
         usual_size = self.micro_batch or self.usual_size
         # Evaluation batches and an epoch's last batch would each need another compilation.
         is_usual = usual_size is None or usual_size == len(inputs[0])

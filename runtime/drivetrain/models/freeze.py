@@ -38,7 +38,7 @@ def list_layers(names: Iterable[str]) -> list[str]:
 def list_modules_above(names: Iterable[str]) -> list[str]:
     """List the names of the layers that contain these parameters, and of all modules around them."""
     paths = [name.split(".")[:depth] for name in list_layers(names) for depth in range(1, name.count(".") + 2)]
-    return list(dict.fromkeys(".".join(parts) for parts in paths))
+    return list(dict.fromkeys(map(".".join, paths)))
 
 
 def unknown_layer_problem(job: Job, key: Key, description: str, pattern: str, names: Collection[str]) -> Problem:
@@ -76,12 +76,12 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
     if spec.embeddings:
         # Numbers of tables have separate embeddings, even in a network without categories.
         number_embeddings = getattr(model, "number_embeddings", None)
-        parts = [number_embeddings] if isinstance(number_embeddings, nn.Module) else []
-        if not parts or hasattr(model, "embeddings"):
-            parts.append(_find_part(model, "embeddings", job))
-        _freeze_parameters([parameter for part in parts for parameter in part.parameters()])
+        if isinstance(number_embeddings, nn.Module):
+            _freeze_parameters(list(number_embeddings.parameters()))
+        if not isinstance(number_embeddings, nn.Module) or hasattr(model, "embeddings"):
+            _freeze_parameters(list(_get_module(model, "embeddings", job).parameters()))
     if spec.layers:
-        layers = _find_part(model, "layers", job)
+        layers = _get_module(model, "layers", job)
         count = len(list(layers.children()))
         if spec.layers > count:
             _refuse(job, "layers", f"is {spec.layers}", f"the network has {count} layers", "freeze fewer")
@@ -92,52 +92,44 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
     return [] if spec.train_mode else list(find_frozen_parts(model))
 
 
-def note_random_frozen(model: nn.Module, anew: Collection[str], later: Collection[str]) -> list[str]:
-    """Return notes on frozen parameters with new random weights.
-
-    Args:
-        model: network, frozen as in the first epoch.
-        anew: names of parameters with random weights.
-        later: frozen parameters that are trained later.
-    """
-    frozen = [name for name, p in model.named_parameters() if name in anew and not p.requires_grad]
+def note_random_frozen(model: nn.Module, random_names: Collection[str], later: Collection[str]) -> list[str]:
+    """Return notes on frozen parameters with new random weights; the names in `later` are trained later."""
+    frozen = [name for name, p in model.named_parameters() if name in random_names and not p.requires_grad]
     never_trained = [name for name in frozen if name not in later]
     trained_later = [name for name in frozen if name in later]
-    ends = ((never_trained, "which never learn"), (trained_later, "which learn only when they are unfrozen"))
-    return [
-        f"model.freeze freezes {list_names(names, 6)} with new random weights, {end}" for names, end in ends if names
-    ]
+    notes = []
+    for names, effect in (
+        (never_trained, "which never learn"),
+        (trained_later, "which learn only when they are unfrozen"),
+    ):
+        if names:
+            notes.append(f"model.freeze freezes {list_names(names, 6)} with new random weights, {effect}")
+    return notes
 
 
 def _find_output_layer(model: nn.Module, job: Job) -> nn.Module:
     """Find the layer, or the list of layers, that computes the outputs."""
     # timm's networks have this method; our networks have one of the two attributes.
     get_classifier = getattr(model, "get_classifier", None)
-    candidates = [
-        get_classifier() if callable(get_classifier) else None,
-        *(getattr(model, name, None) for name in ("heads", "classifier")),
-    ]
-    layer = next((part for part in candidates if isinstance(part, nn.Module) and list(part.parameters())), None)
-    if layer is None:
-        _refuse(
-            job,
-            "body",
-            "this network does not say which layers are its outputs",
-            "name patterns",
-            "use `names: [pattern]` instead",
-        )
-    return layer
+    candidates = [getattr(model, "heads", None), getattr(model, "classifier", None)]
+    if callable(get_classifier):
+        candidates.insert(0, get_classifier())
+    for layer in candidates:
+        if isinstance(layer, nn.Module) and list(layer.parameters()):
+            return layer
+    description = "this network does not say which layers are its outputs"
+    _refuse(job, "body", description, "name patterns", "use `names: [pattern]` instead")
 
 
-def _find_part(model: nn.Module, name: str, job: Job) -> nn.Module:
-    part = getattr(model, name, None)
-    if not isinstance(part, nn.Module):
+def _get_module(model: nn.Module, name: str, job: Job) -> nn.Module:
+    module = getattr(model, name, None)
+    if not isinstance(module, nn.Module):
         _refuse(job, name, f"this network has no {name}", "name patterns", "use `names: [pattern]` instead")
-    return part
+    return module
 
 
 def _refuse(job: Job, key: str, description: str, possible: str, action: str) -> NoReturn:
-    path = tuple(part for part in ("model", "freeze", key) if part)
+    path = ("model", "freeze", key) if key else ("model", "freeze")
     raise SpecError(Problem(job.document.place(path), ".".join(path), description, possible, action))
 
 
@@ -160,18 +152,18 @@ def find_frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
 class Unfreezing:
     """First trained epochs of frozen parameters; epochs are counted from 0."""
 
-    first: Mapping[str, int] = field(default_factory=dict)
+    first_epochs: Mapping[str, int] = field(default_factory=dict)
     """First epoch that trains a parameter, by the parameter's name."""
 
     @property
     def epochs(self) -> list[int]:
         """Epochs that begin with unfreezing parameters, in order."""
-        return sorted(set(self.first.values()))
+        return sorted(set(self.first_epochs.values()))
 
     @property
     def last(self) -> int:
         """First epoch that trains all of the parameters; 0 if there are none."""
-        return max(self.first.values(), default=0)
+        return max(self.first_epochs.values(), default=0)
 
     def stage(self, epoch: int) -> int:
         """Return the number of unfreezings up to the beginning of an epoch."""
@@ -179,23 +171,23 @@ class Unfreezing:
 
     def names(self, epoch: int) -> list[str]:
         """Return the parameters that are unfrozen exactly at the beginning of this epoch."""
-        return [name for name, first in self.first.items() if first == epoch]
+        return [name for name, first_epoch in self.first_epochs.items() if first_epoch == epoch]
 
     def apply(self, model: nn.Module, epoch: int) -> None:
         """Freeze and unfreeze the parameters of a network for an epoch."""
         for name, parameter in model.named_parameters():
-            if name in self.first:
-                parameter.requires_grad_(self.first[name] <= epoch)
+            if name in self.first_epochs:
+                parameter.requires_grad_(self.first_epochs[name] <= epoch)
 
     @contextlib.contextmanager
     def during(self, model: nn.Module, epoch: int) -> Iterator[None]:
         """Freeze and unfreeze parameters as in an epoch within the block; restore them at its end."""
-        before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        earlier = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self.apply(model, epoch)
         try:
             yield
         finally:
-            for parameter, trained in before:
+            for parameter, trained in earlier:
                 parameter.requires_grad_(trained)
 
 
@@ -206,26 +198,27 @@ def find_unfreezing(model: nn.Module, spec: Sequence[Unfreeze], job: Job) -> Unf
         SpecError: if a pattern matches no parameter, or no parameter that is still frozen.
     """
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    first: dict[str, int] = {}
+    first_epochs: dict[str, int] = {}
     problems: list[Problem] = []
     for number, entry in sorted(enumerate(spec), key=lambda pair: pair[1].epoch):
         for position, pattern in enumerate(entry.names):
-            matching = [name for name in match_layers(frozen, pattern) if name not in first]
+            matching = [name for name in match_layers(frozen, pattern) if name not in first_epochs]
             if not matching:
                 key = ("model", "unfreeze", number, "names", position)
-                description = _describe_unmatched(model, pattern, first)
-                remaining = [name for name in frozen if name not in first]
+                description = _describe_unmatched(model, pattern, first_epochs)
+                remaining = [name for name in frozen if name not in first_epochs]
                 problems.append(unknown_layer_problem(job, key, description, pattern, remaining))
-            first |= dict.fromkeys(matching, entry.epoch - 1)
+            first_epochs |= dict.fromkeys(matching, entry.epoch - 1)
     if problems:
         raise SpecError(problems)
-    order = {name: first[name] for name, _ in model.named_parameters() if name in first}
-    return Unfreezing(order)
+    order = [name for name, _ in model.named_parameters() if name in first_epochs]
+    return Unfreezing({name: first_epochs[name] for name in order})
 
 
-def _describe_unmatched(model: nn.Module, pattern: str, first: Mapping[str, int]) -> str:
-    if earlier := match_layers(first, pattern):
-        return f"{pattern!r} is unfrozen in epoch {first[earlier[0]] + 1} already"
+def _describe_unmatched(model: nn.Module, pattern: str, first_epochs: Mapping[str, int]) -> str:
+    unfrozen = match_layers(first_epochs, pattern)
+    if unfrozen:
+        return f"{pattern!r} is already unfrozen in epoch {first_epochs[unfrozen[0]] + 1}"
     matching = match_layers([name for name, _ in model.named_parameters()], pattern)
     return f"{pattern!r} is not frozen (model.freeze)" if matching else f"no layer matches {pattern!r}"
 
@@ -235,7 +228,7 @@ def train_skip_first(model: nn.Module, later: Unfreezing) -> Unfreezing:
     others = {name: p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("skip.")}
     for parameter in others.values():
         parameter.requires_grad_(False)
-    return Unfreezing({**dict.fromkeys(others, 1), **later.first})
+    return Unfreezing({**dict.fromkeys(others, 1), **later.first_epochs})
 
 
 def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:

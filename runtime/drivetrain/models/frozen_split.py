@@ -50,26 +50,26 @@ class CacheSaving:
     """FLOPs of the prefix per cached byte."""
 
 
-def count_leading_frozen(parts: Iterable[nn.Module]) -> int:
+def count_leading_frozen(modules: Iterable[nn.Module]) -> int:
     """Count the modules before the first module with a trainable parameter."""
     count = 0
-    for part in parts:
-        if any(p.requires_grad for p in part.parameters()):
+    for module in modules:
+        if any(p.requires_grad for p in module.parameters()):
             break
         count += 1
     return count
 
 
-def split_sequence(name: str, parts: Sequence[nn.Module], remainder: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
-    """Split a sequence of modules, whose output `remainder` processes, before the first trainable module.
+def split_sequence(name: str, modules: Sequence[nn.Module], rest: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
+    """Split a sequence of modules, whose output `rest` processes, before the first trainable module.
 
     If all modules are frozen, only their final output is cached.
     """
-    count = count_leading_frozen(parts)
-    if not any(True for part in parts[:count] for _ in part.parameters()):
+    count = count_leading_frozen(modules)
+    frozen, trained = nn.Sequential(*modules[:count]), nn.Sequential(*modules[count:])
+    if not list(frozen.parameters()):
         return None
-    first, second = nn.Sequential(*parts[:count]), nn.Sequential(*parts[count:])
-    return FrozenSplit(f"{count} of {len(parts)} {name}", lambda x: (first(x),), lambda x: remainder(second(x)))
+    return FrozenSplit(f"{count} of {len(modules)} {name}", lambda x: (frozen(x),), lambda x: rest(trained(x)))
 
 
 def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
@@ -85,13 +85,10 @@ def split_network(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
     try:
         with evaluating(model):
             division: FrozenSplit | None = split(*inputs)
-            return (
-                division
-                if division
-                and give_same_outputs(model, lambda *x: division.rest(*division.prefix(*x)), inputs)
-                and _is_deterministic(model, division, inputs)
-                else None
-            )
+            if division is None:
+                return None
+            is_same = give_same_outputs(model, lambda *x: division.rest(*division.prefix(*x)), inputs)
+            return division if is_same and _is_deterministic(model, division, inputs) else None
     except Exception:  # a third-party network can raise anything here; it can be trained without a split
         return None
 
@@ -152,13 +149,15 @@ def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def give_same_outputs(network: Callable[..., Outputs], other: Callable[..., Outputs], inputs: Sequence[Tensor]) -> bool:
+def give_same_outputs(
+    network: Callable[..., Outputs], variant: Callable[..., Outputs], inputs: Sequence[Tensor]
+) -> bool:
     """Return whether two ways to compute a network give the same outputs, except for rounding."""
-    undivided, parts = (list_outputs(compute(*inputs)) for compute in (network, other))
-    return all(
-        float((one - two).abs().max()) <= MAX_SPLIT_DIFFERENCE * max(1.0, float(one.abs().max()))
-        for one, two in zip(undivided, parts, strict=True)
-    )
+    for expected, output in zip(list_outputs(network(*inputs)), list_outputs(variant(*inputs)), strict=True):
+        tolerance = MAX_SPLIT_DIFFERENCE * max(1.0, float(expected.abs().max()))
+        if not float((expected - output).abs().max()) <= tolerance:  # also false for NaN
+            return False
+    return True
 
 
 def list_outputs(outputs: Outputs) -> list[Tensor]:
@@ -170,8 +169,8 @@ def list_outputs(outputs: Outputs) -> list[Tensor]:
 def _is_deterministic(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
     """Return whether the prefix gives the same activations for two seeds, with the network in training mode."""
     model.train()
-    for part in find_frozen_parts(model):
-        part.eval()
+    for module in find_frozen_parts(model):
+        module.eval()
     outputs = []
     for seed in (0, 1):
         torch.manual_seed(seed)

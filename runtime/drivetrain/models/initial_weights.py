@@ -35,7 +35,7 @@ class LoadedNetwork:
     module: nn.Module
     arguments: dict[str, Any]
     """Arguments of its builder."""
-    fresh: set[str]
+    random_names: set[str]
     """Names of tensors with random values."""
     notes: list[str]
     """Notes for the user about loaded and random tensors."""
@@ -54,7 +54,7 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
             build_described(earlier.folder, earlier.builder, earlier.arguments, earlier.preprocessing)
     except CheckpointError as error:
         earlier.refuse(error.given, error.possible, error.action)
-    counts = {name: its_head.outputs for name, its_head in dataset.heads.items()}
+    counts = {name: head.outputs for name, head in dataset.heads.items()}
     resized = dict(earlier.arguments)
     if earlier.builder == "tabm":
         resized["kind"] = tabm.choose_kind(dataset.heads[""])
@@ -62,17 +62,14 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
     arguments = _set_output_counts(resized, counts)
     network = BUILDERS[earlier.builder](**arguments)
     earlier_heads = {row["name"]: head_from_json(row) for row in earlier.heads}
-    new_heads = [name for name, ours in dataset.heads.items() if not _predicts_same(ours, earlier_heads.get(name))]
+    new_heads = [name for name, head in dataset.heads.items() if not _predicts_same(head, earlier_heads.get(name))]
     tensors_by_head = _list_tensors_by_head(earlier.builder, arguments)
     earlier_tensors_by_head = _list_tensors_by_head(earlier.builder, earlier.arguments)
-    fresh = {tensor for name in new_heads for tensor in tensors_by_head[name]}
+    random_names = {tensor for name in new_heads for tensor in tensors_by_head[name]}
     # Heads are numbered in the order of the job, which may differ from the order in the earlier run.
-    earlier_names = {
-        tensor: earlier_tensor
-        for name in dataset.heads
-        if name not in new_heads
-        for tensor, earlier_tensor in zip(tensors_by_head[name], earlier_tensors_by_head[name], strict=True)
-    }
+    earlier_names: dict[str, str] = {}
+    for name in dataset.heads.keys() - set(new_heads):
+        earlier_names |= zip(tensors_by_head[name], earlier_tensors_by_head[name], strict=True)
     file = earlier.folder / WEIGHTS
 
     def refuse(description: str, possible: str, action: str) -> SpecError:
@@ -80,14 +77,14 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
 
     stored = dict(safetensors_file.read_or_refuse(file, refuse))
     stored |= {name: stored[earlier_name] for name, earlier_name in earlier_names.items() if earlier_name in stored}
-    _load_weights(network, stored, fresh, file, refuse)
-    notes = [f"starts from {earlier.folder}, {_describe_count(network, fresh)} tensors"]
+    _load_weights(network, stored, random_names, file, refuse)
+    notes = [f"starts from {earlier.folder}, {_describe_count(network, random_names)} tensors"]
     if new_heads:
         names = ", ".join(name or "the classifier" for name in new_heads)
         notes.append(
-            f"initialized anew, since the classes differ from {earlier.folder}: {names} ({list_names(sorted(fresh), 6)})"
+            f"initialized randomly, since the classes differ from {earlier.folder}: {names} ({list_names(sorted(random_names), 6)})"
         )
-    return LoadedNetwork(network, arguments, fresh, notes)
+    return LoadedNetwork(network, arguments, random_names, notes)
 
 
 def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tuple[set[str], list[str]]:
@@ -111,50 +108,50 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
         raise refuse(f"{file} is a folder", "a .safetensors file", f"write model: {{from: {name}}} for an earlier run")
     convert.check_suffix(job, file)
     weights, expected = safetensors_file.read_or_refuse(file, refuse), network.state_dict()
-    fresh = {key for key in outputs if key not in weights or weights[key].shape != expected[key].shape}
-    _load_weights(network, weights, fresh, file, refuse)
-    notes = [f"starts from {file}, {_describe_count(network, fresh)} tensors"]
-    if unused := sorted(weights.keys() - expected.keys()):
+    random_names = {key for key in outputs if key not in weights or weights[key].shape != expected[key].shape}
+    _load_weights(network, weights, random_names, file, refuse)
+    notes = [f"starts from {file}, {_describe_count(network, random_names)} tensors"]
+    unused = sorted(weights.keys() - expected.keys())
+    if unused:
         notes.append(f"not used, since the network has no such tensors: {list_names(unused, 6)}")
-    if fresh:
-        notes.append(
-            f"initialized anew, since {file.name} has no outputs of this shape: {list_names(sorted(fresh), 6)}"
-        )
-    return fresh, notes
+    if random_names:
+        listed = list_names(sorted(random_names), 6)
+        notes.append(f"initialized randomly, since {file.name} has no outputs of this shape: {listed}")
+    return random_names, notes
 
 
 def list_output_tensors(
     network: nn.Module, builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> set[str]:
-    """List the names of all tensors whose shape depends on the number of outputs, or in user code seems to."""
+    """List the tensors whose shape depends on the number of outputs; in user code, all whose length equals it."""
     if builder != "own":
         return {tensor for tensors in _list_tensors_by_head(builder, arguments).values() for tensor in tensors}
     counts = {head.outputs for head in heads.values()}
     return {name for name, value in network.state_dict().items() if value.dim() and value.shape[0] in counts}
 
 
-def _predicts_same(ours: Head, theirs: Head | None) -> bool:
+def _predicts_same(head: Head, earlier: Head | None) -> bool:
     """Return whether both heads predict the same classes, or numbers with the same names."""
-    return theirs is not None and all(
-        getattr(ours, key) == getattr(theirs, key) for key in ("classes", "columns", "several")
-    )
+    keys = ("classes", "columns", "several")
+    return earlier is not None and all(getattr(head, key) == getattr(earlier, key) for key in keys)
 
 
 def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
     """List the tensor names of each head, by head name, in the order of the network.
 
-    They are found with a second network, whose first head has 1 more output, the second 2 more, and so on: the growth
-    of a tensor identifies its head.
+    In a second network the first head has 1 more output, the second head 2 more, and so on, so the growth of a tensor
+    identifies its head.
     """
     counts = arguments["classes"] if "classes" in arguments else arguments["outputs"]
     sizes = dict(counts) if isinstance(counts, Mapping) else {"": counts}
     head_by_growth = dict(enumerate(sizes, 1))
     grown_counts = {name: sizes[name] + growth for growth, name in head_by_growth.items()}
-    before = _list_shapes(builder, arguments)
-    after = _list_shapes(builder, _set_output_counts(arguments, grown_counts))
+    shapes = _list_shapes(builder, arguments)
+    grown_shapes = _list_shapes(builder, _set_output_counts(arguments, grown_counts))
     by_head: dict[str, list[str]] = {name: [] for name in sizes}
-    for key, shape in before.items():
-        if growth := sum(after[key]) - sum(shape):
+    for key, shape in shapes.items():
+        growth = sum(grown_shapes[key]) - sum(shape)
+        if growth:
             # A vector of all members of an ensemble, which has a single head, grows by a multiple.
             by_head[head_by_growth.get(growth, "")].append(key)
     return by_head
@@ -189,16 +186,17 @@ def check_window(arguments: dict[str, Any], job: SeriesJob, earlier: EarlierMode
     length = dataset.preprocessing["length"]
     min_length = earlier.arguments.get("pool", 1) ** len(earlier.arguments.get("cnn_channels", ()))
     if length < min_length:
-        description = f"has windows of {length} rows, of which the pooling of {earlier.folder} leaves nothing"
+        description = f"has windows of {length} rows; the pooling of {earlier.folder} leaves nothing of them"
         key = ("data", "train" if job.data.arrays else "window")
         earlier.refuse(description, f"{min_length} rows or more", "use longer windows, or another run", key)
 
 
 def _load_weights(
-    network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse
+    network: nn.Module, weights: Mapping[str, Tensor], random_names: set[str], file: Path, refuse: Refuse
 ) -> None:
-    """Load all tensors except the names in `fresh`."""
-    if misfits := safetensors_file.load(network, weights, fresh):
+    """Load all tensors except the names in `random_names`."""
+    misfits = safetensors_file.load(network, weights, random_names)
+    if misfits:
         raise refuse(
             f"{file} does not fit the network: {list_names(list(misfits.values()), 3, '; ')}",
             "weights of the same network",
@@ -206,6 +204,6 @@ def _load_weights(
         )
 
 
-def _describe_count(network: nn.Module, fresh: set[str]) -> str:
+def _describe_count(network: nn.Module, random_names: set[str]) -> str:
     total = len(network.state_dict())
-    return f"{total - len(fresh)} of {total}" if fresh else f"all {total}"
+    return f"{total - len(random_names)} of {total}" if random_names else f"all {total}"

@@ -25,15 +25,12 @@ NO_UNFREEZING = Unfreezing()
 
 def inspect_network(model: nn.Module) -> Workload:
     """Determine the properties of a network without data."""
-    class_names = [
-        type(module).__name__
-        for module in model.modules()
-        if not list(module.children()) or "Attention" in type(module).__name__
-    ]
+    # Attention modules count although they have submodules.
+    modules = [m for m in model.modules() if not list(m.children()) or "Attention" in type(m).__name__]
     parameters = sum(p.numel() for p in model.parameters())
     embedded = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding))
     return Workload(
-        layers=dict(Counter(class_names)),
+        layers=dict(Counter(type(module).__name__ for module in modules)),
         parameters=parameters,
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         blocks=len(recompute.find_repeated_blocks(model)),
@@ -73,7 +70,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
         token_bytes=measure_token_bytes(model),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,
-        prefix_bytes=max((feature_cache.count_bytes(dataset, one) for one in savings), default=0),
+        prefix_bytes=max((feature_cache.count_bytes(dataset, measured) for measured in savings), default=0),
         prefix_share=saving.share if saving else 0.0,
         prefix_work=saving.work if saving else 0.0,
     )
@@ -124,15 +121,14 @@ MAX_DIFFERENCE = 0.05
 
 
 def measure_token_bytes(network: Any) -> int:
-    """Measure the bytes that the backward pass needs per packed token; 0 if a trial shows that packing is impossible.
+    """Measure the bytes that the backward pass needs per packed token; 0 if the texts cannot be packed.
 
     Args:
         network: network that takes ids and mask, both (N, tokens), and has a method `packed` with the same arguments.
     """
     config: Any = getattr(getattr(network, "encoder", None), "config", None)
-    if getattr(config, "model_type", None) not in packed_attention.PACKABLE_ENCODERS or getattr(
-        config, "is_decoder", False
-    ):
+    is_packable = getattr(config, "model_type", None) in packed_attention.PACKABLE_ENCODERS
+    if not is_packable or getattr(config, "is_decoder", False):
         return 0
     if network not in _token_bytes_by_network:
         _token_bytes_by_network[network] = _try_packing(network, config)
@@ -169,7 +165,7 @@ def find_packing_obstacle(network: Any, dtype: torch.dtype | None) -> str:
             return f"{str(error).splitlines()[0][:160]} ({device.type})"
     is_same = torch.allclose(padded.float(), packed.float(), rtol=MAX_DIFFERENCE, atol=MAX_DIFFERENCE)
     is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
-    return "" if is_same and is_finite else "the outputs differ from those of padded texts"
+    return "" if is_same and is_finite else "the outputs differ from the outputs of padded texts"
 
 
 def _make_texts(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:

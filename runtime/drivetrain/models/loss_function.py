@@ -1,4 +1,4 @@
-"""Interface of a loss, as used by a training step."""
+"""Defines the interface of a loss for a training step."""
 
 from __future__ import annotations
 

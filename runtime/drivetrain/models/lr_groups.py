@@ -26,12 +26,7 @@ class LrGroup:
 def make_groups(job: Job, model: nn.Module, trained: Sequence[str]) -> list[LrGroup]:
     """Make the groups of a job in the order of the spec; parameters that no pattern matches form the last group.
 
-    A parameter belongs to the first pattern that matches it.
-
-    Args:
-        job: job with the groups.
-        model: network of the job.
-        trained: names of the parameters that are trained in any epoch.
+    A parameter of `trained`, the names trained in any epoch, belongs to the first pattern that matches it.
 
     Raises:
         SpecError: if a pattern matches no trained parameter, or only parameters of earlier patterns.
@@ -52,13 +47,14 @@ def _match_problem(
     job: Job, model: nn.Module, pattern: str, trained: Sequence[str], matched: Sequence[LrGroup]
 ) -> Problem:
     key = ("train", "lr_groups", pattern)
-    if names_of_earlier := freeze.match_layers(trained, pattern):
-        first = next(group.pattern for group in matched if names_of_earlier[0] in group.names)
+    names = freeze.match_layers(trained, pattern)
+    if names:
+        owner = next(group.pattern for group in matched if names[0] in group.names)
         return job.problem(
             key,
-            f"matches nothing that {first!r} has not matched before",
-            "patterns in order: a parameter belongs to the first that matches it",
-            f"write it before {first!r}, or remove it",
+            f"matches only parameters that {owner!r} matches before it",
+            "patterns in order: a parameter belongs to the first pattern that matches it",
+            f"write it before {owner!r}, or remove it",
         )
     frozen = freeze.match_layers([name for name, _ in model.named_parameters()], pattern)
     description = f"no layer matches {pattern!r}"
@@ -68,13 +64,7 @@ def _match_problem(
 
 
 def describe(matched: Sequence[LrGroup], model: nn.Module, rate: float) -> list[str]:
-    """Return a line for each group with its number of parameters and its learning rate.
-
-    Args:
-        matched: groups to describe.
-        model: network with the parameters.
-        rate: learning rate of the optimizer, which is multiplied by the factors.
-    """
+    """Return a line for each group with its number of parameters and its learning rate."""
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     lines = []
     for group in matched:

@@ -25,11 +25,11 @@ ATTENTION_NAME = "drivetrain_packed"
 PACKABLE_ENCODERS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
 """Encoders whose tokens interact only in attention, and whose operations do not depend on positions in the row."""
 ROW_MULTIPLE = 64
-"""Number of tokens; rows are padded to a multiple of it, because libraries compile a kernel for each new size."""
+"""Rows are padded to a multiple of this number of tokens, because libraries compile a kernel for each new size."""
 MAX_GROUP_TOKENS = 512
 """Largest number of tokens in an attention group, including padding."""
 WIDTH_MULTIPLE = 8
-"""Number of values that both kernels load at once; heads are padded with zeros to a multiple of it."""
+"""Heads are padded with zeros to a multiple of this number of values, which both kernels load at once."""
 MAX_FLASH_WIDTH = 192
 """Largest head width with a backward pass of the flash kernel on all chips, with and without dropout."""
 MIN_FLASH_CAPABILITY, MIN_EFFICIENT_CAPABILITY = (8, 0), (5, 0)
@@ -270,10 +270,11 @@ def _attend_by_kernel(
     assert packed.kernel is not None
     assert packed.starts is not None
     width = query.shape[-1]
-    parts = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]
-    if missing_width := -width % WIDTH_MULTIPLE:
-        parts = [functional.pad(x, (0, missing_width)) for x in parts]
-    query, key, value = parts
+    missing_width = -width % WIDTH_MULTIPLE
+    inputs = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]
+    if missing_width:
+        inputs = [functional.pad(x, (0, missing_width)) for x in inputs]
+    query, key, value = inputs
     # The scale depends on the width before padding, which must not change the scores.
     scale = width**-0.5 if scaling is None else scaling
     return packed.kernel(query, key, value, packed.starts, packed.longest, dropout, scale)[..., :width].unsqueeze(0)
@@ -283,11 +284,11 @@ def _attend_in_group(
     module: nn.Module, group: TextGroup, flat: list[Tensor], heads: int, dropout: float, scaling: float | None
 ) -> Tensor:
     """Compute the attention of one group, (tokens, heads x head width), from query, key and value of the whole row."""
-    parts = [x[group.start : group.end] for x in flat]
+    inputs = [x[group.start : group.end] for x in flat]
     if group.real is not None:
-        parts = [_scatter_rows(x, group.token_positions, group.texts * group.longest) for x in parts]
+        inputs = [_scatter_rows(x, group.token_positions, group.texts * group.longest) for x in inputs]
     shape = (group.texts, group.longest, heads, flat[0].shape[1] // heads)
-    query, key, value = (x.view(shape).transpose(1, 2) for x in parts)
+    query, key, value = (x.view(shape).transpose(1, 2) for x in inputs)
     if dropout:
         attended = _attend_with_dropout(module, query, key, value, group.real, dropout, scaling)
     else:

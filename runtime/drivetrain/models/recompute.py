@@ -1,4 +1,4 @@
-"""Activation checkpointing: the backward pass computes the activations of repeated blocks again, to save memory."""
+"""Saves memory by activation checkpointing: the backward pass recomputes the activations of repeated blocks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ def find_repeated_blocks(network: nn.Module) -> list[nn.Module]:
     Only modules with submodules count; for nested blocks the innermost blocks are returned.
     """
     blocks: list[nn.Module] = []
-    class_counts = (
-        Counter(type(child) for child in network.children()) if isinstance(network, _LIST_CLASSES) else Counter()
-    )
+    classes: Counter[type] = Counter()
+    if isinstance(network, _LIST_CLASSES):
+        classes = Counter(type(child) for child in network.children())
     for child in network.children():
-        inner_blocks = find_repeated_blocks(child)
-        is_block = (
-            class_counts[type(child)] > 1
-            and not isinstance(child, _LIST_CLASSES)
-            and any(True for _ in child.children())
-        )
-        blocks += inner_blocks or ([child] if is_block else [])
+        nested_blocks = find_repeated_blocks(child)
+        has_layers = bool(list(child.children())) and not isinstance(child, _LIST_CLASSES)
+        if nested_blocks:
+            blocks += nested_blocks
+        elif has_layers and classes[type(child)] > 1:
+            blocks.append(child)
     return blocks
 
 

@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Tensor]:
         ValueError: if it is not a safetensors file, its header is too long, or it does not fit into memory.
     """
     if not path.is_file():  # reading a pipe could block forever
-        raise ValueError("it is not there" if not path.exists() else "it is no file")
+        raise ValueError("it is not a file" if path.exists() else "it is missing")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
@@ -68,10 +68,10 @@ def read_or_refuse(path: Path, refuse: Callable[[str, str, str], Exception], act
         raise refuse(f"{path} cannot be read: {error}", "a complete file", action) from None
 
 
-def load(network: nn.Module, weights: Tensors, fresh: Collection[str] = ()) -> dict[str, str]:
-    """Load all tensors except the names in `fresh`; returns problems by name, and loads nothing if there are any."""
+def load(network: nn.Module, weights: Tensors, random_names: Collection[str] = ()) -> dict[str, str]:
+    """Load all tensors except the names in `random_names`; returns problems by name, and loads nothing if there are any."""
     expected = network.state_dict()
-    body = {name: value.shape for name, value in expected.items() if name not in fresh}
+    body = {name: value.shape for name, value in expected.items() if name not in random_names}
     misfits = {
         name: f"{name} is {tuple(weights[name].shape) if name in weights else 'missing'}, expected {tuple(shape)}"
         for name, shape in body.items()
@@ -108,8 +108,8 @@ def write(path: Path, tensors: Tensors) -> None:
         name = next(name for name, tensor in separate.items() if tensor.dtype == error.args[0])
         raise CheckpointError(
             f"{name} is of type {str(error.args[0]).removeprefix('torch.')}",
-            "types that safetensors has: floats up to 64 bit, complex64, integers, bool",
-            "keep it in one of these",
+            "types that safetensors supports: floats up to 64 bit, complex64, integers, bool",
+            "convert it to one of these",
         ) from None
     except safetensors.SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
@@ -118,7 +118,7 @@ def write(path: Path, tensors: Tensors) -> None:
 
 
 def holds(path: Path, tensors: Tensors) -> bool:
-    """Return whether a file has exactly these tensors, bit by bit; false for a damaged one."""
+    """Return whether a file has exactly these tensors, bit by bit; false for a damaged file."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             return set(file.keys()) == tensors.keys() and all(

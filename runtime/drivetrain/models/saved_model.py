@@ -1,4 +1,4 @@
-"""Writes and reads the `model/` folder with all that `predict` needs: weights, configuration, labels and preprocessing.
+"""Writes and reads the `model/` folder, which has everything that `predict` needs.
 
 model/  model.safetensors   weights of the best evaluation (averaged, if the job keeps an EMA)
         raw.safetensors     the same weights without averaging, if the job keeps an EMA
@@ -87,7 +87,8 @@ def commit(
 def find(path: Path) -> Path:
     """Find the model folder of a run folder, or the path itself; raises CheckpointError if there is none, or for a link."""
     check_utf8(path)
-    if folder := model_folder(path):
+    folder = model_folder(path)
+    if folder:
         refuse_links(folder)
         return folder
     description = f"{path} has no trained model"
@@ -95,11 +96,7 @@ def find(path: Path) -> Path:
         description = f"{path} is {'a file' if path.exists() else 'missing'}"
     elif (path / STATE_FILE).exists():
         description += f": the run is {RunState.read(path).status or 'broken'}"
-    raise CheckpointError(
-        description,
-        POSSIBLE,
-        "use such a folder; `drivetrain train` resumes an unfinished run",
-    )
+    raise CheckpointError(description, POSSIBLE, "use such a folder; `drivetrain train` resumes an unfinished run")
 
 
 def load(path: Path, *, consent: bool = False) -> SavedModel:
@@ -159,7 +156,7 @@ def _load_weights(network: nn.Module, folder: Path, digest: str) -> None:
     if wrong:
         _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {list_names(wrong, 3, '; ')}")
     if hash_file(folder / WEIGHTS) != digest:
-        _refuse(folder, f"{WEIGHTS} was changed after the training, so its answers would be others")
+        _refuse(folder, f"{WEIGHTS} was changed after the training, so its predictions would differ")
 
 
 def _refuse(folder: Path, wrong: str) -> NoReturn:

@@ -2,8 +2,8 @@
 
 oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it writes 8 (AVX2) or
 16 (AVX-512) channels per pixel, although the workspace has room for the real number only. With one thread it writes
-past the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another
-thread's part, which gives wrong gradients without an error, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14
+past the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites values of
+another thread, which gives wrong gradients without an error, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14
 have the bug: https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses this layout by itself, so
 turning off channels_last does not help.
 """
@@ -43,7 +43,8 @@ def list_rewritten(network: nn.Module) -> list[str]:
 def restore_layers(network: nn.Module) -> None:
     """Undo `rewrite`, in place."""
     for module in network.modules():
-        if name := _find_rewritten_method(module):
+        name = _find_rewritten_method(module)
+        if name:
             delattr(module, name)
 
 

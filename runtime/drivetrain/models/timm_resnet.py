@@ -18,18 +18,21 @@ def translate_name(name: str) -> str:
     kind, _, suffix = name.partition(".")
     if kind in ("conv1", "bn1"):
         return f"stem.{int(kind == 'bn1')}.{suffix}"
-    if not (match := _LAYER.fullmatch(name)):
+    match = _LAYER.fullmatch(name)
+    if match is None:
         return ""
-    stage, block, part, number, value = match.groups()
+    stage, block, layer, number, value = match.groups()
     prefix = f"stages.{int(stage) - 1}.{block}"
-    if part == "downsample.":
+    if layer == "downsample.":
         return f"{prefix}.shortcut.{number}.{value}"
-    return f"{prefix}.main.{3 * (int(number) - 1) + int(part == 'bn')}.{value}"
+    return f"{prefix}.main.{3 * (int(number) - 1) + int(layer == 'bn')}.{value}"
 
 
 def rename_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with the names of our ResNet, without the classifier."""
-    return {our_name: value for name, value in weights.items() if (our_name := translate_name(name))}
+    renamed = {translate_name(name): value for name, value in weights.items()}
+    renamed.pop("", None)
+    return renamed
 
 
 def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
@@ -41,11 +44,12 @@ def load_weights(network: nn.Module, source: TimmFolder) -> set[str]:
     file = source.folder / "model.safetensors"
     weights = rename_tensors(safetensors_file.read_or_refuse(file, source.refuse))
     names = network.state_dict().keys()
-    fresh = {name for name in names if name.startswith("classifier.")}
-    if wrong := [*safetensors_file.load(network, weights, fresh), *sorted(weights.keys() - names)]:
+    random_names = {name for name in names if name.startswith("classifier.")}
+    wrong = [*safetensors_file.load(network, weights, random_names), *sorted(weights.keys() - names)]
+    if wrong:
         source.refuse(
-            f"{file} does not fit: {len(wrong)} tensors are missing, of another shape or too many: {', '.join(wrong[:3])}",
-            "weights of this very ResNet, as timm and torchvision name them",
+            f"{file} does not fit: {len(wrong)} tensors are missing, unknown or of another shape: {', '.join(wrong[:3])}",
+            "weights of the same ResNet, with the names of timm and torchvision",
             "use another folder",
         )
-    return fresh
+    return random_names

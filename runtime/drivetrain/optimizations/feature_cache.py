@@ -157,7 +157,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         compute=lambda found, split, ids, epoch: _compute(run, samples, found, split, ids, epoch),
         report=lambda text: run.events.add("feature_cache", text),
     )
-    run.replaced, run.cached = samples, split.name
+    run.uncached_dataset, run.cached_prefix = samples, split.name
     run.batches.split = run.dataset.train
     run.step.forward.compute, run.step.forward.packed_compute = split.rest, split.packed
 
@@ -180,5 +180,5 @@ def _compute(
 
 
 def effective(run: AssembledRun) -> Value:
-    """Return whether the step computes only the rest."""
-    return run.replaced is not None
+    """Return whether the step computes only the layers after the cached prefix."""
+    return run.uncached_dataset is not None

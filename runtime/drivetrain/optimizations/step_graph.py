@@ -1,4 +1,4 @@
-"""Records a whole optimizer step as one CUDA graph and replays it: small networks no longer wait for the host."""
+"""Captures a whole optimizer step as one CUDA graph and replays it: small networks no longer wait for the host."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "CUDA graphs need a GPU; this job runs on a CPU"
     if gpu.capability < OLDEST:
         return (
-            f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; whole steps are recorded from 7.0 on"
+            f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; whole steps are captured from 7.0 on"
         )
     modality = modality_of(job)
     if modality.is_user_code or hasattr(getattr(job, "model", None), "file"):
@@ -60,12 +60,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
         return "optimize.micro_batch computes a batch in parts"
     if job.optimize.get("compile") == "graphs":
-        return "the job sets compile: graphs, which records the network by itself"
+        return "the job sets compile: graphs, which captures the network by itself"
     return _refuse_settings(job, hardware, workload)
 
 
 def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """Name the part of network, loss or other optimizations that cannot be recorded."""
+    """Name the part of network, loss or other optimizations that cannot be captured."""
     model = getattr(job, "model", None)
     if getattr(model, "lstm_layers", 1) > 1 and getattr(model, "dropout", 0):
         return "cuDNN's dropout between LSTM layers reads its seed on the host in each step"
@@ -74,7 +74,7 @@ def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) ->
     if not pick_requested(job, "fused_optimizer", fused_optimizer.choose(job, hardware, workload)):
         return "without fused_optimizer the host decides whether an update is made"
     if pick_requested(job, "gradient_checkpointing", gradient_checkpointing.choose(job, hardware, workload)):
-        return "gradient_checkpointing reads the state of the random generators, which a recorded step cannot"
+        return "gradient_checkpointing reads the state of the random generators, which a captured step cannot"
     if pick_requested(job, "unpadding", unpadding.choose(job, hardware, workload)) != unpadding.OFF:
         return "unpadding gives every step another input shape"
     return None
@@ -86,10 +86,10 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Record steps from the third of each shape on; until then, and for smaller batches, they are computed as usual."""
-    run.record_step()
+    """Capture steps from the third of each shape on; until then, and for smaller batches, they are computed as usual."""
+    run.capture_steps()
 
 
 def effective(run: AssembledRun) -> Value:
-    """Return whether steps are recorded, and recording has not failed."""
-    return run.step.forward.is_recorded
+    """Return whether steps are captured, and no capture has failed."""
+    return run.step.forward.is_captured

@@ -32,7 +32,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
 from drivetrain.job.model import Freeze
 from drivetrain.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.frozen_split import keeping_modes
 from drivetrain.plan import effective_plan, plan_table
 from drivetrain.plan import plan as plans
@@ -165,7 +165,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     buffers.unshare(model)
     dry_run.check_network(model, dataset, "the model", refuse, functools.partial(_check_metrics, call, dataset))
     # This raises if a pattern matches no parameter; the result is not needed yet.
-    lr_groups.make_groups(job, model, Model(model, "python", {}, Freeze()).list_trained())
+    lr_groups.make_groups(job, model, BuiltModel(model, "python", {}, Freeze()).list_trained())
     if call.parts.optimizer and (unoptimized := embedded_parts.list_unoptimized(call.parts.optimizer.optimizer, model)):
         dataset.notes.append(
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
@@ -294,8 +294,8 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     """Assemble the run with a plan that this process can execute."""
     job, timer = call.job, PhaseTimer()  # train.max_time includes the measurements
     # A user's own loop would leave frozen layers in training mode; so does this run.
-    network = Model(call.model, "python", {}, Freeze(train_mode=True))
-    facts = inspection.inspect_workload(dataset, network.module)
+    built_model = BuiltModel(call.model, "python", {}, Freeze(train_mode=True))
+    facts = inspection.inspect_workload(dataset, built_model.module)
     plan_path = folder.path / PLAN_FILE
     stored = effective_plan.load_plan(folder.path) if folder.resumes and plan_path.exists() else None
 
@@ -303,7 +303,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
         plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {}, measured=measured)
         return host_process.keep_process_settings(plans.keep_reasons(plan, stored) if stored else plan, machine)
 
-    inputs = Assembly(job, machine, decide({}), folder.path, dataset, network, signals, facts, say, call.parts)
+    inputs = Assembly(job, machine, decide({}), folder.path, dataset, built_model, signals, facts, say, call.parts)
     if stored is None:
         inputs = assembly.measure_plan(inputs, decide)
     plan_table.show(inputs.plan, job, machine, plan_path, stored)

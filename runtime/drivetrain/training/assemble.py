@@ -24,7 +24,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.models import dry_run, lr_groups, strided_convolution
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.freeze import find_frozen_parts, freeze
 from drivetrain.models.lr_groups import LrGroup
@@ -49,44 +49,43 @@ from drivetrain.training.user_parts import UserParts
 
 @dataclass(frozen=True)
 class Assembly:
-    """Parts of a run before it is assembled; the tuner replaces the plan."""
+    """Everything that a run is made of; `assemble` makes the run. The tuner replaces the plan."""
 
     job: Job
     hardware: Hardware
     plan: Plan
     folder: Path
     dataset: Dataset
-    network: Model
+    built_model: BuiltModel
     signals: Signals
     facts: Workload = field(default_factory=Workload)
     """Properties of model and data, which measurements use."""
     say: Callable[[str], None] = say
-    parts: UserParts = field(default_factory=UserParts)
+    user_parts: UserParts = field(default_factory=UserParts)
     """Optimizer, schedule, metrics and callbacks of a Python program."""
 
     def assemble(self, timer: PhaseTimer | None = None, epoch: int = 0) -> Run:
-        """Assemble the run and apply the plan to it, with the layers frozen that are frozen in `epoch`, from 0."""
+        """Assemble the run and apply the plan to it, with the layers frozen as in `epoch`, counted from 0."""
         fault_point("assemble")
-        job, hardware, dataset, network = self.job, self.hardware, self.dataset, self.network
+        job, hardware, dataset, built_model = self.job, self.hardware, self.dataset, self.built_model
         events, counters = EventLog(self.folder), Counters()
         report = partial(report_event, events, counters)
         device, ranks = _join_processes(job, hardware, report)
-        model = network.module.to(device)
+        model = built_model.module.to(device)
         identity = _synchronize_start(ranks, job, hardware, self.plan, dataset, model)
-        # Works around a fault of oneDNN, which computes convolutions on CPUs only.
-        if device.type == "cpu":
+        if device.type == "cpu":  # oneDNN's strided convolutions are wrong
             strided_convolution.rewrite(model)
         # The optimizer gets all parameters that are trained in any epoch, including layers that unfreeze later.
-        kept_in_eval_mode = _freeze(model, network, job, epoch)
-        rate_groups = lr_groups.make_groups(job, model, network.list_trained())
-        optimizer = _build_optimizer(job, model, rate_groups, self.parts)
+        kept_in_eval_mode = _freeze(model, built_model, job, epoch)
+        rate_groups = lr_groups.make_groups(job, model, built_model.list_trained())
+        optimizer = _build_optimizer(job, model, rate_groups, self.user_parts)
         batch_parts = BatchParts(ranks, job.train.batch)
         batches = _build_batches(job, dataset, batch_parts, report)
         objective = _build_objective(job, dataset)
         forward = ForwardPass(model, objective, device)
         forward.usual_size = batch_parts.part_size
-        if _needs_two_samples(network, model, dataset, device):
-            forward.min_samples = 2
+        forward.min_samples = _count_min_samples(built_model, model, dataset, device)
+        if forward.min_samples > 1:
             batches.join_single_sample()
         step = Step(forward, Updater(model, optimizer, job.train.clip_norm), Peers(ranks))
         step.interruptible, step.report = self.signals.allow_interruption, report
@@ -97,7 +96,7 @@ class Assembly:
             folder=self.folder,
             device=device,
             dataset=dataset,
-            network=network,
+            built_model=built_model,
             model=model,
             kept_in_eval_mode=kept_in_eval_mode,
             optimizer=optimizer,
@@ -109,9 +108,9 @@ class Assembly:
             events=events,
             counters=counters,
             batch_parts=batch_parts,
-            stage=network.unfreezing.stage(epoch),
+            stage=built_model.unfreezing.stage(epoch),
             lr_groups=rate_groups,
-            user_parts=self.parts,
+            user_parts=self.user_parts,
             identity=identity,
         )
         _apply_plan(run)
@@ -119,8 +118,8 @@ class Assembly:
 
     def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
         """Assemble a run with a copy of the network and another plan, for measurements."""
-        clone = replace(self.network, module=copy.deepcopy(self.network.module))
-        return replace(self, plan=plan, network=clone).assemble(epoch=epoch)
+        model_copy = replace(self.built_model, module=copy.deepcopy(self.built_model.module))
+        return replace(self, plan=plan, built_model=model_copy).assemble(epoch=epoch)
 
 
 def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:
@@ -133,11 +132,11 @@ def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], N
     return device, ranks
 
 
-def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:
-    """Return whether the network fails on a single sample once all layers of `model.unfreeze` are unfrozen."""
-    with network.unfreezing.during(model, network.unfreezing.last):
-        kept_in_eval_mode = [] if network.freeze.train_mode else list(find_frozen_parts(model))
-        return dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device)
+def _count_min_samples(built_model: BuiltModel, model: nn.Module, dataset: Dataset, device: torch.device) -> int:
+    """Count the samples, 1 or 2, that the network needs once all layers of `model.unfreeze` are unfrozen."""
+    with built_model.unfreezing.during(model, built_model.unfreezing.last):
+        kept_in_eval_mode = [] if built_model.freeze.train_mode else list(find_frozen_parts(model))
+        return 2 if dry_run.needs_two_samples(model, kept_in_eval_mode, dataset, device) else 1
 
 
 def _synchronize_start(
@@ -159,11 +158,12 @@ def _build_optimizer(
     """Build the optimizer of the spec, or take the Python program's optimizer."""
     if user_parts.optimizer:
         return user_parts.optimizer.build(model)
-    return optimizer.build(job.train.optimizer, model, {name: g.factor for g in rate_groups for name in g.names})
+    factors = {name: group.factor for group in rate_groups for name in group.names}
+    return optimizer.build(job.train.optimizer, model, factors)
 
 
 def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:
-    """Build the batches of the training data; this process reads its shard of each batch, or all of it for mixing."""
+    """Build the batches of the training data; a process reads its shard of each batch, or the whole batch for mixing."""
     batches = batches_of(dataset, job.train.batch, job.train.seed)
     start_checks.check_divisible(job, dataset, batch_parts.ranks.count)
     if not (dataset.mixable and uses_mixing(job)):
@@ -183,25 +183,27 @@ def _apply_plan(run: Run) -> None:
     run.step.updater.prefers_device = on_device
     run.step.forward.deterministic_only = on_device and run.job.train.is_deterministic(on_gpu=True)
     processes, free_bytes = run.ranks.count, run.hardware.memory.available
-    heads = HeadTraining(run.job, run.network, run.readable, run.step.forward, run.user_parts, processes, free_bytes)
+    heads = HeadTraining(
+        run.job, run.built_model, run.readable, run.step.forward, run.user_parts, processes, free_bytes
+    )
     run.solvable_heads, run.unsolved_reason = heads.find_heads()
     start_checks.refuse_single_samples(run.job, run.step.forward, processes)
     sizes = {"processes": processes, "threads": torch.get_num_threads()}
     run.identity |= {name: str(size) for name, size in sizes.items()}
 
 
-def _freeze(model: nn.Module, network: Model, job: Job, epoch: int) -> list[nn.Module]:
+def _freeze(model: nn.Module, built_model: BuiltModel, job: Job, epoch: int) -> list[nn.Module]:
     """Freeze the layers that are frozen in `epoch`; returns the modules that stay in evaluation mode."""
-    frozen = freeze(model, network.freeze, job)
+    frozen = freeze(model, built_model.freeze, job)
     if not epoch:
         return frozen
-    network.unfreezing.apply(model, epoch)
-    return [] if network.freeze.train_mode else list(find_frozen_parts(model))
+    built_model.unfreezing.apply(model, epoch)
+    return [] if built_model.freeze.train_mode else list(find_frozen_parts(model))
 
 
 def _build_objective(job: Job, dataset: Dataset) -> Objective:
     """Build the loss of all heads."""
     weighting = job.train.class_weights
-    # Only where class weights need them: some datasets read every sample to get the targets.
+    # Only if class weights need them, because some datasets read every sample to get the targets.
     targets = dataset.train.targets if losses.need_targets(dataset.heads, weighting) else {}
     return losses.build_objective(job.train.loss, dataset.heads, targets, weighting, dataset.loss)

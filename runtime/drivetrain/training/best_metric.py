@@ -1,4 +1,4 @@
-"""Tracks metrics: the best evaluation, early stopping, and drops of a plateau schedule."""
+"""Tracks the metrics of evaluations: the best one, early stopping, and drops of a plateau schedule."""
 
 from __future__ import annotations
 
@@ -55,15 +55,20 @@ class BestMetric:
         watched = self.stopping
         if watched is None or watched.waited < self.patience:
             return None
-        best = (
-            f"best {watched.best:.4g} after epoch {watched.epoch + 1}" if watched.best is not None else "never a number"
-        )
+        if watched.best is None:
+            best = "never a number"
+        else:
+            best = f"best {watched.best:.4g} after epoch {watched.epoch + 1}"
         return f"{watched.metric} has not improved for {self.patience} evaluations ({best})"
 
     def state(self) -> dict[str, Any]:
         """Return the whole state as plain values."""
-        trackers = {"best": self.best, "stopping": self.stopping, "plateau": self.plateau}
-        return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
+        return {
+            "best": asdict(self.best),
+            "stopping": asdict(self.stopping) if self.stopping else None,
+            "plateau": asdict(self.plateau) if self.plateau else None,
+            "drops": self.drops,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state`; early stopping and plateaus start again if an extended run watches another metric."""

@@ -1,7 +1,7 @@
-"""Records whole optimizer steps on fixed tensors and replays them: the host launches one graph instead of each kernel.
+"""Captures whole optimizer steps as CUDA graphs and replays them: the host launches one graph instead of each kernel.
 
-Random numbers are the same as without recording: a replay uses the seed and offset of torch's generator, which is
-seeded before. Learning rates are float32 numbers on the device, in all steps of such a run.
+Random numbers are the same as without graphs: a replay uses the seed and offset of torch's generator, which is seeded
+before. Learning rates are float32 numbers on the device, in all steps of such a run.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.training.step_result import StepResult
 from drivetrain.training.updater import Updater
 
-MAX_RECORDINGS = 4
-"""Recordings of one run: mixed batches have other targets than plain ones."""
+MAX_CAPTURES = 4
+"""Largest number of captured steps of one run: mixed batches have other targets than plain ones."""
 WARMUP_STEPS = 2
-"""Steps of a shape before it is recorded: libraries choose kernels and allocate memory in the first steps."""
+"""Steps of a shape before it is captured: libraries choose kernels and allocate memory in the first steps."""
 
-
-Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Function that records work, perhaps without computing it, and returns a function that repeats it on its tensors."""
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Function that captures work, perhaps without computing it, and returns a function that repeats it on its tensors."""
 
 
 class CudaGraphs:
-    """Records CUDA graphs, which share their memory."""
+    """Captures CUDA graphs, which share their memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         """Graphs that can still be replayed."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record the kernels of `work` without computing them; return a function that replays them."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture the kernels of `work` without computing them; return a function that replays them."""
         graph = torch.cuda.CUDAGraph()
         # Once the last graph of a pool is freed, torch accepts no new graph for that pool.
         shared = next(iter(self.graphs), None)
@@ -60,8 +59,10 @@ class CudaGraphs:
 
 
 def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
-    """Clean up after CUDA ended a capture with an error, as torch does not: its allocator would neither empty its cache
-    nor free memory that two streams have used, and torch 2.7 would refuse to draw random numbers.
+    """Clean up after CUDA ended a capture with an error, since torch does not.
+
+    Otherwise its allocator would neither empty its cache nor free memory that two streams have used, and torch 2.7
+    would refuse to draw random numbers.
     """
     # The second name is used by torch 2.7.
     names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
@@ -75,11 +76,11 @@ def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
 
 
 @dataclass
-class _Recording:
-    """A step of one shape."""
+class _CapturedStep:
+    """A step for batches of one shape."""
 
     batch: Batch
-    """The tensors that a replay reads."""
+    """Fixed tensors that a replay reads."""
     rates: Tensor
     """Learning rates by parameter group, float32."""
     values: Tensor
@@ -88,48 +89,51 @@ class _Recording:
     replay: Callable[[], None] | None = None
 
 
-class CapturedStep:
-    """Records and replays steps of whole batches; all other steps are computed as usual.
+class StepCapture:
+    """Captures and replays steps of whole batches; all other steps are computed as usual.
 
     Args:
-        record: function that records work of the device.
+        capture: function that captures work of the device.
         update_average: function that updates the average of the weights if its argument says that the update was made.
-        report: function that is called once if recording has failed.
+        report: function that is called once if a capture has failed.
     """
 
-    def __init__(self, record: Record, update_average: Callable[[Tensor], None], report: Callable[[str], None]) -> None:
-        self.record, self.update_average, self.report = record, update_average, report
+    def __init__(
+        self, capture: Capture, update_average: Callable[[Tensor], None], report: Callable[[str], None]
+    ) -> None:
+        self.capture, self.update_average, self.report = capture, update_average, report
         self.failure: str | None = None
-        """Reason why recording has stopped; None while it works."""
-        self.recordings: dict[object, _Recording] = {}
+        """Reason why nothing is captured any more; None while it works."""
+        self.captured_steps: dict[object, _CapturedStep] = {}
         self.step_counts: dict[object, int] = {}
-        """Steps that were computed as usual, by shape."""
+        """Number of steps that were computed as usual, by shape."""
 
     def drop(self) -> None:
-        """Forget all recordings, because tensors that they use have been replaced."""
-        self.recordings, self.step_counts = {}, {}
+        """Forget all captured steps, because tensors that they use have been replaced."""
+        self.captured_steps, self.step_counts = {}, {}
 
     def replay(self, forward: ForwardPass, updater: Updater, batch: Batch, seed: int) -> StepResult | None:
         """Replay a step and return its result; None if it must be computed as usual."""
         if self.failure is not None or not self._can_replay(forward, updater, batch):
             return None
         key = (*((tuple(x.shape), x.dtype, x.stride()) for x in _list_tensors(batch)), *batch.targets, forward.dtype)
-        if key not in self.recordings:
+        if key not in self.captured_steps:
             self.step_counts[key] = self.step_counts.get(key, 0) + 1
-            if self.step_counts[key] <= WARMUP_STEPS or len(self.recordings) == MAX_RECORDINGS:
+            if self.step_counts[key] <= WARMUP_STEPS or len(self.captured_steps) == MAX_CAPTURES:
                 return None
-            self.recordings[key] = _prepare_recording(updater, batch)
-        recording = self.recordings[key]
-        for recorded, current in zip(_list_tensors(recording.batch), _list_tensors(batch), strict=True):
-            recorded.copy_(current)
-        recording.rates.copy_(updater.rates_on_device())
+            self.captured_steps[key] = _prepare_capture(updater, batch)
+        captured = self.captured_steps[key]
+        # A replay reads only the fixed tensors, so the values of this step are copied into them.
+        for fixed, current in zip(_list_tensors(captured.batch), _list_tensors(batch), strict=True):
+            fixed.copy_(current)
+        captured.rates.copy_(updater.rates_on_device())
         forward.seed_generators(seed)
-        if recording.replay is None and not self._try_recording(forward, updater, recording):
+        if captured.replay is None and not self._try_capture(forward, updater, captured):
             return None
-        assert recording.replay is not None, "it has been recorded"
-        recording.replay()
-        # The next replay overwrites the originals.
-        values, finite = recording.values.clone(), recording.finite.clone()
+        assert captured.replay is not None
+        captured.replay()
+        # Clones, because the next replay overwrites the originals.
+        values, finite = captured.values.clone(), captured.finite.clone()
         return StepResult(values, finite, on_device=True, on_read=updater.make_read_callback())
 
     def _can_replay(self, forward: ForwardPass, updater: Updater, batch: Batch) -> bool:
@@ -140,29 +144,31 @@ class CapturedStep:
             return False
         return not forward.micro_batch and len(batch) == forward.usual_size and updater.can_update_on_device()
 
-    def _try_recording(self, forward: ForwardPass, updater: Updater, recording: _Recording) -> bool:
+    def _try_capture(self, forward: ForwardPass, updater: Updater, captured: _CapturedStep) -> bool:
         def work() -> None:
             updater.buffers.remember_content()
             with forward.restrict_kernels():
-                denominators = forward.loss.start_denominators(recording.batch, WHOLE, ALONE, forward.device)
-                loss = forward.compute_loss(recording.batch, denominators)
+                denominators = forward.loss.start_denominators(captured.batch, WHOLE, ALONE, forward.device)
+                loss = forward.compute_loss(captured.batch, denominators)
                 updater.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
-            values, finite = updater.update_in_graph(loss.detach(), recording.rates)
+            values, finite = updater.update_in_graph(loss.detach(), captured.rates)
             self.update_average(finite)
-            recording.values.copy_(values)
-            recording.finite.copy_(finite)
+            captured.values.copy_(values)
+            captured.finite.copy_(finite)
 
         # A compiler reads the state of the random generators, which a capture forbids: the compilation would fail.
         guard = torch.compiler.set_stance("fail_on_recompile") if forward.is_compiled else contextlib.nullcontext()
         try:
             with guard:
-                recording.replay = self.record(work)
+                captured.replay = self.capture(work)
         except RuntimeError as error:
             # Nothing of the step has been computed yet: the caller computes it as usual.
-            self.failure, forward.is_recorded = first_line(error), False
+            self.failure, forward.is_captured = first_line(error), False
             self.drop()
             updater.optimizer.zero_grad(set_to_none=True)
-            self.report(f"a step could not be recorded, training continues without it: {self.failure}")
+            self.report(
+                f"a step could not be captured as a CUDA graph; training continues without graphs: {self.failure}"
+            )
             return False
         return True
 
@@ -171,11 +177,11 @@ def _list_tensors(batch: Batch) -> list[Tensor]:
     return [*batch.inputs, *batch.targets.values()]
 
 
-def _prepare_recording(updater: Updater, batch: Batch) -> _Recording:
+def _prepare_capture(updater: Updater, batch: Batch) -> _CapturedStep:
     fixed = Batch(
         batch.ids, tuple(x.clone() for x in batch.inputs), {name: y.clone() for name, y in batch.targets.items()}
     )
-    return _Recording(
+    return _CapturedStep(
         batch=fixed,
         rates=updater.rates_on_device().clone(),
         values=torch.zeros(2, dtype=torch.float64, device=updater.device),

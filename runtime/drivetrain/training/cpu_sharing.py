@@ -1,9 +1,9 @@
-"""Checks for other programs after a second and once an epoch: lets two threads share one of two CPUs, and names a cure if it stays slow.
+"""Checks for other programs after a second and after each epoch: lets two threads share one of two CPUs, or advises.
 
-At the end of each layer its threads wait for the last one. They spin meanwhile, which is fastest while each has a CPU.
-If another program computes too, one of the threads loses its CPU for whole time slices, and the other thread spins just
-as long: a small network became up to 30 times slower. Threads that share a CPU sleep instead, with bit-identical results,
-except in oneDNN's own barrier for gradients of convolutions in bf16.
+At the end of each layer, the threads wait for the last one. They wait in a spin loop, which is fastest while each thread
+has a CPU. If another program computes too, one thread loses its CPU for whole time slices, and the other spins as long:
+a small network became up to 30 times slower. Threads that share a CPU sleep instead, with bit-identical results, except
+in oneDNN's own barrier for gradients of convolutions in bf16.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CPUS = 2
 MIN_SECONDS = 1.0
 """Minimum time between two checks; shorter epochs are measured together."""
 MIN_WAITED_SHARE = 0.15
-"""Share of their time that threads wait for a CPU before they share one: usually 0.02, with another program 0.5."""
+"""Share of their time that threads must wait for a CPU before they share one: usually 0.02, next to a program 0.5."""
 BUSY_SHARE, QUIET_SHARE = 0.15, 0.075
-"""Share of the CPUs used by other programs: from the first value threads share a CPU, up to the second each has one."""
+"""Share of the CPUs used by other programs from which on threads share a CPU, and up to which each gets one again."""
 IDLE_CPUS = 0.5
-"""Number of idle CPUs that gives each thread a CPU even next to other programs: two runs may share the same CPU."""
+"""Number of idle CPUs from which on each thread gets a CPU again: two runs may have moved to the same CPU."""
 
 
 class CpuSharing:
@@ -42,9 +42,9 @@ class CpuSharing:
         self.cpus = os.sched_getaffinity(0)
         self.spin_milliseconds = library.kmp_get_blocktime() if library else 0
         self.is_sharing = self.has_looked = False
-        # One thread is faster once training with several is slower by a factor of their number.
+        # If training becomes slower by a factor of the number of threads, a single thread would be faster.
         self.best_rate, self.reported_factor = 0.0, float(run.plan.value("cpu_threads"))
-        self.begin, self.before = time.monotonic(), self.read_counts()
+        self.begin, self.last_counts = time.monotonic(), self.read_counts()
 
     def read_counts(self) -> tuple[float, float, float, int]:
         """Read seconds of threads waiting for a CPU, of this process and of busy CPUs, and the number of samples."""
@@ -53,18 +53,15 @@ class CpuSharing:
         return waited, process_tree.sum_cpu_seconds(), busy, self.run.counters.samples
 
     def look_at_neighbors(self) -> bool:
-        """Let the threads share a CPU if other programs competed for both CPUs, else give each thread a CPU.
-
-        Returns:
-            Whether this has changed.
-        """
+        """Let the threads share a CPU if other programs compete for both, else give each a CPU; returns whether it changed."""
         seconds = time.monotonic() - self.begin
         if seconds < MIN_SECONDS:
             return False
         self.has_looked = True
-        now = self.read_counts()
-        waited, used, busy, rate = ((b - a) / seconds for a, b in zip(self.before, now, strict=True))
-        self.begin, self.before = self.begin + seconds, now
+        counts = self.read_counts()
+        # Each count per second since the last check.
+        waited, used, busy, rate = ((b - a) / seconds for a, b in zip(self.last_counts, counts, strict=True))
+        self.begin, self.last_counts = self.begin + seconds, counts
         elsewhere, count = max(0.0, busy - used), len(self.cpus)
         threads = int(self.run.plan.value("cpu_threads"))
         is_crowded = elsewhere >= BUSY_SHARE * count and waited >= MIN_WAITED_SHARE * threads
@@ -77,7 +74,7 @@ class CpuSharing:
                 self._report(
                     f"other programs use {elsewhere:.1f} of {count} CPUs: training is slower, with the same results"
                 )
-            # Repeat this after each epoch, since new threads and processes need all CPUs.
+            # Repeated after each epoch, since threads and processes started on one CPU need all of them.
             self.share_cpu(True)
         is_slow = self.best_rate >= self.reported_factor * rate > 0
         if is_slow and self.is_sharing == was_sharing and (was_sharing or is_crowded):
@@ -127,7 +124,7 @@ def watch_neighbors(run: Run) -> CpuSharing | None:
 
 
 def _place_threads(cpu: int, cpus: set[int], *, is_sharing: bool) -> None:
-    """Keep computing threads on one CPU; give all CPUs to other threads, also of children, that were started on it."""
+    """Keep computing threads on one CPU; give all CPUs to other threads that were started on it, also of children."""
     python_threads = {thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()}
     for process in process_tree.list_process_ids():
         for thread in process_tree.list_threads(process):

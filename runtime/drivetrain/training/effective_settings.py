@@ -1,4 +1,4 @@
-"""Reads back effective settings after assembly and at the end of a run, and compares them with the plan."""
+"""Reads back the effective settings of a run, after assembly and at its end, and compares them with the plan."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LIKELY_CAUSES = {
     "openmp_runtime": "LD_PRELOAD was removed, or another OpenMP runtime was loaded first",
     "allocator": "LD_PRELOAD was removed",
     "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was already set to another value",
-    "feature_cache": "what was frozen has been unfrozen, or there is no more room; see events.jsonl",
+    "feature_cache": "frozen layers were unfrozen, or there is not enough space; see events.jsonl",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
-    "compile": "the compiler or its graphs failed (see events.jsonl), or step_graph records whole steps",
-    "step_graph": "a step could not be recorded; see events.jsonl",
+    "compile": "the compiler or its graphs failed (see events.jsonl), or step_graph captures whole steps",
+    "step_graph": "a step could not be captured; see events.jsonl",
     "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
     "precision": "values were not finite, or no layer used it; see events.jsonl",
 }
@@ -51,7 +51,8 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     say(Detail(describe_settings(run)))
     for line in trained_layers.describe(run):
         say(line)
-    if names := strided_convolution.list_rewritten(run.model):
+    names = strided_convolution.list_rewritten(run.model)
+    if names:
         run.events.add(
             "convolution",
             f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
@@ -63,10 +64,10 @@ def record(run: Run, say: Callable[[str], None]) -> None:
 
 def record_changes(run: Run, say: Callable[[str], None]) -> None:
     """Report and write settings that changed during the run, because of the network's code, the compiler or memory."""
-    before, now = run.effective_settings, compare_with_plan(run)
-    changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
+    earlier, current = run.effective_settings, compare_with_plan(run)
+    changed = {name: current[name] for name, row in earlier.items() if row["same"] and not current[name]["same"]}
     if changed:
-        run.effective_settings = before | changed
+        run.effective_settings = earlier | changed
         _print_warnings(changed, say)
         _write_plan(run)
 
@@ -87,7 +88,8 @@ def list_libraries() -> dict[str, str]:
     config = torch.__config__.show()
     versions = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
     for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
-        if match := re.search(pattern, config):
+        match = re.search(pattern, config)
+        if match:
             versions[name] = match[1]
     for pool in threadpool_info():
         name = " ".join(filter(None, (str(pool["internal_api"]), pool["version"])))

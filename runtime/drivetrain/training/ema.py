@@ -1,4 +1,4 @@
-"""The moving average of the weights."""
+"""Averages the weights over the steps of a training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ema:
         """
         if self.updates_on_device is None:
             self.updates_on_device = onto(finite.device, [self.updates], torch.float64)[0]
-        self.updates_on_device += finite  # in place: a recorded step knows this tensor
+        self.updates_on_device += finite  # in place: a captured step uses this tensor
         decay = ((1 + self.updates_on_device) / (10 + self.updates_on_device)).clamp(max=self.decay)
         weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
@@ -79,13 +79,10 @@ class Ema:
 
 
 def lerp_together(averages: list[Tensor], values: list[Tensor], weight: Tensor) -> None:
-    """Add weight * (value - average) to each average in three operations: on a GPU, a kernel for each tensor would
-    double the launches of a step.
+    """Add weight * (value - average) to each average in three operations over all tensors.
 
-    Args:
-        averages: tensors of one dtype and device.
-        values: tensors of the same shapes, dtype and device.
-        weight: scalar of shape () and the same dtype.
+    A kernel for each tensor would double the launches of a step on a GPU. All tensors have the same dtype and device, and
+    `weight` is a scalar of shape ().
     """
     changes = torch._foreach_sub(values, averages)
     torch._foreach_mul_(changes, weight)

@@ -18,17 +18,18 @@ from drivetrain.training.step_records import StepRecords
 
 
 def find_reason_to_end(run: Run) -> str | None:
-    """Explain why the training ends; None if it continues, as it always does in the middle of an epoch."""
+    """Return the reason why the training ends; None if it continues, as it always does in the middle of an epoch."""
     if not run.counters.batch:
         if run.stop_reason is not None:
             return f"ended by {run.stop_reason}"
-        if run.counters.solved and run.ends_solved:
+        if run.counters.solved and run.only_solves_heads:
             return "the heads are solved"
         if run.reached_step_limit():
             limit = f"of train.within: {run.job.train.within}, " if run.time_target else ""
             return f"{limit}{run.counters.step} steps trained"
-        if reason := run.best_metric.reason_to_stop():
-            return reason
+        early_stop = run.best_metric.reason_to_stop()
+        if early_stop:
+            return early_stop
     epochs = run.job.train.epochs
     if run.time_target or run.counters.epoch < epochs:
         return None
@@ -48,7 +49,7 @@ def open_batches(run: Run) -> Iterator[Generator[Batch]]:
 
 
 def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch:
-    """Return the next batch. A process that trains alone raises its problem instead, such as a signal or `max_time`."""
+    """Return the next batch. A process that trains alone raises a problem instead, such as a signal or `max_time`."""
     if run.ranks.count > 1:
         # The other processes need this process's gradients even if it has a problem.
         batch = next(batches)
@@ -108,9 +109,12 @@ def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]
     run.metrics.board.put(counters.step, tensorboard.draw_images(confusion))
     if is_best:
         records.saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
-    # Ties go to the lower loss.
-    is_tie = run.best_metric.best.best == best_before
-    records.progress.report_evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
+    label = ""
+    if is_best:
+        # Ties go to the lower loss.
+        is_tie = run.best_metric.best.best == best_before
+        label = "best, by its loss" if is_tie else "best"
+    records.progress.report_evaluation(run, label)
     return is_best
 
 

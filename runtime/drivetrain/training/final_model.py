@@ -55,9 +55,12 @@ class FinalWeights:
 
 
 def choose_weights(run: Run) -> FinalWeights:
-    """Load the weights of the best evaluation, else of an earlier best evaluation, else of the last step.
+    """Load the weights of the best evaluation; if they cannot be read, of an earlier best one, or of the last step.
 
-    Records an event unless they are from the best evaluation; raises CheckpointError if no checkpoint can be read.
+    Unless they are from the best evaluation, the reason is recorded as an event.
+
+    Raises:
+        CheckpointError: if no checkpoint can be read.
     """
     metric, problems = run.best_metric.best.metric, []
     if run.best_metric.best.best is None:
@@ -83,9 +86,9 @@ def _list_candidates(run: Run) -> Iterator[Path]:
     """Yield the checkpoints that may give the final weights, best first."""
     best = run.best_metric.best
     if best.best is not None:
-        first = run.checkpoints / f"best-{best.step}"
-        yield first
-        yield from (path for path in reversed(list_checkpoints(run.checkpoints, "best")) if path != first)
+        best_path = run.checkpoints / f"best-{best.step}"
+        yield best_path
+        yield from (path for path in reversed(list_checkpoints(run.checkpoints, "best")) if path != best_path)
     yield from reversed(list_checkpoints(run.checkpoints))
 
 
@@ -101,7 +104,11 @@ def _read_final_weights(loaded: Loaded, metric: str) -> FinalWeights:
 
 
 def save_model(run: Run, final: FinalWeights) -> Path:
-    """Write the `model/` folder of a run with the chosen weights; raises StorageError if it cannot be written."""
+    """Write the `model/` folder of a run with the chosen weights; returns the folder.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
     source = final.loaded
     groups = {"model": source.tensors.get("ema", source.tensors["model"])}
     if "ema" in source.tensors:
@@ -109,17 +116,18 @@ def save_model(run: Run, final: FinalWeights) -> Path:
     heads = [_calibrate(_add_class_weights(run, head), final) for head in run.dataset.heads.values()]
     config: dict[str, object] = {
         "task": run.job.task,
-        "builder": run.network.builder,
-        "arguments": run.network.arguments,
+        "builder": run.built_model.builder,
+        "arguments": run.built_model.arguments,
         "heads": [asdict(head) for head in heads],
         "preprocessing": run.dataset.preprocessing,
         "trained": {"run": run.folder.name, "step": final.step, "epoch": final.epoch, final.metric: final.value},
     }
-    code = run.network.code
+    code = run.built_model.code
     if code is None:
         return saved_model.commit(run.folder / "model", groups, config, {})
     folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
-    if obstacle := code_consent.record_training(folder / CONFIG):
+    obstacle = code_consent.record_training(folder / CONFIG)
+    if obstacle:
         say(
             f"model: its code cannot be recorded as yours because {obstacle}; predict, evaluate and export will ask for "
             "--run-code"
@@ -130,9 +138,9 @@ def save_model(run: Run, final: FinalWeights) -> Path:
 def _add_class_weights(run: Run, head: Head) -> Head:
     """Return the head with its class weights as numbers: `balanced` would need the training data."""
     weights = run.objective.losses[head.name].class_weights
-    return (
-        head if weights is None else replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
-    )
+    if weights is None:
+        return head
+    return replace(head, class_weights=dict(zip(head.classes, weights.tolist(), strict=True)))
 
 
 def _calibrate(head: Head, final: FinalWeights) -> Head:
@@ -146,11 +154,12 @@ def describe_calibration(final: FinalWeights) -> list[str]:
     """Describe the effect of the temperatures, for each head with classes."""
     lines = []
     for name in final.confusion:
-        if fitted := calibration.read_temperature(final.confusion, name):
+        fitted = calibration.read_temperature(final.confusion, name)
+        if fitted:
             of_head = f" of {name}" if name else ""
             lines.append(
                 f"temperature: probabilities{of_head} computed from outputs / {fitted.value:.3g}"
-                f"{', the end of what is tried' if fitted.is_at_end else ''}; validation log loss "
+                f"{', the end of the range that is tried' if fitted.is_at_end else ''}; validation log loss "
                 f"{format_metric(fitted.log_loss)} -> {format_metric(fitted.scaled_log_loss)}, "
                 f"{calibration.describe_samples(final.confusion, name)}"
             )
@@ -160,12 +169,13 @@ def describe_calibration(final: FinalWeights) -> list[str]:
 def record_thresholds(run: Run, final: FinalWeights) -> None:
     """Record the probability thresholds of the classes for each head whose metric depends on them."""
     for head in run.dataset.heads.values():
-        if text := calibration.describe_thresholds(final.confusion, _calibrate(head, final), final.metric):
+        text = calibration.describe_thresholds(final.confusion, _calibrate(head, final), final.metric)
+        if text:
             run.events.add("thresholds", f"{head.name}: {text}" if head.name else text, run.counters.step)
 
 
 def test_model(run: Run) -> dict[str, Any]:
-    """Evaluate the model that the run has written; return metrics and confusion, empty without test data.
+    """Evaluate the run's `model/` folder on the test data; returns metrics and confusion, empty without test data.
 
     The network is built again from its folder and computes in fp32, as in `predict` and `evaluate`.
     """

@@ -1,4 +1,4 @@
-"""Forecasts once when a training ends, from its first steps, and compares the forecast with the end."""
+"""Forecasts once when a training will end, from its first steps, and compares the forecast with the real end."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def make_forecast(run: Run, left: TimeLeft, now: float, save_seconds: float) -> 
     evaluations_after = len(test.split) / max(1, len(run.dataset.validation)) if test else 0.0
     seconds_after = FINAL_SAVES * save_seconds + evaluations_after * left.evaluation_seconds()
     seconds_left = min(estimate, run.time_left()) + seconds_after
-    spent, factor = run.counters.seconds + run.clock.seconds, left.estimate_error()
+    elapsed, factor = run.counters.seconds + run.clock.seconds, left.estimate_error()
     return {
-        "seconds": spent + seconds_left,
-        "low": spent + _measure_shortest_share(run, left.latest[1]) * seconds_left / factor,
-        "high": spent + factor * seconds_left,
+        "seconds": elapsed + seconds_left,
+        "low": elapsed + _measure_shortest_share(run, left.latest[1]) * seconds_left / factor,
+        "high": elapsed + factor * seconds_left,
         "steps": left.latest[1],
     }
 

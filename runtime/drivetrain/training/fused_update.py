@@ -1,4 +1,4 @@
-"""Clips gradients, and lets torch's fused optimizers skip an update or take their learning rates on the device.
+"""Clips gradients, and lets torch's fused optimizers skip an update or read their learning rates on the device.
 
 Their kernels read a flag on the device that says whether all numbers are finite, and change nothing otherwise. So the
 host need not wait for the gradients before it queues the update and the next step.
@@ -22,10 +22,13 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
         parameters: parameters of the optimizer.
         max_norm: largest norm; None for no clipping, which saves a pass over the gradients.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    # A sparse gradient may contain a row several times; the sum of them counts.
-    rows = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-    total_norm: Tensor = nn.utils.get_total_norm(rows)
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            # A sparse gradient may list a row several times; `coalesce` adds them up.
+            is_sparse = parameter.grad.is_sparse
+            gradients.append(parameter.grad.coalesce().values() if is_sparse else parameter.grad)
+    total_norm: Tensor = nn.utils.get_total_norm(gradients)
     if max_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
     return total_norm
@@ -42,7 +45,7 @@ def can_skip_update(optimizer: torch.optim.Optimizer) -> bool:
     """
     if not isinstance(optimizer, FUSED_KINDS) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
-    # Usually every parameter has state, which is faster to see than to check each group.
+    # Usually every parameter has state; comparing two lengths is faster than checking each group.
     if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return True
     return all(_has_state(optimizer, group) for group in optimizer.param_groups)
@@ -69,7 +72,7 @@ def create_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
         used = [p for p in group["params"] if p.grad is not None]
         without_momentum = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
         if len(without_momentum) == len(used):
-            continue  # all are new: the kernel itself initializes them
+            continue  # the kernel initializes a group in which all are new
         for p in without_momentum:
             gradient = p.grad + group["weight_decay"] * p
             # The solution of momentum * buffer + (1 - dampening) * gradient = gradient.
@@ -82,7 +85,7 @@ def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterat
 
     Some optimizers accept such rates only with `capturable`.
     """
-    before = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
+    earlier_settings = [(group["lr"], group.get("capturable")) for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
         group["lr"] = rate
         if "capturable" in group:
@@ -90,7 +93,7 @@ def rates_from_device(optimizer: torch.optim.Optimizer, rates: Tensor) -> Iterat
     try:
         yield
     finally:
-        for group, (number, capturable) in zip(optimizer.param_groups, before, strict=True):
+        for group, (number, capturable) in zip(optimizer.param_groups, earlier_settings, strict=True):
             group["lr"] = number
             if "capturable" in group:
                 group["capturable"] = capturable

@@ -35,19 +35,15 @@ REPORT_SECONDS = 20
 POLL_SECONDS = 0.1
 """Time between two checks of the store."""
 READ_TIMEOUT_SECONDS = 10.0
-"""Time that the leader waits for all others to read why the run does not begin."""
+"""Time that the leader waits for all others to read why the run does not start."""
 MAX_LISTED_KEYS = 3
 """Largest number of different keys or files in an error."""
-ERRORS_BY_EXIT_CODE: Mapping[int, type[DrivetrainError]] = {each.exit_code: each for each in (SpecError, DeviceError)}
+ERRORS_BY_EXIT_CODE: Mapping[int, type[DrivetrainError]] = {kind.exit_code: kind for kind in (SpecError, DeviceError)}
+"""Errors that a process can report to all others, by exit code."""
 
 
 def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
-    """Wait for all processes of the run, and give each the leader's records; do nothing with one process.
-
-    Args:
-        folder: run folder of this process.
-        job: spec as read by this process.
-        say: function that prints a line.
+    """Wait for all processes of the run, compare them, and copy the leader's records; do nothing with one process.
 
     Raises:
         SpecError: if a process has another spec or another number of processes.
@@ -118,27 +114,30 @@ def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
-    """Find how this process differs from the leader: exit code and parts of the error; None if it does not differ."""
+    """Find how this process differs from the leader: exit code and texts of the error; None if it does not differ."""
 
-    def describe(kind: type[DrivetrainError], *parts: str) -> dict[str, Any]:
-        return {"exit_code": kind.exit_code, "parts": parts}
+    def describe(kind: type[DrivetrainError], *texts: str) -> dict[str, Any]:
+        return {"exit_code": kind.exit_code, "texts": texts}
 
     this_process = f"rank {rank} on node {follower['node']}"
-    if keys := list(_list_spec_differences(leader["spec"], follower["spec"])):
-        rest = f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
-        listed = "; ".join(keys[:MAX_LISTED_KEYS]) + rest
+    keys = _list_spec_differences(leader["spec"], follower["spec"])
+    if keys:
+        listed = "; ".join(keys[:MAX_LISTED_KEYS])
+        if len(keys) > MAX_LISTED_KEYS:
+            listed += f"; and {len(keys) - MAX_LISTED_KEYS} more"
         return describe(
             SpecError,
-            f"{this_process} has another job than the leader on node {leader['node']}: {listed}",
+            f"{this_process} has a different job than the leader on node {leader['node']}: {listed}",
             "one job file for all nodes, with the same --set",
             "copy the leader's job file to that node",
         )
     code, leader_code = follower["code"], leader["code"]
     names = code.keys() | leader_code.keys()
-    if other_files := sorted(name for name in names if code.get(name) != leader_code.get(name)):
+    other_files = sorted(name for name in names if code.get(name) != leader_code.get(name))
+    if other_files:
         return describe(
             SpecError,
-            f"{this_process} has another {', '.join(other_files[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
+            f"{this_process} has a different {', '.join(other_files[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
             "the same code of the job on all nodes",
             "copy the leader's files to that node, then start all nodes again",
         )
@@ -156,8 +155,8 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
             return describe(
                 DeviceError,
                 f"{key} on node {follower['node']} (rank {rank}) is {local_value}, and {leader_value} on node {leader['node']}, which leads",
-                "the same software on the same kind of chip on all nodes: results round alike there",
-                "start that node with the leader's image, or leave it out",
+                "the same software and kind of chip on all nodes, so that results round alike",
+                "start that node with the leader's image, or run without it",
             )
     return None
 
@@ -165,9 +164,11 @@ def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], ran
 def _list_spec_differences(leader: Any, follower: Any, key_path: str = "") -> list[str]:
     """List the keys whose values differ in two specs, each with both values."""
     if isinstance(leader, dict) and isinstance(follower, dict):
-        paths = {key: f"{key_path}.{key}".lstrip(".") for key in {**leader, **follower}}
-        differences = [_list_spec_differences(leader.get(key), follower.get(key), paths[key]) for key in paths]
-        return [line for lines in differences for line in lines]
+        differences = []
+        for key in {**leader, **follower}:
+            path = f"{key_path}.{key}".lstrip(".")
+            differences += _list_spec_differences(leader.get(key), follower.get(key), path)
+        return differences
     if leader == follower:
         return []
     return [f"{key_path} is {json.dumps(follower)}, there {json.dumps(leader)}"]
@@ -185,7 +186,7 @@ def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], Non
                 if store.check([key]):
                     return bytes(store.get(key))
             except RuntimeError as error:
-                problem = f"the leader is gone: {str(error).splitlines()[0][:120]}"
+                problem = f"the leader has ended: {str(error).splitlines()[0][:120]}"
                 raise PeerError(problem, "all processes of the run", "look at the leader's log") from None
             time.sleep(POLL_SECONDS)
     raise PeerError(
@@ -196,6 +197,6 @@ def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], Non
 
 
 def _raise_problem(problem: Mapping[str, Any] | None) -> None:
-    """Raise in every process the difference that one process has found; return if there is none."""
+    """Raise the difference that a process has found, in every process; return if there is none."""
     if problem:
-        raise ERRORS_BY_EXIT_CODE[problem["exit_code"]](*problem["parts"])
+        raise ERRORS_BY_EXIT_CODE[problem["exit_code"]](*problem["texts"])

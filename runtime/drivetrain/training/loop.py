@@ -1,4 +1,4 @@
-"""The training loop.
+"""Trains epoch by epoch.
 
 for each epoch
     for each batch            order from (seed, epoch)
@@ -8,7 +8,7 @@ for each epoch
     evaluate, update best metric, save if best
 
 A process with a problem, such as a signal or a number that is not finite, does not raise it at once: the others would
-wait for its part of the next sum. `run.peers` keeps it until all processes raise the most serious one in an exchange.
+wait for its summand of the next sum. `run.peers` keeps it until all processes raise the most serious one in an exchange.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from drivetrain.training.step_result import StepResult
 
 
 def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:
-    """Train until the end.
+    """Train the run to its end.
 
     Returns:
         The reason why the training ended.
@@ -44,12 +44,14 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
     with contextlib.closing(records), protection:
         # A run that was killed after its last epoch trains no epoch here, but still evaluates its weights.
         trained_layers.enter_stage(run)
-        while (reason := epoch.find_reason_to_end(run)) is None:
+        reason = epoch.find_reason_to_end(run)
+        while reason is None:
             try:
                 train_epoch(run, records)
                 epoch.evaluate_epoch(run, records)
             except RollBack as problem:
                 epoch.roll_back(run, records, problem)
+            reason = epoch.find_reason_to_end(run)
         fault_point("trained", run)
         return reason
 
@@ -96,13 +98,13 @@ def train_step(run: Run, records: StepRecords, batch: Batch) -> StepResult | Non
         batch = batch_inputs.prepare(run, batch, counters.epoch)
         share = batch_inputs.share_batch(run, batch_samples)
         learning_rate = run.set_learning_rates()
-        # A replayed step includes the update of the weights and of their average. Only a process that trains alone replays.
+        # A replayed step includes the update of the weights and of their average. Several processes never replay.
         result = run.step.replay(batch, share)
         if result is None:
             loss = run.step.compute_gradients(batch, share)
         else:
             run.peers.refresh_time_share()
-        # The gradients are already summed over all processes, so a problem from here on waits for the next exchange.
+        # The processes have already exchanged the problems of this step, so a new problem waits for the next exchange.
         with run.peers.catching():
             if result is None:
                 result = run.step.update(loss, len(batch))

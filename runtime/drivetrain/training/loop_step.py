@@ -1,4 +1,4 @@
-"""The training step of a user's own loop: its loss over micro-batches, and gradients over several batches."""
+"""Trains a step of a user's own loop: combines the loss of micro-batches, and the gradients of several batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class LoopLoss:
     division: Division | None = None
 
     def __post_init__(self) -> None:
-        if self.weight_of is None and (torch_mean := TorchMean.of(self.user_batches.loss)):
+        torch_mean = TorchMean.of(self.user_batches.loss)
+        if self.weight_of is None and torch_mean:
             self.division = Division(torch_mean.weights)
 
     @property
@@ -61,17 +62,17 @@ class LoopLoss:
         trial_batch = self._mask_labels(self.current_batch.between(0, trial_size))
         model = self.user_batches.model
 
-        def compute_loss(part: slice) -> tuple[Tensor]:
-            rows = trial_batch.between(part.start, part.stop)
-            return (self.user_batches.mean_loss(self.user_batches.forward(*rows.inputs), rows.targets),)
+        def compute_loss(rows: slice) -> tuple[Tensor]:
+            batch = trial_batch.between(rows.start, rows.stop)
+            return (self.user_batches.mean_loss(self.user_batches.forward(*batch.inputs), batch.targets),)
 
-        def get_weighted_values(part: slice) -> Any:
-            rows = trial_batch.between(part.start, part.stop)
-            return self.user_batches.weighted_values(rows.inputs, rows.targets)
+        def get_weighted_values(rows: slice) -> Any:
+            batch = trial_batch.between(rows.start, rows.stop)
+            return self.user_batches.weighted_values(batch.inputs, batch.targets)
 
         precision = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
         tolerance = max(TOLERANCE, 4 * precision)
-        # With dropout or BatchNorm the parts would differ from the batch for any loss.
+        # With dropout or BatchNorm, any loss of the micro-batches would differ from the loss of the batch.
         with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             division = try_division(
                 compute_loss, trial_size, "the loss", SpecError, self.weight_of, get_weighted_values, tolerance
@@ -108,7 +109,7 @@ class LoopLoss:
     def start_denominators(
         self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
     ) -> Denominators:
-        """Return no sums: the size of the batch is known."""
+        """Return no sums, because the size of the batch is known."""
         return dict
 
     def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
@@ -121,7 +122,7 @@ class LoopLoss:
 
 
 class UserGenerators:
-    """The random generators of a user's loop, which we do not seed: another try of a batch restores their states."""
+    """Restores the random generators of a user's loop, which we do not seed, before another try of a batch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -144,12 +145,7 @@ class UserGenerators:
 
 
 class Accumulation:
-    """Accumulates the gradients of several batches before one update.
-
-    Args:
-        parameters: parameters of the optimizer.
-        batches: number of batches per update.
-    """
+    """Accumulates the gradients of several batches before one update."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], batches: int) -> None:
         self.parameters, self.batches = parameters, batches
@@ -162,7 +158,7 @@ class Accumulation:
         """Store and clear the gradients of a batch, so that the next batch can be tried again on its own."""
         self.add_earlier()
         self.earlier_gradients = [parameter.grad for parameter in self.parameters]
-        # Otherwise a backward pass of other code would add to the stored tensors.
+        # Otherwise the backward pass of other code would add to the stored tensors.
         for parameter in self.parameters:
             parameter.grad = None
         self.count, self.loss = self.count + 1, self.loss + loss

@@ -29,6 +29,7 @@ from drivetrain.models.loss_function import Denominators
 MAX_EXACT_FLOAT32 = 1 << 24
 """float32 represents every whole number up to this one."""
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
+"""Loss in the spec."""
 NO_TARGETS = torch.empty(0, dtype=torch.int64)
 Terms = Callable[..., Tensor]
 """Function of (outputs (N, C), targets, class weights (C,) if there are any) that returns one term per sample (N,)."""
@@ -94,12 +95,7 @@ class HeadLoss:
 
 
 class Objective:
-    """The loss of all heads.
-
-    Args:
-        heads: weight of each head by name.
-        losses: loss of each head by its name.
-    """
+    """The loss of all heads."""
 
     def __init__(self, heads: Mapping[str, Head], losses: Mapping[str, HeadLoss]) -> None:
         self.heads, self.losses = heads, dict(losses)
@@ -112,12 +108,13 @@ class Objective:
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """Sum the sample weights by head, 1 for a loss that is a sum; `targets` contains the whole batch."""
-        return {
-            name: torch.ones((), dtype=torch.float64, device=targets[name].device)
-            if loss.is_summed
-            else loss.weights(targets[name]).sum(dtype=torch.float64)
-            for name, loss in self.losses.items()
-        }
+        sums = {}
+        for name, loss in self.losses.items():
+            if loss.is_summed:
+                sums[name] = torch.ones((), dtype=torch.float64, device=targets[name].device)
+            else:
+                sums[name] = loss.weights(targets[name]).sum(dtype=torch.float64)
+        return sums
 
     def start_denominators(
         self, batch: Batch | None, share: BatchShare, ranks: Ranks, device: torch.device
@@ -133,16 +130,16 @@ class Objective:
         if batch is not None:
             local_sums = self.denominators(batch.targets)
         # Denominators of a summed loss must add up to 1 over all processes.
-        sums = [
-            value * share.weight if share.weight != 1 and self.losses[name].is_summed else value
-            for name, value in local_sums.items()
-        ]
-        wait_for_sums = ranks.start_sums(sums)
+        if share.weight != 1:
+            for name, loss in self.losses.items():
+                if loss.is_summed:
+                    local_sums[name] = local_sums[name] * share.weight
+        wait_for_sums = ranks.start_sums(list(local_sums.values()))
         return lambda: dict(zip(local_sums, wait_for_sums(), strict=True))
 
     @property
     def split_obstacle(self) -> str:
-        """Reason why the loss of a batch cannot be computed from the losses of its parts; empty if it can."""
+        """Reason why the loss of a batch cannot be combined from the losses of its micro-batches; empty if it can."""
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
     def compute(self, outputs: Any, batch: Batch, denominators: Mapping[str, Tensor]) -> Tensor:
@@ -163,9 +160,9 @@ class Objective:
         for name, loss in self.losses.items():
             head_outputs = outputs[name] if isinstance(outputs, Mapping) else outputs
             denominator = denominators[name]
-            if loss.partial or loss.custom:  # without any label in the batch, the head adds 0 / 1
+            if loss.partial or loss.custom:  # without a label in the batch, the head contributes 0 / 1, not 0 / 0
                 denominator = torch.where(denominator > 0, denominator, 1.0)
-            # Half precision has too few digits for the sum of a loss.
+            # Half precision has too few digits for a sum over the batch.
             float_outputs = head_outputs if head_outputs.dtype == torch.float64 else head_outputs.float()
             terms = loss.weighted_terms(float_outputs, targets[name]).sum()
             weight = self.heads[name].weight

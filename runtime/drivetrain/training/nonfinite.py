@@ -24,12 +24,15 @@ from drivetrain.errors import NumericsError
 from drivetrain.job.train import Fp16
 
 MAX_BAD_IN_A_ROW = 3
+"""Number of bad steps in a row that roll the run back."""
 MAX_ROLLBACKS = 1
 MAX_SCALER_SKIPS = 20
+"""Number of steps in a row skipped by the fp16 scaler that count as a collapse."""
 SPIKE_FACTOR = 10.0
+"""Smallest jump of the loss, as a multiple of its recent median."""
 SPIKE_WINDOW_STEPS = 50
 MIN_SPIKE_SHARE = 0.5
-"""Share of the first losses; jumps to smaller losses are normal and ignored."""
+"""Smallest loss after a jump, as a share of the first median loss; jumps to smaller losses are normal."""
 ROLLBACK_ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
 
 
@@ -67,8 +70,9 @@ class NonfiniteGuard:
         """The median loss of the first steps."""
 
     def record_good(self, loss: float, position: tuple[int, int], ids: Callable[[], Ids]) -> str | None:
-        """Record a step with finite numbers; returns a message if the loss jumped. The first 50 steps define the usual
-        loss.
+        """Record a step with finite numbers; returns a message if the loss jumped.
+
+        No jump is reported in the first SPIKE_WINDOW_STEPS steps, which define the usual loss.
 
         Args:
             loss: loss of the batch, before the update.
@@ -94,9 +98,10 @@ class NonfiniteGuard:
         self.first_median = usual_loss if self.first_median is None else self.first_median
         if loss <= max(SPIKE_FACTOR * abs(usual_loss), MIN_SPIKE_SHARE * abs(self.first_median)):
             return None
-        increase = (
-            f"{loss / usual_loss:.0f} times its median" if usual_loss > 0 else f"from a median of {usual_loss:.4g}"
-        )
+        if usual_loss > 0:
+            increase = f"{loss / usual_loss:.0f} times its median"
+        else:
+            increase = f"from a median of {usual_loss:.4g}"
         return f"the loss jumped to {loss:.4g}, {increase} of the last {SPIKE_WINDOW_STEPS} steps"
 
     def record_skipped(self, position: tuple[int, int], ids: Ids, scale: float | None) -> None:
@@ -164,7 +169,7 @@ class NonfiniteGuard:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`; rollbacks in this process still count."""
+        """Restore `state`; rollbacks in this process continue to count."""
         self.rollbacks = max(self.rollbacks, state["rollbacks"])
         self.skipped_batches |= {(epoch, batch) for epoch, batch in state["skip"]}
         self.recent_losses = deque(state["recent"], maxlen=SPIKE_WINDOW_STEPS)
@@ -178,7 +183,7 @@ def list_nonfinite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     floats = [(name, value) for name, value in tensors if value.is_floating_point()]
     if not floats:
         return []
-    # A sum is not finite if any element is not; only then are all elements checked, which is slower. All sums are read
+    # A sum is not finite if any element is not. Only then are all elements checked, which is slower. All sums are read
     # at once, because each read waits for the GPU.
     device = floats[0][1].device
     finite = torch.isfinite(torch.stack([value.sum().double().to(device) for _, value in floats])).tolist()
@@ -218,7 +223,9 @@ class Scaler:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale, for the backward pass."""
-        return loss * (self.on_device[0] if self.on_device else self.scale) if self.active else loss
+        if not self.active:
+            return loss
+        return loss * (self.on_device[0] if self.on_device else self.scale)
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -255,12 +262,12 @@ class Scaler:
             )
         scale, good_steps = self.on_device
         grows = good_steps + 1 >= self.spec.growth_interval
-        # Uses float64, as the host does.
+        # In float64, as on the host.
         wide_scale = scale.double()
         grown_scale = torch.where(
             grows, (wide_scale * self.spec.growth_factor).clamp(max=self.spec.max_scale), wide_scale
         )
-        # Changes them in place, because a recorded step uses these tensors.
+        # In place, because a captured step uses these tensors.
         good_steps.copy_(torch.where(finite & ~grows, good_steps + 1, torch.zeros_like(good_steps)))
         scale.copy_(torch.where(finite, grown_scale, wide_scale * self.spec.backoff_factor))
 
@@ -278,7 +285,7 @@ class Scaler:
             self.leave_device()
 
     def leave_device(self) -> None:
-        """Continue with the host's scale; the host must know the results of all steps."""
+        """Continue with the host's scale. Call it only when the host has read the results of all steps."""
         self.on_device = None
 
 

@@ -32,8 +32,9 @@ FACTOR_KEY = "lr_factor"
 def group_parameters(
     model: nn.Module, weight_decay: float, factors: Mapping[str, float] | None = None
 ) -> list[dict[str, object]]:
-    """Divide the parameters into two groups for each factor of the learning rate: weights with decay; norms, biases and
-    other vectors without decay.
+    """Divide the parameters into two groups for each factor of the learning rate, with and without weight decay.
+
+    Norms, biases and other vectors have no decay.
 
     Args:
         model: network with the parameters.
@@ -41,12 +42,13 @@ def group_parameters(
         factors: factors of the learning rate by name, for all parameters that are trained at any time; None for all
             parameters that are trainable now, with factor 1.
     """
-    factor_of = {name: 1.0 for name, p in model.named_parameters() if p.requires_grad} if factors is None else factors
-    trained = [(p, factor_of[name]) for name, p in model.named_parameters() if name in factor_of]
+    if factors is None:
+        factors = {name: 1.0 for name, p in model.named_parameters() if p.requires_grad}
     parameter_groups: list[dict[str, object]] = []
-    for factor in dict.fromkeys(factor_of.values()):
-        decayed = [p for p, own_factor in trained if own_factor == factor and p.ndim > 1]
-        undecayed = [p for p, own_factor in trained if own_factor == factor and p.ndim <= 1]
+    for factor in dict.fromkeys(factors.values()):
+        members = [p for name, p in model.named_parameters() if factors.get(name) == factor]
+        decayed = [p for p in members if p.ndim > 1]
+        undecayed = [p for p in members if p.ndim <= 1]
         parameter_groups += [
             {"params": decayed, "weight_decay": weight_decay, FACTOR_KEY: factor},
             {"params": undecayed, "weight_decay": 0.0, FACTOR_KEY: factor},
@@ -76,8 +78,8 @@ def build(spec: Adam | Sgd, model: nn.Module, factors: Mapping[str, float] | Non
 
 @cache
 def _unhook(kind: Any) -> Any:
-    # torch decorates these methods for its compiler, and the decorators import the compiler at the first call. This
-    # takes as long as importing torch, even in runs that compile nothing. An optimizer is never compiled here.
+    # torch decorates these methods for its compiler, and the decorators import the compiler at the first call. The
+    # import takes as long as torch's own, even in runs that compile nothing. An optimizer is never compiled here.
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(methods["step"])})
 
@@ -86,18 +88,12 @@ Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
 Schedule = Callable[[float], float]
 """Function of the step (from 0) that returns the factor on the learning rate."""
 
-ONE_CYCLE_START = 1 / 25
-ONE_CYCLE_END = 1e-4
+ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1e-4
+"""First and last factor of a one-cycle schedule."""
 
 
 def build_schedule(spec: Spec, steps: int, steps_per_epoch: int) -> Schedule:
-    """Build the factor on the learning rate as a function of the step.
-
-    Args:
-        spec: schedule of the job.
-        steps: optimizer steps of the whole run.
-        steps_per_epoch: optimizer steps per epoch.
-    """
+    """Build the factor on the learning rate as a function of the step."""
     match spec:
         case OneCycle():
             return lambda step: _one_cycle(step, steps, spec.warmup)
@@ -147,7 +143,7 @@ class ScheduledRates:
         train: peak rate, schedule and its length.
         steps_per_epoch: optimizer steps per epoch.
         keeps_rates: whether each group keeps its own rate as the base, because the optimizer belongs to a program.
-        report: function that is called once if the program sets rates, which are lost.
+        report: function that is called once if the program sets rates, because the next step overwrites them.
     """
 
     def __init__(
@@ -170,7 +166,9 @@ class ScheduledRates:
 
     def set(self, counters: Counters, factor: float, time_share: float | None = None) -> float:
         """Set rate * schedule * factor; with `train.within` the position in the schedule is the share of its time."""
-        scheduled_step = counters.step if time_share is None else min(time_share, 1.0) * (self.total_steps - 1)
+        scheduled_step: float = counters.step
+        if time_share is not None:
+            scheduled_step = min(time_share, 1.0) * (self.total_steps - 1)
         scheduled_factor = self.schedule(scheduled_step) * factor
         rate = float(self.rate * scheduled_factor)
         if self.base_rates is None:
@@ -180,7 +178,7 @@ class ScheduledRates:
         if self.last_rates not in (None, current_rates) and not self.has_warned:
             self.has_warned = True
             self.report(
-                'sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
+                'sets the learning rates in every step and overwrites the rates that on_step sets; schedule="constant" keeps them'
             )
         self.last_rates = [base * scheduled_factor for base in self.base_rates]
         for group, group_rate in zip(self.optimizer.param_groups, self.last_rates, strict=True):
@@ -251,7 +249,7 @@ def build_rates(
     steps_per_epoch: int,
     report: Callable[[str, str], None],
 ) -> LearningRates:
-    """Build the object that sets the rates by the program's scheduler or the spec's schedule; `report` adds events."""
+    """Build the object that sets the rates, by the program's scheduler or the spec's schedule; `report` adds events."""
     if user_parts.schedule:
         return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
     if user_parts.optimizer and train.schedule == Constant(name="constant"):

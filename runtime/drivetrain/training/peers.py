@@ -1,4 +1,4 @@
-"""Lets all processes stop, retry or roll back together when one of them has a problem, so that none waits for another.
+"""Lets all processes stop, retry or roll back together when one of them has a problem, so that none waits forever.
 
 One process may get a signal or see a non-finite number while the others do not. So each process reports its problem
 with the loss of its step, before the gradients are used, and all processes raise the most serious problem. A problem
@@ -35,18 +35,18 @@ PROBLEM_KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (NotFinite, "numbers are not finite in {}"),
     (HalfUpdated, "out of memory in the middle of an update in {}"),
 )
-"""Problems and how other processes report them, most serious last. A rollback outranks a stop, because a stop saves
-a checkpoint. Memory that runs out is such a problem only in a process that trains alone; several processes start again.
+"""Problems and how other processes report them, most serious last. A rollback outranks a stop, because a stop saves a
+checkpoint. Running out of memory is listed for a process that trains alone; several processes start again instead.
 """
 
 
 class StepNote(NamedTuple):
-    """What each process sends to all others with the loss of a step; only numbers can be gathered in one collective."""
+    """Note that each process sends to all others with the loss of a step: numbers, which one collective can gather."""
 
     severity: float
     """Position of its problem in PROBLEM_KINDS, counted from 1; 0 without a problem."""
     time_share: float
-    """Used share of `train.within`, as measured by this process; it is here to save a collective of its own."""
+    """Used share of `train.within`, as measured by this process; part of the note to save another collective."""
     sample_hash: float = 0.0
     """Hash of the sample ids that it has computed."""
 
@@ -59,7 +59,7 @@ class Peers:
         self.problem: BaseException | None = None
         """The problem of this process that the others do not know yet."""
         self.last_exchanged: BaseException | None = None
-        """Value of `problem` in the last exchange, by which `StepRecords` knows a rollback of this process itself."""
+        """Value of `problem` in the last exchange; with it, `StepRecords` recognizes a rollback of this process itself."""
         self.measure_time_share: Callable[[], float] = lambda: 0.0
         """Function that returns the used share of `train.within`; all processes use rank 0's value."""
         self.time_share = 0.0
@@ -67,7 +67,7 @@ class Peers:
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Swallow a stop or rollback that the block raises, and keep it for the next exchange, unless one is kept already."""
+        """Catch a stop or rollback that the block raises, and keep it for the next exchange; see `keep`."""
         try:
             yield
         except (RollBack, Stopped, KeyboardInterrupt) as problem:
@@ -104,20 +104,17 @@ class Peers:
         return StepNote(self.severity, self.measure_time_share(), sample_hash)
 
     def finish_exchange(self, notes: Sequence[StepNote]) -> BaseException | None:
-        """Take over rank 0's time share, and return the most serious problem, in a tie this process's own; None if none.
+        """Take over rank 0's time share, and return the most serious problem; None if there is none.
 
-        This process's problem is known to all then, so it is kept no longer.
-
-        Args:
-            notes: the note of each process, by rank.
+        In a tie, this process's own problem is returned. All processes know it now, so it is no longer kept.
         """
         severities = [int(note.severity) for note in notes]
-        highest, own = max(severities), self.severity
+        highest, local_severity = max(severities), self.severity
         self.time_share = notes[0].time_share
         self.last_exchanged, self.problem = self.problem, None
         if highest == 0:
             return None
-        if highest == own:
+        if highest == local_severity:
             return self.last_exchanged
         kind, text = PROBLEM_KINDS[highest - 1]
         return kind(text.format(f"process {severities.index(highest) + 1} of {len(notes)}"))

@@ -1,4 +1,4 @@
-"""Measures the time of a run by phase, and the time of this process."""
+"""Measures the seconds of a run by phase, and the age of this process."""
 
 from __future__ import annotations
 

@@ -25,11 +25,7 @@ PROFILED_STEPS = 5
 
 
 class Profiler:
-    """Counts steps and profiles some of them.
-
-    Args:
-        run: run to profile; its folder gets the trace.
-    """
+    """Counts steps, and profiles some of them."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.device = run, run.device.type
@@ -89,17 +85,16 @@ class StepPhases:
         if self.clock.open_phases[-1:] != ["train"]:
             return contextlib.nullcontext()
         # The first forward pass counts as compilation.
-        first, self.compiles_next = self.compiles_next and name == "forward", self.compiles_next and name != "forward"
-        return self.clock.phase("compile" if first else name)
+        if self.compiles_next and name == "forward":
+            self.compiles_next = False
+            name = "compile"
+        return self.clock.phase(name)
 
 
 class RankSampler:
-    """Measurements of one process from now on; rank 0 collects the measurements of all processes.
+    """Measures one process from now on; rank 0 collects the measurements of all processes.
 
-    They are sent through the store with each sample of the monitor, so no step waits for them.
-
-    Args:
-        run: run of this process.
+    They are sent through the store whenever the monitor takes a sample, so no step waits for them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -132,7 +127,7 @@ class RankSampler:
         )
 
     def send(self) -> None:
-        """Send the record of this process to rank 0, which has none to send."""
+        """Send the record of this process to rank 0; do nothing in rank 0."""
         if self.store is not None and not self.run.ranks.is_rank0:
             # The process that runs the store may have ended.
             with contextlib.suppress(RuntimeError):
@@ -150,5 +145,5 @@ class RankSampler:
         with contextlib.suppress(RuntimeError):
             keys = [f"record/{rank}" for rank in range(1, ranks.count)]
             texts = [store.get(key).decode() for key in keys if store.check([key])]
-            records = [self.measure(), *(record for record in map(rank_record.record_from_text, texts) if record)]
+            records = [self.measure(), *filter(None, map(rank_record.record_from_text, texts))]
             rank_record.write_records(self.run.folder, sorted(records, key=lambda record: record.rank))

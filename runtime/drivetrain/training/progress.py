@@ -30,11 +30,7 @@ MAX_EPOCHS_LOGGED = 20
 
 
 class Progress:
-    """Shows the progress of a run.
-
-    Args:
-        total: steps of the run.
-    """
+    """Shows the progress of a run of `total` steps."""
 
     def __init__(self, total: int) -> None:
         self.total_steps = total
@@ -147,7 +143,7 @@ class Progress:
 
 
 def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
-    """Return a function that measures samples per second and the share of waiting since its last call."""
+    """Return a function that measures samples per second and the share of waiting for input since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
 
     def since() -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from fnmatch import fnmatch
+from fnmatch import filter as filter_names
 from pathlib import Path
 from typing import Any
 
@@ -55,28 +55,22 @@ def load_data(job: Job, folder: Path) -> Dataset:
         DataError: if the data cannot be used.
         CheckpointError: if the data has changed.
     """
-    recorded = read_records(folder) if checkpoint.can_resume(folder) else None
-    if recorded is not None:
+    inputs = read_records(folder) if checkpoint.can_resume(folder) else None
+    if inputs is not None:
         _fix_commit(job, RunFiles(folder).read_object(DATA_FILE))
     if os.environ.get(world.RANK, "0") != "0":
-        return load(job, recorded)
-    if recorded is None:
+        return load(job, inputs)
+    if inputs is None:
         dataset = load(job)
     else:
-        dataset = load_unchanged(job, folder, recorded, lambda changed: _changed_data_error(folder, changed, "--new"))
+        dataset = load_unchanged(job, folder, inputs, lambda changed: _changed_data_error(folder, changed, "--new"))
     # Load the test data now, so that a mistake in it does not appear only after the training.
     add_test(job, dataset)
     return dataset
 
 
-def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeError) -> Dataset:
+def load_unchanged(job: Job, folder: Path, inputs: InputRecord, refuse: MakeError) -> Dataset:
     """Load the data of a run, preprocessed as when the run started.
-
-    Args:
-        job: job of the run.
-        folder: folder of the run.
-        recorded: recorded preprocessing and heads.
-        refuse: function that makes the error for a change.
 
     Raises:
         DataError: if the data cannot be used.
@@ -84,17 +78,18 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeEr
     """
     record = RunFiles(folder).read_object(DATA_FILE)
     _fix_commit(job, record)
-    places = _find_paths(job)
-    _refuse_changes(_list_changed(record["files"], places), refuse)
-    dataset = load(job, recorded)
-    changes = [*_list_added(record["files"], places, dataset), *_list_other_changes(record, recorded, dataset)]
+    paths = _find_paths(job)
+    _refuse_changes(_list_changed(record["files"], paths), refuse)
+    dataset = load(job, inputs)
+    changes = [*_list_added(record["files"], paths, dataset), *_list_other_changes(record, inputs, dataset)]
     _refuse_changes(changes, refuse)
     return dataset
 
 
 def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
     """Use the hub commit of the pretrained network that the run started with, even if its branch has moved on."""
-    if commit := record.get("pretrained_commit"):
+    commit = record.get("pretrained_commit")
+    if commit:
         job.fix_commit(str(commit))
 
 
@@ -146,31 +141,33 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
         CheckpointError: if the arrays have changed.
         StorageError: if the folder cannot be written.
     """
-    recorded = read_records(run.folder) if resumes else None
+    inputs = read_records(run.folder) if resumes else None
     with run.clock.phase("data"):
-        if recorded is None:
+        if inputs is None:
             _write_records(run, say)
         elif run.job.task == "python":
-            _refuse_changes(
-                _list_other_changes(RunFiles(run.folder).read_object(DATA_FILE), recorded, run.readable),
-                lambda changed: _changed_data_error(run.folder, changed, "new=True"),
-            )
+            changes = _list_other_changes(RunFiles(run.folder).read_object(DATA_FILE), inputs, run.readable)
+            _refuse_changes(changes, lambda changed: _changed_data_error(run.folder, changed, "new=True"))
 
 
 def report_changes(run: Run) -> None:
-    """Record an event if files of the data have changed since the run started: images are read again in every epoch."""
-    record = RunFiles(run.folder).read_object(DATA_FILE)["files"]
-    if changes := _list_changed(record, _find_paths(run.job)):
+    """Record an event if files of the data have changed since the run started.
+
+    Images are read again in every epoch, so the run may have trained on both versions.
+    """
+    recorded_files = RunFiles(run.folder).read_object(DATA_FILE)["files"]
+    changes = _list_changed(recorded_files, _find_paths(run.job))
+    if changes:
         listed = list_names(changes, MAX_LISTED_CHANGES, "; ")
         run.events.add("data", f"changed since the run started, and may have been trained in both forms: {listed}")
 
 
 def _write_records(run: Run, say: Callable[[str], None]) -> None:
     start, data = time.monotonic(), run.readable
-    files: dict[str, dict[str, Any]] = {
-        key: {"folder": path.is_dir(), "rows": fingerprint.fingerprint_files(_base_folder(path, path.is_dir()), names)}
-        for key, path, names in _list_files(_find_paths(run.job), data)
-    }
+    files: dict[str, dict[str, Any]] = {}
+    for key, path, names in _list_files(_find_paths(run.job), data):
+        rows = fingerprint.fingerprint_files(_base_folder(path, path.is_dir()), names)
+        files[key] = {"folder": path.is_dir(), "rows": rows}
     write_json(
         run.folder / PREPROCESSING_FILE,
         {"heads": [asdict(entry) for entry in data.heads.values()], "preprocessing": data.preprocessing},
@@ -203,61 +200,60 @@ def _refuse_changes(changes: Sequence[str], refuse: MakeError) -> None:
         raise refuse(list_names(changes, MAX_LISTED_CHANGES, "; "))
 
 
-def _list_changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]:
+def _list_changed(recorded_files: Mapping[str, Any], paths: Mapping[str, Path]) -> list[str]:
     """List the recorded files that have changed, each with its key."""
     changes = []
-    for key, entry in record.items():
-        if key not in places:
+    for key, entry in recorded_files.items():
+        if key not in paths:
             changes.append(f"{key}, which the job does not name, was read")
             continue
-        base = _base_folder(places[key], entry["folder"])
+        base = _base_folder(paths[key], entry["folder"])
         changes += [f"{base / name} {change} ({key})" for name, change in fingerprint.list_changed(base, entry["rows"])]
     return changes
 
 
-def _list_added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
+def _list_added(recorded_files: Mapping[str, Any], paths: Mapping[str, Path], dataset: Dataset) -> list[str]:
     """List the files that did not exist when the run started, each with its key."""
-    return [
-        f"{_base_folder(path, path.is_dir()) / name} was not there ({key})"
-        for key, path, names in _list_files(places, dataset)
-        for name in names
-        if key not in record or name not in record[key]["rows"]
-    ]
+    added = []
+    for key, path, names in _list_files(paths, dataset):
+        base = _base_folder(path, path.is_dir())
+        recorded_names = recorded_files[key]["rows"] if key in recorded_files else {}
+        added += [f"{base / name} did not exist ({key})" for name in names if name not in recorded_names]
+    return added
 
 
-def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, dataset: Dataset) -> list[str]:
-    """List other changes: in arrays passed in by a program, and in values computed from the data."""
-    before, now = record["arrays"], dataset.content()
-    differences = [
+def _list_other_changes(record: Mapping[str, Any], inputs: InputRecord, dataset: Dataset) -> list[str]:
+    """List changes of arrays passed in by a program and of values computed from the data; `record` is data.json."""
+    changes = [
         f"the {name} samples have other values (if a function uses random numbers, fix its seed)"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
+        for name in sorted(_list_different_keys(record["arrays"], dataset.content()))
     ]
-    computed = json.loads(json.dumps(dataset.preprocessing))
-    differences += [
-        f"{name} of the preprocessing"
-        for name in {**recorded.preprocessing, **computed}
-        if recorded.preprocessing.get(name) != computed.get(name)
-    ]
-    return differences + [
-        f"the output {name!r}" if name else "the output"
-        for name in {*recorded.heads, *dataset.heads}
-        if recorded.heads.get(name) != dataset.heads.get(name)
-    ]
+    preprocessing = json.loads(json.dumps(dataset.preprocessing))
+    changes += [f"{name} of the preprocessing" for name in _list_different_keys(inputs.preprocessing, preprocessing)]
+    heads = _list_different_keys(inputs.heads, dataset.heads)
+    return changes + [f"the output {name!r}" if name else "the output" for name in heads]
+
+
+def _list_different_keys(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
+    """List the keys whose values differ, or that only one of the mappings has."""
+    return [key for key in {**recorded, **current} if recorded.get(key) != current.get(key)]
 
 
 def _find_paths(job: Job) -> dict[str, Path]:
     """Find the paths in the spec that a run reads, by key."""
     model: Any = getattr(job, "model", None)
     paths = {dot_key(key): job.resolve(path) for key, path in job.data_paths()}
-    if name := hub_name.find_weights_name(job):
+    name = hub_name.find_weights_name(job)
+    if name:
         paths[dot_key(hub_name.find_weights_key(job))] = pretrained.locate(job, name).folder
-    if earlier := earlier_run.find(job):
+    earlier = earlier_run.find(job)
+    if earlier:
         paths["model.name"] = earlier.folder
     if getattr(model, "weights", None):
         paths["model.weights"] = job.resolve(model.weights)
-    for key, part, _ in list_user_functions(job):
-        for key_path, text in _list_strings(part.arguments, (*key, "arguments")):
+    for key, function, _ in list_user_functions(job):
+        # Any string among the arguments of a user's function could be a path.
+        for key_path, text in _list_strings(function.arguments, (*key, "arguments")):
             # Small files that a network or loss reads are copied with the code, and recorded there.
             if key == DATA_KEY or not code_files.list_copies(job.folder, text):
                 paths[dot_key(key_path)] = job.resolve(text)
@@ -265,24 +261,23 @@ def _find_paths(job: Job) -> dict[str, Path]:
 
 
 def _list_strings(value: object, key_path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield all strings in the arguments of a user function: each could be a path."""
+    """Yield all strings in a nested value, each with its key path."""
     if isinstance(value, str):
         yield key_path, value
     elif isinstance(value, Mapping | list | tuple):
-        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _list_strings(inner, (*key_path, str(key)))
+        for key, member in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _list_strings(member, (*key_path, str(key)))
 
 
-def _list_files(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
-    """Yield key, path and file names of all read data; a folder that only user code reads has no file names."""
-    for key, base in places.items():
+def _list_files(paths: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
+    """Yield key, path and file names of all read data; a folder that only user code reads is skipped."""
+    for key, base in paths.items():
         names = list(dataset.files.get(key, ()))
         if os.path.isfile(base):
             names[:0] = [path.name for path in shards.files(base, key)]
         elif key in ("model.name", "model.pretrained"):
-            names = sorted(
-                path.name for path in base.iterdir() if any(fnmatch(path.name, kind) for kind in pretrained.FILES)
-            )
+            all_names = [path.name for path in base.iterdir()]
+            names = sorted({name for pattern in pretrained.FILES for name in filter_names(all_names, pattern)})
         if names:
             yield key, base, names
 
@@ -307,14 +302,11 @@ def check_data_of_nodes(run: Run) -> None:
     except ValueError as error:
         raise damaged_error(path, str(error)) from None
     reads = not run.ranks.is_rank0 and os.environ.get(LOCAL_RANK, "0") == "0"
-    if difference := first_difference(run.ranks, "; ".join(_list_node_differences(run, record)) if reads else ""):
+    differences = _list_changed(record["files"], _find_paths(run.job))[:MAX_LISTED_CHANGES] if reads else []
+    difference = first_difference(run.ranks, "; ".join(differences))
+    if difference:
         raise DataError(
-            f"other data than on the leader's machine: {difference}",
+            f"different data than on the leader's machine: {difference}",
             "the same files on all machines",
-            "copy the leader's data to that machine, or read it from a file system that all share",
+            "copy the leader's data to that machine, or read it from a shared file system",
         )
-
-
-def _list_node_differences(run: Run, record: Mapping[str, Any]) -> list[str]:
-    """Describe how the data of this machine differs from the leader's."""
-    return _list_changed(record["files"], _find_paths(run.job))[:MAX_LISTED_CHANGES]

@@ -1,4 +1,4 @@
-"""Holds everything that a training needs, with its current position. An `Assembly` makes it."""
+"""Holds everything that a training needs, and its position. An `Assembly` makes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.distributed.ranks import Ranks
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.lr_groups import LrGroup
 from drivetrain.plan.plan import Plan
 from drivetrain.system.run_files import CHECKPOINTS
@@ -27,7 +27,7 @@ from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training.best_metric import BestMetric, choose_metric
-from drivetrain.training.captured_step import CapturedStep, CudaGraphs
+from drivetrain.training.captured_step import CudaGraphs, StepCapture
 from drivetrain.training.ema import Ema
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
@@ -42,7 +42,7 @@ from drivetrain.training.user_parts import TrainingInfo, UserParts
 
 @dataclass(kw_only=True)
 class Run:
-    """Everything that a training needs; `loop.fit` drives it. Optimizations see it as an `AssembledRun`."""
+    """Everything that a training needs, as data; `loop.fit` trains it. Optimizations see it as an `AssembledRun`."""
 
     # The task and where it runs.
     job: Job
@@ -53,14 +53,14 @@ class Run:
     user_parts: UserParts = field(default_factory=UserParts)
     """Optimizer, schedule, metrics and callbacks of a Python program."""
     identity: dict[str, str] = field(default_factory=dict)
-    """Name and value of everything besides spec and plan that determines the exact bits of the run."""
+    """Name and value of each fact besides spec and plan that determines the exact bits of the run."""
 
     # The samples.
     dataset: Dataset
-    replaced: Dataset | None = None
-    """The original dataset, if cached activations of a frozen prefix have replaced it."""
-    cached: str = ""
-    """Name of the cached prefix."""
+    uncached_dataset: Dataset | None = None
+    """The dataset with the user's samples, if cached activations of a frozen prefix have replaced it in `dataset`."""
+    cached_prefix: str = ""
+    """Description of the cached prefix; empty if nothing is cached."""
     prefix_dtype: torch.dtype | None = None
     """dtype for computing a frozen prefix once; None for fp32."""
     batches: Batches
@@ -68,9 +68,10 @@ class Run:
     """Divides each batch among the processes."""
 
     # The weights and how they change.
-    network: Model
+    built_model: BuiltModel
+    """How `model` was built, and which of its layers are frozen when."""
     model: nn.Module
-    """The module of `network`, on its device."""
+    """The network itself, `built_model.module`, on its device."""
     kept_in_eval_mode: list[nn.Module]
     """Modules that stay in evaluation mode, because they are frozen or the program has set this mode."""
     objective: Objective
@@ -128,7 +129,7 @@ class Run:
 
     @property
     def peers(self) -> Peers:
-        """The processes that train together, with this process's problem that the others do not know yet."""
+        """The processes that train together, and the problem of this process that the others do not know yet."""
         return self.step.peers
 
     @property
@@ -144,12 +145,12 @@ class Run:
     @property
     def readable(self) -> Dataset:
         """The dataset with the user's samples, not the activations that may have replaced them."""
-        return self.replaced or self.dataset
+        return self.uncached_dataset or self.dataset
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run if nothing ends it early; with `train.within` estimated from the speed."""
-        if self.ends_solved:
+        if self.only_solves_heads:
             return 1
         if self.time_target:
             max_steps = self.batches.per_epoch * MAX_EPOCHS
@@ -165,9 +166,9 @@ class Run:
         return math.ceil(self.total_steps / self.batches.per_epoch) if self.time_target else self.job.train.epochs
 
     @property
-    def ends_solved(self) -> bool:
+    def only_solves_heads(self) -> bool:
         """Whether solving the heads is the whole training, because nothing is unfrozen later."""
-        return (self.counters.solved or self.solves_heads) and not self.network.unfreezing.epochs
+        return (self.counters.solved or self.solves_heads) and not self.built_model.unfreezing.epochs
 
     @property
     def solves_heads(self) -> bool:
@@ -184,7 +185,7 @@ class Run:
     def begin_time(self) -> None:
         """Start to measure the used share of `train.within`, before the first step."""
         target, counters = self.time_target, self.counters
-        if target is None or self.ends_solved:
+        if target is None or self.only_solves_heads:
             return
         target.begin()
         self.peers.measure_time_share = lambda: target.measure_share(
@@ -193,13 +194,13 @@ class Run:
         # One exchange before the first step, so that all processes know rank 0's share.
         self.peers.exchange_problems()
 
-    def record_step(self) -> None:
-        """Record whole steps as CUDA graphs and replay them."""
-        # A recorded step cannot copy class weights from the host.
+    def capture_steps(self) -> None:
+        """Capture whole steps as CUDA graphs and replay them."""
+        # A captured step cannot copy class weights from the host.
         self.objective.move(self.device)
         update_average = partial(self.ema.update, self.model) if self.ema else lambda finite: None
         report = partial(report_event, self.events, self.counters, "step_graph")
-        self.step.record(CapturedStep(CudaGraphs(self.device).record, update_average, report))
+        self.step.use_capture(StepCapture(CudaGraphs(self.device).capture, update_average, report))
 
     def train_mode(self) -> None:
         """Set training mode, except for modules that are kept in evaluation mode."""

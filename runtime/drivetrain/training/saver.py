@@ -38,7 +38,7 @@ COPY_FACTOR = 1.5
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint that is not written yet."""
+    """A checkpoint to write."""
 
     name: str
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
@@ -77,7 +77,11 @@ class Saver:
         return time.monotonic() - self.saved_at >= max(self.interval, self.save_seconds / MAX_SAVE_SHARE)
 
     def check_finite(self) -> None:
-        """Check all weights and buffers; raises NotFinite if one of them is not finite."""
+        """Check all weights and buffers.
+
+        Raises:
+            NotFinite: if one of them is not finite.
+        """
         state = self.run.model.state_dict()
         nonfinite = list_nonfinite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
         if nonfinite:
@@ -124,7 +128,7 @@ class Saver:
             return self._write_and_prune(snapshot)
 
     def warn_if_disk_small(self) -> None:
-        """Record an event if the disk has no space for everything that the run will save; it may be freed in time."""
+        """Record an event if the disk has too little space for everything that the run will save; it may be freed in time."""
         run, keep = self.run, self.run.job.checkpoint.keep
         weight_bytes = _count_bytes(run.model.state_dict()) + (_count_bytes(run.ema.average) if run.ema else 0)
         checkpoint_bytes = weight_bytes + count_moments(run.job.train.optimizer) * sum(
@@ -221,10 +225,12 @@ class Saver:
                     raise
 
     def _restore_folder_name(self) -> str:
-        """Restore the name of the run folder; returns its other name if somebody has renamed it, else an empty text."""
-        if other := self.folder.restore():
-            self.run.events.add("storage", NamedFolder.MESSAGE.format(other, self.folder.path), self.run.counters.step)
-        return other
+        """Restore the name of the run folder; returns the name that somebody gave it, empty if it has not changed."""
+        new_name = self.folder.restore()
+        if new_name:
+            message = NamedFolder.MESSAGE.format(new_name, self.folder.path)
+            self.run.events.add("storage", message, self.run.counters.step)
+        return new_name
 
 
 def count_moments(spec: Optimizer) -> int:
@@ -240,10 +246,9 @@ def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _copy_to_cpu(snapshot: PendingCheckpoint) -> PendingCheckpoint:
     """Return the checkpoint with copies of the tensors, so that training can continue while they are written."""
-    tensors = {
-        group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
-        for group, values in snapshot.tensors.items()
-    }
+    tensors = {}
+    for group, values in snapshot.tensors.items():
+        tensors[group] = {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
     return replace(snapshot, tensors=tensors)
 
 
@@ -251,7 +256,7 @@ class NonSavingRank(Saver):
     """Saver of all processes except rank 0, which saves for all."""
 
     def is_due(self, *, epoch_ended: bool = False) -> bool:
-        """Return False: rank 0 saves."""
+        """Return False, because rank 0 saves."""
         return False
 
     def warn_if_disk_small(self) -> None:

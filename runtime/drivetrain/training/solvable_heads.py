@@ -1,4 +1,4 @@
-"""Finds out whether the heads of a network can be solved: they must be linear and at first be trained alone."""
+"""Finds the heads of a network that can be solved: they must be linear, and nothing else may be trained at first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.errors import Problem, SpecError
 from drivetrain.job import Job
 from drivetrain.job.text import TextEncoder
 from drivetrain.models import feature_cache, frozen_split
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.networks.word_bag import WordBag
 from drivetrain.optimizations.feature_cache import describe_changing_inputs
@@ -26,15 +26,15 @@ from drivetrain.training.sparse_rows import SparseRows
 from drivetrain.training.user_parts import UserParts
 
 MEMORY_DIVISOR = 4
-"""Divisor of the free memory that gives the largest size of the features."""
+"""The features may take one part in this many of the free memory."""
 MAX_PRODUCTS = 5_000_000_000
-"""Largest number of products of values and weights for the outputs of all texts: with a quarter of it, solving took
-38 s of CPU time, as long as 3,500 steps (80,000 texts of 120 tokens, 50 outputs).
+"""Largest number of multiplications for the outputs of all texts. A quarter of it took 38 s of CPU time to solve, as long as
+3,500 steps (80,000 texts of 120 tokens, 50 outputs).
 """
 
 
 class LayerHead:
-    """A linear layer."""
+    """A head that is a linear layer."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.module = layer
@@ -44,9 +44,9 @@ class LayerHead:
         """Read the input vectors of the layer."""
         return inputs[0].flatten(0, -2).float()
 
-    def join_features(self, parts: Sequence[Any]) -> Tensor:
-        """Join a copy of the features of several batches."""
-        return torch.cat([*parts]).clone()
+    def join_features(self, batches: Sequence[Any]) -> Tensor:
+        """Join the features of several batches in a new tensor."""
+        return torch.cat([*batches]).clone()
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
@@ -68,9 +68,9 @@ class BagHead:
         """Read the counts of words and pairs."""
         return SparseRows.from_padded(*self.module.read_columns(*inputs), self.width)
 
-    def join_features(self, parts: Sequence[Any]) -> SparseRows:
-        """Join a copy of the features of several batches."""
-        return SparseRows.join(parts)
+    def join_features(self, batches: Sequence[Any]) -> SparseRows:
+        """Join the features of several batches in new tensors."""
+        return SparseRows.join(batches)
 
     def load(self, solution: Solution) -> None:
         """Set the weights."""
@@ -85,13 +85,13 @@ SolvableHead = LayerHead | BagHead
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """Conditions for solving the heads of a network."""
+    """Decides whether the heads of a run are solved instead of trained."""
 
     job: Job
-    network: Model
+    built_model: BuiltModel
     dataset: Dataset
     forward: ForwardPass
-    parts: UserParts
+    user_parts: UserParts
     processes: int
     free_memory: int
     """Bytes."""
@@ -108,16 +108,19 @@ class HeadTraining:
         layers, bags = self._find_trained_heads(), self._find_bags()
         heads: Mapping[str, SolvableHead] = layers or bags
         obstacle = self._find_obstacle(heads)
-        obstacle = obstacle or (self._find_obstacle_of_bags(bags) if bags else self._find_lack_of_memory(layers))
-        if obstacle and requested is True:
+        if obstacle is None:
+            obstacle = self._find_obstacle_of_bags(bags) if bags else self._find_lack_of_memory(layers)
+        if obstacle is None:
+            return heads, ""
+        if requested is True:
             raise SpecError(self._refuse(obstacle))
-        return ({}, obstacle if heads else "") if obstacle else (heads, "")
+        return {}, obstacle if heads else ""
 
     def _refuse(self, obstacle: str) -> Problem:
         return self.job.problem(
             ("train", "solve_heads"),
             f"is true, but {obstacle}",
-            "a network of which only linear outputs are trained, and inputs that do not change",
+            "a network in which only linear outputs are trained, and inputs that do not change",
             "set auto, or model.freeze",
         )
 
@@ -130,25 +133,26 @@ class HeadTraining:
 
     def _find_trained_heads(self) -> dict[str, LayerHead]:
         """Find the linear layers of the heads if nothing else is trained at first, else return an empty dictionary."""
-        first = {
-            name for name, p in self.forward.network.named_parameters() if p.requires_grad
-        } - self.network.unfreezing.first.keys()
-        linear = {name: layer for name, layer in self.forward.network.named_modules() if isinstance(layer, nn.Linear)}
-        trained = {
-            name: layer
-            for name, layer in linear.items()
-            if first.issuperset(f"{name}.{part}" for part, _ in layer.named_parameters(recurse=False))
-        }
-        of_layers = {f"{name}.{part}" for name, layer in trained.items() for part, _ in layer.named_parameters()}
-        if first != of_layers or len(trained) != len(self.dataset.heads):
+        network = self.forward.network
+        trained = {name for name, p in network.named_parameters() if p.requires_grad}
+        trained -= self.built_model.unfreezing.first_epochs.keys()
+        layers: list[nn.Linear] = []
+        layer_parameters: set[str] = set()
+        for layer_name, layer in network.named_modules():
+            if isinstance(layer, nn.Linear):
+                names = {f"{layer_name}.{name}" for name, _ in layer.named_parameters()}
+                if names <= trained:
+                    layers.append(layer)
+                    layer_parameters |= names
+        if trained != layer_parameters or len(layers) != len(self.dataset.heads):
             return {}
-        skip = getattr(self.forward.network, "skip", None)
-        if skip is not None and [*trained.values()] == [skip]:
-            return {name: LayerHead(skip) for name in self.dataset.heads}  # what is added to it is 0 at first
-        return self._match_heads(trained.values())
+        skip = getattr(network, "skip", None)
+        if skip is not None and layers == [skip]:
+            return {name: LayerHead(skip) for name in self.dataset.heads}  # all other summands are 0 at first
+        return self._match_heads(layers)
 
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
-        """Return by head the layer whose output is an output of the network."""
+        """Find the layer of each head: its output is the head's output itself."""
         computed: list[tuple[nn.Linear, Tensor]] = []
         with contextlib.ExitStack() as hooks, frozen_split.evaluating(self.forward.network), torch.no_grad():
             for layer in layers:
@@ -158,25 +162,25 @@ class HeadTraining:
             inputs = tuple(x.to(self.forward.device) for x in feature_cache.take_first_sample(self.dataset))
             outputs = self.forward.network(*self.forward.lay_out(inputs))
         by_head = outputs if isinstance(outputs, Mapping) else dict.fromkeys(self.dataset.heads, outputs)
-        return {
-            name: LayerHead(layer)
-            for name in self.dataset.heads
-            for layer, output in computed
-            if output is by_head[name]
-        }
+        heads = {}
+        for name in self.dataset.heads:
+            for layer, output in computed:
+                if output is by_head[name]:
+                    heads[name] = LayerHead(layer)
+        return heads
 
     def _find_obstacle(self, heads: Mapping[str, SolvableHead]) -> str | None:
-        """Explain why the heads cannot be solved, or are not solved unless requested; None if they are."""
+        """Explain why the heads cannot be solved, or are solved only on request; None if they are solved."""
         job, requested = self.job, self.job.train.solve_heads is True
         if len(heads) != len(self.dataset.heads):
             return "more than linear outputs is trained in the first epoch"
-        if self.network.builder in ("own", "python") and not requested:
+        if self.built_model.builder in ("own", "python") and not requested:
             return "the network is yours"
-        if self.network.freeze.train_mode:
+        if self.built_model.freeze.train_mode:
             return "model.freeze.train_mode lets the features change from step to step"
         if self.processes > 1:
             return "several processes train"
-        if self.parts.optimizer or self.parts.schedule or self.parts.callbacks.on_step:
+        if self.user_parts.optimizer or self.user_parts.schedule or self.user_parts.callbacks.on_step:
             return "the program brings an optimizer, a schedule or on_step"
         if self.dataset.loss is not None or getattr(job.train.loss, "name", "") == "focal":
             return "this loss is not known to be convex"
@@ -187,24 +191,24 @@ class HeadTraining:
         return describe_changing_inputs(job)
 
     def _find_obstacle_of_bags(self, heads: Mapping[str, BagHead]) -> str | None:
-        """Explain why a bag of words cannot be solved, or is not solved unless requested; None if it is."""
+        """Explain why a bag of words cannot be solved, or is solved only on request; None if it is solved."""
         model: Any = getattr(self.job, "model", None)
         if not isinstance(model, TextEncoder):
             return "it starts from weights, which a solution would replace"
         if model.weights:
             return "it starts from model.weights, which a solution would replace"
-        # The default is meant for encoders; a message says that it has no effect.
+        # The default is meant for encoders and has no effect, which a message says.
         if model.dropout and model.dropout != TextEncoder.model_fields["dropout"].default:
             return f"model.dropout: {model.dropout:g} drops other words in every step"
         splits: list[Any] = [self.dataset.train, self.dataset.validation]
         if any(getattr(split, "lengths", None) is None for split in splits):
-            return "the texts are read as they are needed"
-        # A word and a pair for each token.
+            return "the texts are read on demand"
+        # One word and one pair of words for each token.
         values = 2 * sum(int(np.sum(split.lengths)) for split in splits)
         outputs, width = sum(head.outputs for head in heads.values()), max(head.width for head in heads.values())
         if values * outputs > MAX_PRODUCTS and self.job.train.solve_heads is not True:
-            return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them all the same"
-        # Values with their columns while sorted in three forms; weights, gradients and the solver's history of both.
+            return f"{values:,} words and pairs with {outputs} outputs take minutes; true solves them anyway"
+        # 48 bytes for a value with its columns in three sorted copies; weights, gradients and the solver's history of both.
         return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 10))
 
     def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:
@@ -213,6 +217,7 @@ class HeadTraining:
 
     def _compare_with_memory(self, needed: int) -> str | None:
         """Explain that `needed` bytes of features are too many; None if they fit."""
-        if needed * MEMORY_DIVISOR > (available := self.free_memory):
-            return f"the features take {format_bytes(needed)}, more than a quarter of the {format_bytes(available)} that are free"
-        return None
+        if needed * MEMORY_DIVISOR <= self.free_memory:
+            return None
+        free = format_bytes(self.free_memory)
+        return f"the features take {format_bytes(needed)}, more than a quarter of the {free} that are free"

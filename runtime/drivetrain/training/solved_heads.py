@@ -1,4 +1,4 @@
-"""Solves the heads of a frozen network on its features, in place of the epochs that train nothing else.
+"""Solves the heads of a frozen network on its features, instead of training them for some epochs.
 
 Layers that are unfrozen later continue from there: first probe, then fine-tune (Kumar et al. 2022).
 """
@@ -23,10 +23,10 @@ from drivetrain.training.sparse_rows import SparseRows
 
 
 def announce_solving(run: Run) -> None:
-    """Record whether the heads are solved, or the reason why heads that are trained alone at first are not."""
+    """Record whether the heads are solved, or the reason why not if nothing else is trained at first."""
     if run.solves_heads:
-        text = f"solved in place of {_describe_replaced_epochs(run)} (train.solve_heads)"
-        if run.ends_solved:
+        text = f"solved directly instead of {_describe_replaced_epochs(run)} (train.solve_heads)"
+        if run.only_solves_heads:
             text += "; batch size, optimizer, rates, schedule and dropout have no effect"
         run.events.add("heads", text)
     elif run.unsolved_reason and not run.counters.step:
@@ -34,26 +34,23 @@ def announce_solving(run: Run) -> None:
 
 
 def solve_heads(run: Run) -> None:
-    """Solve the heads of the run's network, and advance to the end of the epochs that this replaces."""
+    """Solve the heads of the run's network, and advance to the end of the replaced epochs."""
     fault_point("solve heads", run)
     began = time.monotonic()
     with run.clock.phase("train"):
-        training, held_out = (
-            validation.with_smaller_batches(run, "the features", partial(_collect_features, run, split))
-            for split in (run.dataset.train, run.dataset.validation)
-        )
+        training = _collect_in_batches(run, run.dataset.train)
+        held_out = _collect_in_batches(run, run.dataset.validation)
         collected = time.monotonic()
-        solutions = {
-            name: solve_head(
+        solutions = {}
+        for name, head in run.solvable_heads.items():
+            solutions[name] = solve_head(
                 training[name],
                 held_out[name],
                 run.objective.losses[name],
                 head.outputs,
                 has_bias=head.has_bias,
-                may_go_on=lambda: run.time_left() > 0,
+                has_time=lambda: run.time_left() > 0,
             )
-            for name, head in run.solvable_heads.items()
-        }
     loss = sum(run.dataset.heads[name].weight * solution.training_loss for name, solution in solutions.items())
     with run.signals.protect_section(), torch.no_grad():
         for name, head in run.solvable_heads.items():
@@ -75,21 +72,27 @@ def _describe_solution(head: tuple[str, Solution]) -> str:
 
 def _describe_replaced_epochs(run: Run) -> str:
     """Describe the epochs that are not trained."""
-    later = run.network.unfreezing.epochs
+    later = run.built_model.unfreezing.epochs
     epochs = later[0] if later else run.job.train.epochs
-    return "the epoch" if epochs == 1 else f"the first {epochs} epochs" if later else f"all {epochs} epochs"
+    if epochs == 1:
+        return "the epoch"
+    return f"the first {epochs} epochs" if later else f"all {epochs} epochs"
 
 
 def _pass_replaced_epochs(run: Run) -> None:
-    """Set the counters to the evaluation at the end of the epochs that were not trained."""
-    counters, later = run.counters, run.network.unfreezing.epochs
+    """Advance the counters to the evaluation at the end of the replaced epochs."""
+    counters, later = run.counters, run.built_model.unfreezing.epochs
     counters.solved = True
     counters.samples += len(run.dataset.train)
     if later:
-        # The schedule counts steps: unfrozen layers learn at the rate of their epoch.
+        # The schedule counts steps, so unfrozen layers learn at the rate of their epoch.
         counters.epoch, counters.step = later[0] - 1, later[0] * run.batches.per_epoch
     else:
         counters.step += 1
+
+
+def _collect_in_batches(run: Run, split: Split) -> dict[str, HeadFeatures]:
+    return validation.with_smaller_batches(run, "the features", partial(_collect_features, run, split))
 
 
 def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
@@ -107,14 +110,13 @@ def _collect_features(run: Run, split: Split, size: int) -> dict[str, HeadFeatur
             )
         for batch in validation.micro_batches(run, split, size):
             run.step.forward.outputs_in_fp32(batch.inputs)
-            owners = {
-                name: next(other for other in head_inputs if head_inputs[other][0] is inputs[0])
-                for name, inputs in head_inputs.items()
-            }
+            # Heads with the same input tensor share the features of the first of them.
+            first_readers: dict[int, str] = {}
+            owners = {name: first_readers.setdefault(id(inputs[0]), name) for name, inputs in head_inputs.items()}
             for name, head in run.solvable_heads.items():
                 targets[name].append(batch.targets[name])
                 if owners[name] == name:
                     features[name].append(head.read_features(head_inputs[name]))
     # Joined outside of inference mode, so that gradients can be computed from them.
-    joined = {name: run.solvable_heads[name].join_features(parts) for name, parts in features.items() if parts}
-    return {name: HeadFeatures(joined[owners[name]], torch.cat(parts).clone()) for name, parts in targets.items()}
+    joined = {name: run.solvable_heads[name].join_features(rows) for name, rows in features.items() if rows}
+    return {name: HeadFeatures(joined[owners[name]], torch.cat(values).clone()) for name, values in targets.items()}

@@ -1,4 +1,4 @@
-"""Rows of a wide matrix with few values in each row, such as word counts of texts."""
+"""Stores and multiplies wide matrices with few values in each row, such as word counts of texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_ROWS = 2
-"""Number of rows that must have a column for it to count: words of a single text say nothing about other texts."""
+"""Number of rows that must use a column for it to count: words of a single text say nothing about other texts."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,29 @@ class SparseRows:
 
     @classmethod
     def add_up(cls, rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> SparseRows:
-        """Build the matrix of this shape from values at rows and columns; repeated places are added up."""
-        keys, places = torch.unique(rows * shape[1] + columns, return_inverse=True)
-        sums = torch.zeros(len(keys), device=values.device).index_add_(0, places, values.float())
+        """Build the matrix of this shape from values at rows and columns; values at the same position are added up."""
+        keys, indices = torch.unique(rows * shape[1] + columns, return_inverse=True)
+        sums = torch.zeros(len(keys), device=values.device).index_add_(0, indices, values.float())
         return cls(keys % shape[1], sums, torch.bincount(keys // shape[1], minlength=shape[0]), shape[1])
 
     @classmethod
     def from_padded(cls, columns: Tensor, values: Tensor, width: int) -> SparseRows:
-        """Build the matrix from padded rows (N, places) with padding of value 0; repeated columns are added up."""
+        """Build the matrix from rows (N, length), padded with values of 0; repeated columns are added up."""
         is_real = values != 0
         return cls.add_up(is_real.nonzero()[:, 0], columns[is_real], values[is_real], (len(columns), width))
 
     @classmethod
-    def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
-        """Join matrices one below the other."""
-        columns, values, counts = (
-            torch.cat([getattr(part, name) for part in parts]).clone() for name in ("columns", "values", "counts")
-        )
-        return cls(columns, values, counts, parts[0].width)
+    def join(cls, matrices: Sequence[SparseRows]) -> SparseRows:
+        """Join matrices one below the other, in new tensors."""
+        columns = torch.cat([matrix.columns for matrix in matrices]).clone()
+        values = torch.cat([matrix.values for matrix in matrices]).clone()
+        counts = torch.cat([matrix.counts for matrix in matrices]).clone()
+        return cls(columns, values, counts, matrices[0].width)
 
     def __getitem__(self, is_selected: Tensor) -> SparseRows:
-        """Return the rows of a mask (N,)."""
-        kept = is_selected.repeat_interleave(self.counts)
-        return replace(self, columns=self.columns[kept], values=self.values[kept], counts=self.counts[is_selected])
+        """Return the rows that a mask (N,) selects."""
+        mask = is_selected.repeat_interleave(self.counts)
+        return replace(self, columns=self.columns[mask], values=self.values[mask], counts=self.counts[is_selected])
 
     @cached_property
     def rows(self) -> Tensor:
@@ -62,23 +62,23 @@ class SparseRows:
         return torch.arange(len(self), device=self.columns.device).repeat_interleave(self.counts)
 
     def weigh_columns(self, factors: Tensor) -> SparseRows:
-        """Return the columns whose factor, of (width,), is not 0, multiplied by it and numbered from 0 again."""
+        """Return the columns whose factor, from a tensor (width,), is not 0, multiplied by it and renumbered from 0."""
         numbers = (factors != 0).cumsum(0) - 1
-        kept = factors[self.columns] != 0
-        columns, counts = self.columns[kept], torch.bincount(self.rows[kept], minlength=len(self))
+        mask = factors[self.columns] != 0
+        columns, counts = self.columns[mask], torch.bincount(self.rows[mask], minlength=len(self))
         width = int(numbers[-1]) + 1
-        return SparseRows(numbers[columns], self.values[kept] * factors[columns], counts, width)
+        return SparseRows(numbers[columns], self.values[mask] * factors[columns], counts, width)
 
     def normalize(self) -> SparseRows:
-        """Return the matrix with rows of length 1; a row without values remains as it is."""
+        """Return the matrix with rows scaled to length 1; a row without values stays empty."""
         squares = torch.zeros(len(self), device=self.values.device).index_add_(0, self.rows, self.values.square())
         return replace(self, values=self.values / squares.sqrt()[self.rows].clamp_min(torch.finfo(torch.float32).tiny))
 
     def measure_rarity(self) -> Tensor:
-        """Measure the factor of each column, (width,), that grows the fewer rows have it, as in TF-IDF (Spärck Jones
-        1972); 0 for columns of fewer than LEAST_ROWS rows.
+        """Measure the inverse document frequency of each column, (width,), as in TF-IDF (Spärck Jones 1972).
 
-        Columns are not standardized, because that would give the rarest columns the most weight.
+        It is larger for a column used in fewer rows, and 0 below LEAST_ROWS rows. Columns are not standardized instead,
+        because this would give the rarest columns the most weight.
         """
         documents = torch.bincount(self.columns, minlength=self.width)
         rarity = ((1 + len(self)) / (1 + documents)).log() + 1
@@ -97,7 +97,7 @@ class SparseRows:
         return self.counts.cumsum(0) - self.counts
 
     def multiply(self, weight: Tensor) -> Tensor:
-        """Return the product with a weight (width, outputs): (N, outputs)."""
+        """Return the product with a weight (width, outputs), of shape (N, outputs)."""
         if not len(self.columns):
             return weight.sum() * torch.zeros(len(self), weight.shape[1], device=weight.device)
         return F.embedding_bag(self.columns, weight, self.starts, mode="sum", per_sample_weights=self.values)

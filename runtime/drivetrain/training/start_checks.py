@@ -1,5 +1,4 @@
-"""Checks before the first step that all processes of a run have the same data, network and plan, and that its batches
-can be trained.
+"""Checks before the first step: all processes have the same data, network and plan, and the batches can be trained.
 
 Each process loads the data and builds the network itself. User code that uses unseeded random numbers, or iterates over
 a set or a folder listing, can give different results in each process.
@@ -26,9 +25,7 @@ from drivetrain.job import Job
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.plan.plan import Plan
 
-SEEDS = (
-    "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
-)
+SEEDS = "seed its random numbers and sort its lists (a set and os.listdir have no order), or train in one process"
 
 
 def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, fingerprint: str) -> None:
@@ -43,19 +40,15 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
     """
     if ranks.count == 1:
         return
-    difference = _find_difference(
-        ranks,
-        {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
-        | {"classes": repr(dataset.heads)},
-    )
+    preprocessing = json.dumps(dataset.preprocessing, default=str)
+    texts = {"samples": fingerprint, "preprocessing": preprocessing, "classes": repr(dataset.heads)}
+    difference = _find_difference(ranks, texts)
     if difference:
-        raise DataError(f"{difference} than process 1, from the same job", "data that every process reads alike", SEEDS)
+        raise DataError(f"{difference} than process 1, from the same job", "the same data in every process", SEEDS)
     shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     difference = _find_difference(ranks, {"weights or buffers": repr(shapes)})
     if difference:
-        raise job.spec_error(
-            ("model",), f"{difference} than process 1", "a network that every process builds alike", SEEDS
-        )
+        raise job.spec_error(("model",), f"{difference} than process 1", "the same network in every process", SEEDS)
 
 
 def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
@@ -66,7 +59,7 @@ def _find_difference(ranks: Ranks, texts: Mapping[str, str]) -> str | None:
     for number, row in enumerate(other_rows, 2):
         for name, first_digest, digest in zip(texts, first_row, row, strict=True):
             if first_digest != digest:
-                return f"process {number} of {ranks.count} has other {name}"
+                return f"process {number} of {ranks.count} has different {name}"
     return None
 
 
@@ -75,38 +68,40 @@ def note_same_samples(ranks: Ranks, dataset: Dataset) -> list[str]:
     if ranks.count == 1 or not isinstance(dataset.train, StreamSplit):
         return []
     content = b"".join(value.numpy().tobytes() for value in dataset.train.gather(np.arange(1)))
-    first, *others = ranks.all_gather([float(int.from_bytes(hashlib.sha256(content).digest()[:6]))])
-    if any(row[0] != first[0] for row in others):
+    rows = ranks.all_gather([float(int.from_bytes(hashlib.sha256(content).digest()[:6]))])
+    if any(row != rows[0] for row in rows):
         return []
     return [
-        f"warning: the {ranks.count} processes begin with the same sample of the iterable: in the process number RANK of WORLD_SIZE "
-        "(environment variables) it should yield the samples of this process alone"
+        f"warning: the {ranks.count} processes begin with the same sample of the iterable; it should yield different samples in each process, by its number RANK of "
+        "WORLD_SIZE (environment variables)"
     ]
 
 
 def check_plan(ranks: Ranks, plan: Plan) -> None:
-    """Refuse to train with different plans; there is nothing to compare on a single machine.
+    """Refuse to train with different plans on several machines.
 
     Raises:
-        SpecError: if a machine has made another decision.
+        SpecError: if a machine has made a different decision.
     """
     if NODES not in os.environ:
         return
     local_values = plan.values()
-    first = json.loads(ranks.copy_text_from(0, json.dumps(local_values)))
-    wrong = [
-        f"{name} is {local_values[name]}, there {value}" for name, value in first.items() if local_values[name] != value
-    ]
-    if difference := first_difference(ranks, "; ".join(wrong)):
+    leader_values = json.loads(ranks.copy_text_from(0, json.dumps(local_values)))
+    wrong = []
+    for name, value in leader_values.items():
+        if local_values[name] != value:
+            wrong.append(f"{name} is {local_values[name]}, there {value}")
+    difference = first_difference(ranks, "; ".join(wrong))
+    if difference:
         raise SpecError(
-            f"another plan than on the leader's machine: {difference}",
+            f"a different plan than on the leader's machine: {difference}",
             "one plan for all machines",
-            "give the value in the job, under optimize, or use machines of one kind",
+            "set the value in the job, under optimize, or use machines of one kind",
         )
 
 
 def first_difference(ranks: Ranks, wrong: str) -> str:
-    """Return the text of the first process that has one, with its machine; empty if no process has one."""
+    """Return the first text `wrong` of any process that is not empty, with its machine; empty if all are."""
     text = f"rank {ranks.number} on node {find_node_name()}: {wrong}"
     is_wrong = [bool(row[0]) for row in ranks.all_gather([float(bool(wrong))])]
     return ranks.copy_text_from(is_wrong.index(True), text) if any(is_wrong) else ""
@@ -129,12 +124,11 @@ def refuse_single_samples(job: Job, forward: ForwardPass, processes: int) -> Non
     if forward.micro_batch == 1:
         key, setting = ("optimize", "micro_batch"), "1"
     elif job.train.batch < 2 * processes:
-        key, setting = (
-            ("train", "batch_size"),
-            f"{job.train.batch}" + (f" for {processes} processes" if processes > 1 else ""),
-        )
+        key, setting = ("train", "batch_size"), str(job.train.batch)
+        if processes > 1:
+            setting += f" for {processes} processes"
     elif forward.splitter is not Batch.split:
-        key, setting = ("optimize", "unpadding"), "a text may get a pass of its own"
+        key, setting = ("optimize", "unpadding"), "a text may be computed alone"
     else:
         return
     action = "use a larger size, or layers that need no batch, such as GroupNorm or LayerNorm"
@@ -142,8 +136,10 @@ def refuse_single_samples(job: Job, forward: ForwardPass, processes: int) -> Non
 
 
 def check_divisible(job: Job, dataset: Dataset, processes: int) -> None:
-    """Refuse several processes if the user's loss cannot be combined from the losses of their shares, or if a batch of
-    an iterable has fewer samples than processes.
+    """Refuse several processes if a batch cannot be divided among them.
+
+    This is so if the user's loss cannot be combined from the losses of their shares, or if a batch of an iterable has
+    fewer samples than processes.
 
     Raises:
         SpecError: if they are refused; names the key.
@@ -151,11 +147,12 @@ def check_divisible(job: Job, dataset: Dataset, processes: int) -> None:
     if processes > 1 and isinstance(dataset.train, StreamSplit) and job.train.batch < processes:
         raise job.spec_error(
             ("train", "batch_size"),
-            f"is {job.train.batch}, and each of {processes} processes reads samples of its own from an iterable",
+            f"is {job.train.batch}, and each of {processes} processes reads its own samples from an iterable",
             f"{processes} samples or more",
             "raise it, or train in one process",
         )
-    if processes == 1 or not dataset.loss or not (obstacle := dataset.loss.division.obstacle):
+    obstacle = dataset.loss.division.obstacle if dataset.loss else ""
+    if processes == 1 or not obstacle:
         return
     description = f"a batch is divided among {processes} processes, and {obstacle}"
     action = f"train in one process, on one GPU; {SPLITTABLE}"

@@ -1,4 +1,4 @@
-"""One optimizer step on one batch: a forward pass, an updater, and an exchange of gradients with other processes."""
+"""Trains one optimizer step on one batch: forward pass, backward pass, exchange of gradients, update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.models.loss_function import Denominators
 from drivetrain.system import torch_errors, torch_settings
 from drivetrain.system.console import say
-from drivetrain.training.captured_step import CapturedStep
+from drivetrain.training.captured_step import StepCapture
 from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import ComputeAgain, HalfUpdated, Peers, StepNote, out_of_memory_error
 from drivetrain.training.step_result import BatchLoss, StepResult
@@ -27,18 +27,12 @@ from drivetrain.training.updater import Updater
 
 
 class Step:
-    """Forward, backward and update.
-
-    Args:
-        forward: forward pass that computes outputs and loss.
-        updater: updater of the weights.
-        peers: processes that train together.
-    """
+    """Trains steps, each completely or not at all."""
 
     def __init__(self, forward: ForwardPass, updater: Updater, peers: Peers | None = None) -> None:
         self.forward, self.updater, self.peers = forward, updater, peers or Peers()
         self.exchange = GradientExchange(self.peers.ranks)
-        self.recorded: CapturedStep | None = None
+        self.capture: StepCapture | None = None
         self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Context that lets a signal interrupt the step: a compilation takes longer than a user would wait."""
         self.report: Callable[[str, str], None] = lambda kind, text: say(text)
@@ -46,7 +40,7 @@ class Step:
 
     def use_micro_batch(self, samples: int | None) -> None:
         """Set the micro-batch size; None for the whole batch."""
-        self._drop_recordings()
+        self._drop_captures()
         self.forward.micro_batch = samples
 
     def scale_losses(self, scaling: Fp16) -> None:
@@ -58,23 +52,25 @@ class Step:
         report = functools.partial(self.report, "compile")
         self.forward.compiled = CompiledForward(self.forward.compute, graphs=graphs, report=report)
 
-    def record(self, recorded: CapturedStep) -> None:
-        """Record whole steps from now on, and replay them."""
-        self.recorded, self.forward.is_recorded, self.updater.rounds_rates = recorded, True, True
+    def use_capture(self, capture: StepCapture) -> None:
+        """Capture whole steps as CUDA graphs from now on, and replay them."""
+        self.capture = capture
+        self.forward.is_captured = True
+        self.updater.rounds_rates = True
 
     def forget_last_step(self) -> None:
         """Forget the last step, whose result may not have been read yet, before a checkpoint is restored."""
-        self._drop_recordings()
+        self._drop_captures()
         self.updater.last_result = None
 
     def fall_back_to_fp32(self) -> None:
         """Switch to fp32 without scaling from now on."""
-        self._drop_recordings()
+        self._drop_captures()
         self.forward.dtype, self.updater.scaler.fell_back = None, True
 
-    def _drop_recordings(self) -> None:
-        if self.recorded:
-            self.recorded.drop()
+    def _drop_captures(self) -> None:
+        if self.capture:
+            self.capture.drop()
 
     def __call__(self, batch: Batch, share: BatchShare = WHOLE) -> StepResult:
         """Train one step, completely or not at all, on this process's share of a batch.
@@ -92,10 +88,10 @@ class Step:
         return self.replay(batch, share) or self.update(self.compute_gradients(batch, share), len(batch))
 
     def replay(self, batch: Batch, share: BatchShare) -> StepResult | None:
-        """Replay a recording of a whole step, with its update; returns None if the step must be computed."""
-        if self.recorded is None:
+        """Replay a captured step with its update; returns None if the step must be computed."""
+        if self.capture is None:
             return None
-        result = self.recorded.replay(self.forward, self.updater, batch, share.seed)
+        result = self.capture.replay(self.forward, self.updater, batch, share.seed)
         if result is not None:
             result.sample_hashes = [batch_parts.hash_samples(batch.ids)]
             self.updater.last_result = result
@@ -216,7 +212,7 @@ class Step:
         return ComputeAgain(f"{operation} has no deterministic kernel")
 
     def _try_kernels(self, batch: Batch, share: BatchShare, denominators: Denominators) -> None:
-        """Compute a micro-batch alone, to find operations without a deterministic kernel before gradients are exchanged."""
+        """Try a micro-batch, to find operations without a deterministic kernel before gradients are exchanged."""
         micro_batch = next(iter(self.forward.split(batch)))
         try:
             with self.forward.trying(share.seed):
@@ -227,7 +223,8 @@ class Step:
 
     def _halve_micro_batch(self, batch_samples: int, error: BaseException) -> None:
         samples = min(self.forward.micro_batch or batch_samples, batch_samples)
-        if obstacle := self.forward.loss.split_obstacle:
+        obstacle = self.forward.loss.split_obstacle
+        if obstacle:
             description = f"{samples} samples at once" if samples > 1 else "the whole batch"
             raise cannot_split_error(f"out of memory with {description}", obstacle) from None
         if samples <= self.forward.min_samples:

@@ -40,7 +40,7 @@ class TrainedStep:
     learning_rate: float
     result: StepResult
     batch_digest: str = ""
-    """A digest of its sample ids."""
+    """Digest of its sample ids."""
 
 
 class StepRecords:
@@ -106,7 +106,8 @@ class StepRecords:
             self._look_at_neighbors(self.cpu_sharing)
         if self.run.peers.problem is not None:
             return
-        if interruption := self.run.signals.peek():
+        interruption = self.run.signals.peek()
+        if interruption:
             raise interruption
         self.flush()
         self.saver.check_finite()
@@ -119,7 +120,7 @@ class StepRecords:
 
     @contextlib.contextmanager
     def complete_at_stop(self) -> Iterator[None]:
-        """Record the last steps when the block of steps ends with a problem that does not undo them.
+        """Record the last steps if the block of steps ends with a problem that does not undo them.
 
         Raises:
             RollBack: instead of a stop, if a step was not finite: the run rolls back first, and is stopped afterwards.
@@ -168,7 +169,7 @@ class StepRecords:
                 if self.jump_count < MAX_JUMPS_SHOWN:
                     run.events.add("loss", message, step.number)
                 elif self.jump_count == MAX_JUMPS_SHOWN:
-                    run.events.add("loss", f"{message}; further jumps are in events.jsonl alone", step.number)
+                    run.events.add("loss", f"{message}; further jumps are only in events.jsonl", step.number)
                 else:
                     run.events.store("loss", message, step.number)
             return

@@ -1,4 +1,4 @@
-"""The position of a run, and its used share of the time of `train.within`.
+"""Counts the position of a run, and measures the used share of its time with `train.within`.
 
 The schedule of such a run is a function of this share, and the training ends when it reaches 1.
 """
@@ -27,9 +27,9 @@ class Counters:
     step: int = 0
     """Finished optimizer steps."""
     samples: int = 0
-    """Samples processed."""
+    """Processed samples."""
     solved: bool = False
-    """Whether the heads were solved in place of the first epochs."""
+    """Whether the heads were solved instead of the first epochs."""
     seconds: float = 0.0
     """Training time of earlier attempts."""
 
@@ -47,16 +47,16 @@ class Counters:
 COMMAND_BEGAN = "DRIVETRAIN_COMMAND_BEGAN"
 """Environment variable of a trainer: start of its command on the monotonic clock that all processes share."""
 MAX_EPOCHS = 100
-"""Limit of epochs: a small data set would be repeated thousands of times within an hour, and learned by heart."""
+"""Largest number of epochs: a small data set would be repeated thousands of times in an hour, and learned by heart."""
 MIN_TRAINING_SHARE = 0.1
 """Smallest share of the time for training: with less, a schedule has no time to rise and fall."""
 ENDING_SECONDS = 7.0
-"""Time after the last evaluation for model, report, and the import of scikit-learn. If other programs also slowed down the
-start, it may take twice as long."""
+"""Seconds after the last evaluation for the model, the report and the import of scikit-learn; twice as many if other programs
+slowed down the start."""
 SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
-"""Time for the simple models that the network's result is compared with: a share of the training, and its maximum."""
+"""Time for the simple models that are compared with the network: a share of the training, and its maximum."""
 RESERVED_SHARE, RESERVED_SECONDS = 0.05, 6.0
-"""Share of `train.within` reserved for the simple models, which seldom need more; for short times these seconds."""
+"""Share of `train.within` reserved for the simple models, which seldom need more, and the seconds for short times."""
 EVALUATION_SHARE = 1 / 3
 """Assumed cost of an evaluation batch relative to a training step, until one is timed: it runs forward only."""
 MAX_EVALUATION_SHARE = 0.25
@@ -64,7 +64,7 @@ MAX_EVALUATION_SHARE = 0.25
 
 
 class TimeTarget:
-    """The time of a run with `train.within`, which passes only while one of its commands runs.
+    """Clock of a run with `train.within`; it runs only while a command trains the run.
 
     Args:
         job: job with the time limit.
@@ -86,7 +86,7 @@ class TimeTarget:
         """Seconds of the fastest step so far, as first steps allocate memory; end time and number of the last step."""
 
     def begin(self) -> None:
-        """Note the time before the first step, during which no schedule can rise or fall.
+        """Note the time before the first step, which no schedule can use.
 
         Raises:
             SpecError: if hardly any time is left.
@@ -94,15 +94,14 @@ class TimeTarget:
         self.start_seconds = self.read_clock() - self.trained_seconds
         if self.trained_seconds or self.seconds_left() >= MIN_TRAINING_SHARE * self.seconds:
             return
-        needed = math.ceil(
-            (self.start_seconds + 2 * ENDING_SECONDS) / (1 - SIMPLE_MODELS_SHARE - 2 * MIN_TRAINING_SHARE)
-        )
+        fixed_seconds = self.start_seconds + 2 * ENDING_SECONDS
+        needed = math.ceil(fixed_seconds / (1 - SIMPLE_MODELS_SHARE - 2 * MIN_TRAINING_SHARE))
         raise self.job.spec_error(
             ("train", "within"),
             f"is {self.job.train.within}; the first step begins after {self.start_seconds:.0f} s, and "
-            f"{self._reserve_seconds():.0f} s are for what follows the training",
+            f"{self._reserve_seconds():.0f} s are reserved for the time after the training",
             f"{needed}s or more",
-            "raise it, or make the start shorter: fewer samples, a smaller network",
+            "raise it, or shorten the start: fewer samples, a smaller network",
         )
 
     def read_clock(self) -> float:
@@ -115,9 +114,10 @@ class TimeTarget:
 
     def measure_share(self, step: int, epochs: float) -> float:
         """Return the finished share of the training, by the clock or by the epochs so far."""
-        now, (before, earlier_step) = time.monotonic(), self.last_step
-        if step > earlier_step:
-            self.step_seconds = min(self.step_seconds, (now - before) / (step - earlier_step))
+        now = time.monotonic()
+        last_end, last_step = self.last_step
+        if step > last_step:
+            self.step_seconds = min(self.step_seconds, (now - last_end) / (step - last_step))
         self.last_step = now, step
         trained_seconds, seconds_left = self.read_clock() - self.start_seconds, max(0.0, self.seconds_left())
         time_share = trained_seconds / (trained_seconds + seconds_left) if seconds_left else 1.0
@@ -135,12 +135,11 @@ class TimeTarget:
             assumed_seconds = self.evaluation_batches * EVALUATION_SHARE * step_seconds
             evaluation = min(assumed_seconds, MAX_EVALUATION_SHARE * self.seconds)
         simple_models = max(RESERVED_SHARE * self.seconds, min(RESERVED_SECONDS, SIMPLE_MODELS_SHARE * self.seconds))
-        is_alone = self.job.baselines == "off"
-        return (
-            evaluation * (1 + self.test_share)
-            + min(max(ENDING_SECONDS, self.start_seconds / 2), 2 * ENDING_SECONDS)
-            + (0 if is_alone else min(MAX_SIMPLE_MODELS_SECONDS, simple_models))
-        )
+        if self.job.baselines == "off":
+            simple_models = 0.0
+        # A slow start shows that other programs slow this one down.
+        ending = min(max(ENDING_SECONDS, self.start_seconds / 2), 2 * ENDING_SECONDS)
+        return evaluation * (1 + self.test_share) + ending + min(MAX_SIMPLE_MODELS_SECONDS, simple_models)
 
     def state(self, share: float) -> dict[str, float]:
         """Return the state for a checkpoint; `share` is the value that all processes use."""
@@ -148,7 +147,7 @@ class TimeTarget:
         return {**clock, "trained": self.read_clock() - self.start_seconds, "limit": self.seconds, "share": share}
 
     def load(self, state: Mapping[str, float]) -> float:
-        """Restore the `state` of this command, or of an earlier one without the pause in between.
+        """Restore the `state` of this command, or of an earlier one; the time between two commands does not count.
 
         Returns:
             The used share of the time; 0 if an extended run has more time.

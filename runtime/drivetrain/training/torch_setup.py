@@ -18,11 +18,11 @@ _IGNORED_WARNINGS = (
     r"scatter_add_\w+ does not have a deterministic implementation",
     r"This instance was constructed with capturable=True",
 )
-"""Warnings of torch about decisions of the plan, or without meaning here: sums of integers do not depend on order."""
+"""Warnings of torch about decisions of the plan, or without meaning here, such as about the order of integer sums."""
 
 
 def apply_settings(job: Job, hardware: Hardware, device: torch.device) -> None:
-    """Apply the job's settings, and defaults for the rest; optimizations may change them afterwards."""
+    """Apply the job's settings and reset all others; optimizations may change them afterwards."""
     torch_settings.reset_switches()
     for message in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)

@@ -1,7 +1,4 @@
-"""Trains an assembled run from its first step or last checkpoint to its end, and writes all its records.
-
-TensorBoard gets an overview of the run before its first step.
-"""
+"""Trains an assembled run from its first step or last checkpoint to its end, and writes all its records."""
 
 from __future__ import annotations
 
@@ -138,7 +135,7 @@ def _train_and_disconnect(
         ) from (error.__cause__)
     if sampler:
         sampler.send()
-        # Rank 0 writes the last records of all processes, and needs nothing else of them.
+        # Rank 0 only needs the last records of the other processes, which may end now.
         with contextlib.suppress(PeerError):
             run.ranks.barrier()
     run.ranks.leave()
@@ -178,7 +175,7 @@ def _prepare_run(run: Run) -> Saver:
             raise NumericsError(
                 f"the network's weights before the first step are {problem}",
                 "finite numbers in every parameter",
-                "initialize these parameters in the network, or look at the file that they were loaded from",
+                "initialize these parameters in the network, or check the file from which they were loaded",
             ) from None
     saver.warn_if_disk_small()
     profiling.split_step_time(run)
@@ -188,14 +185,14 @@ def _prepare_run(run: Run) -> Saver:
 def _warn_of_sizes(run: Run) -> None:
     """Print a line if the batch is larger than the data, or if `train.steps` exceeds the steps of the epochs."""
     samples = run.batches.samples
-    if run.job.train.batch > samples and not run.ends_solved:
+    if run.job.train.batch > samples and not run.only_solves_heads:
         say(
-            f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
+            f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples; each epoch has one step"
         )
-    if run.total_steps < (run.job.train.steps or 0) and not run.ends_solved:
+    if run.total_steps < (run.job.train.steps or 0) and not run.only_solves_heads:
         say(
             f"train.steps: {run.job.train.steps:,} is more than the {run.total_steps:,} steps of train.epochs: "
-            f"{run.job.train.epochs:,}; the run ends after {run.total_steps:,}, more epochs make it longer"
+            f"{run.job.train.epochs:,}; the run ends after {run.total_steps:,} steps; raise train.epochs to train longer"
         )
 
 
@@ -239,8 +236,8 @@ def _build_result(run: Run, best: FinalWeights, reason: str, peak_bytes: int) ->
         **({"within_seconds": run.time_target.read_clock()} if run.time_target else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
-        "model": operations.describe_flop(run.network),
-        "facts": run.dataset.facts,  # which the report's advice reads
+        "model": operations.describe_flop(run.built_model),
+        "facts": run.dataset.facts,  # for the advice in the report
     }
 
 
@@ -255,25 +252,20 @@ def show_overview(run: Run) -> None:
     try:
         entries |= _draw_first_batch(run)
     except Exception as error:
-        # The training will report an unreadable sample; here only the picture is missing.
+        # The training will report an unreadable sample. Here only the picture is missing.
         run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
     run.metrics.board.put(run.counters.step, entries)
 
 
 def format_plan(plan: Plan) -> str:
     """Format the decisions of a plan as a Markdown table."""
-    rows = [
-        (
-            row.name,
-            format_value(row.value),
-            row.source,
-            row.effect,
-            f"{row.reason}; {row.evidence}" if row.evidence else row.reason,
-        )
-        for row in plan.decisions
-    ]
-    lines = [("setting", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = ["| setting | value | source | effect | reason |", "| --- | --- | --- | --- | --- |"]
+    for row in plan.decisions:
+        reason = f"{row.reason}; {row.evidence}" if row.evidence else row.reason
+        cells = (row.name, format_value(row.value), row.source, row.effect, reason)
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(lines)
 
 
 def _draw_first_batch(run: Run) -> dict[str, Value]:
@@ -304,9 +296,10 @@ def tile(images: Tensor, mean: object = None, std: object = None) -> Image.Image
     side = max(MIN_SIDE_PIXELS, *pixels.shape[2:])
     columns = min(4, len(pixels))
     sheet = Image.new("RGB", (columns * (side + 4), -(-len(pixels) // columns) * (side + 4)), "white")
-    for number, one in enumerate(pixels):
-        tile = Image.fromarray(one.permute(1, 2, 0).contiguous().numpy())
+    for number, image in enumerate(pixels):
+        tile = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
         tile.thumbnail((side, side))
-        tile = tile.resize((side, side), Image.Resampling.NEAREST) if max(tile.size) < side else tile
+        if max(tile.size) < side:
+            tile = tile.resize((side, side), Image.Resampling.NEAREST)
         sheet.paste(tile, (number % columns * (side + 4) + 2, number // columns * (side + 4) + 2))
     return sheet

@@ -20,19 +20,19 @@ STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "step_graph")
 
 def enter_stage(run: Run) -> None:
     """Freeze and unfreeze layers for the current epoch."""
-    unfreezing, epoch = run.network.unfreezing, run.counters.epoch
+    unfreezing, epoch = run.built_model.unfreezing, run.counters.epoch
     if unfreezing.stage(epoch) == run.stage:
         return
     run.stage = unfreezing.stage(epoch)
     unfreezing.apply(run.model, epoch)
-    if not run.network.freeze.train_mode:
+    if not run.built_model.freeze.train_mode:
         run.kept_in_eval_mode = list(find_frozen_parts(run.model))
     _reapply_optimizations(run)
 
 
 def announce_stage(run: Run) -> None:
     """Record the unfrozen layers at the beginning of the epoch that unfreezes them."""
-    unfreezing, epoch = run.network.unfreezing, run.counters.epoch
+    unfreezing, epoch = run.built_model.unfreezing, run.counters.epoch
     names = unfreezing.names(epoch)
     if not names or run.counters.batch:
         return
@@ -42,14 +42,15 @@ def announce_stage(run: Run) -> None:
         f"epoch {epoch + 1}: {list_names(freeze.list_layers(names), 6)} unfrozen, {trained:,} of {total:,} parameters"
     )
     if run.plan.value("feature_cache") is True:
-        text += f"; feature_cache: {run.cached}" if run.cached else "; feature_cache is off from here on"
+        text += f"; feature_cache: {run.cached_prefix}" if run.cached_prefix else "; feature_cache is off from here on"
     run.events.add("unfreeze", text, run.counters.step)
 
 
 def _reapply_optimizations(run: Run) -> None:
     """Apply the optimizations that depend on frozen layers again, to the whole network and its samples."""
-    if run.replaced is not None:
-        run.dataset, run.replaced, run.cached = run.replaced, None, ""
+    if run.uncached_dataset is not None:
+        run.dataset = run.uncached_dataset
+        run.uncached_dataset, run.cached_prefix = None, ""
         run.batches.split = run.dataset.train
     failed = run.step.forward.compile_error
     run.step.forward.use_whole_network()
@@ -87,14 +88,14 @@ def describe_unfreezing(run: Run) -> list[str]:
 
 def _count_first_epoch(run: Run) -> int:
     """Count the parameters that are trained in the first epoch."""
-    first = run.network.unfreezing.first
-    return sum(p.numel() for name, p in run.model.named_parameters() if p.requires_grad and name not in first)
+    later = run.built_model.unfreezing.first_epochs
+    return sum(p.numel() for name, p in run.model.named_parameters() if p.requires_grad and name not in later)
 
 
 def _describe_later_epochs(run: Run) -> str:
     """Return the numbers of parameters that are trained from later epochs on; empty without `model.unfreeze`."""
     sizes = {name: p.numel() for name, p in run.model.named_parameters()}
-    unfreezing, count, descriptions = run.network.unfreezing, _count_first_epoch(run), list[str]()
+    unfreezing, count, descriptions = run.built_model.unfreezing, _count_first_epoch(run), list[str]()
     for epoch in unfreezing.epochs:
         count += sum(sizes[name] for name in unfreezing.names(epoch))
         descriptions.append(f"{count:,} from epoch {epoch + 1} on")

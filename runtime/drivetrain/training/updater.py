@@ -1,4 +1,4 @@
-"""Updates the weights in a training step: gradients are clipped by their norm, and a bad step changes nothing."""
+"""Updates the weights in a training step: clips gradients by their norm, and skips the update of a bad step."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Updater:
         self.prefers_device = False
         """Whether the device decides about an update if it can; the host then reads the result later."""
         self.rounds_rates = False
-        """Whether learning rates are rounded to float32, so that recorded and other steps give the same bits."""
+        """Whether learning rates are rounded to float32, so that captured and other steps give the same bits."""
         self.last_result: StepResult | None = None
-        """Result of the last step, which is read before the result of the next step."""
+        """Result of the last step, which is read before the result of the next step is."""
         self.phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
-        """Function that returns the context for measuring the time of `optimizer`."""
+        """Function that returns a context which measures its block as the phase of this name."""
 
     def update(self, loss: Tensor) -> StepResult:
         """Update the weights with the gradients of a batch, unless its loss or a gradient is not finite."""
@@ -92,7 +92,7 @@ class Updater:
 
         It reads the previous result first, so that the loss scale sees the steps in their order.
         """
-        # Weak, because a strong one would keep the results of all steps alive. If it is gone, it has been read, or a
+        # A strong reference would keep the results of all steps alive. A result that no longer exists was read, or a
         # rollback has undone its step.
         previous_result = weakref.ref(self.last_result) if self.last_result else lambda: None
 
@@ -116,7 +116,7 @@ class Updater:
             self.discard()
 
     def _apply_on_device(self, finite: Tensor) -> None:
-        """Run the optimizer if `finite`, else restore the buffers; the scale learns of both, the host reads no number."""
+        """Run the optimizer if `finite`, else restore the buffers, and update the scale; the host reads no number."""
         with skip_unless(self.optimizer, finite):
             self._run_optimizer()
         self.buffers.keep_if(finite)

@@ -1,4 +1,4 @@
-"""Converts the batches of a user's own loop, and the outputs of its model, for a training step."""
+"""Converts the batches of a user's own loop for a training step, and computes the mean loss of its model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WholeBatch(Batch):
 
     def to(self, device: torch.device) -> WholeBatch:
         """Move all tensors, and all objects that have `to`, to `device`."""
-        moved: dict[int, Any] = {}  # the targets may be the inputs
+        moved: dict[int, Any] = {}  # targets and inputs may be the same object
 
         def move(value: Any) -> Any:
             return moved.setdefault(id(value), change_leaves(lambda leaf: leaf.to(device), value))
@@ -51,17 +51,17 @@ def change_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     if hasattr(value, "to"):
         return change(value)
     if isinstance(value, Mapping):
-        changed = {key: change_leaves(change, inner) for key, inner in value.items()}
-        if all(changed[key] is inner for key, inner in value.items()):
+        changed = {key: change_leaves(change, member) for key, member in value.items()}
+        if all(changed[key] is member for key, member in value.items()):
             return value
-        copied: Any = copy.copy(value)  # of the same type: outputs of transformers are read by attribute, too
+        copied: Any = copy.copy(value)  # of the same type, since outputs of transformers are also read by attribute
         copied.update(changed)
         return copied
     if isinstance(value, tuple | list):
-        items = [change_leaves(change, inner) for inner in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
+        members = [change_leaves(change, member) for member in value]
+        if all(new is old for new, old in zip(members, value, strict=True)):
             return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return value
 
 
@@ -96,14 +96,11 @@ class UserBatches:
         if not isinstance(owner, nn.Module):
             return []
         model_parameters = set(self.model.parameters())
-        return [
-            name
-            for name, parameter in owner.named_parameters()
-            if parameter.requires_grad and parameter not in model_parameters
-        ]
+        trainable = [(name, p) for name, p in owner.named_parameters() if p.requires_grad]
+        return [name for name, p in trainable if p not in model_parameters]
 
     def to_batch(self, user_batch: Any) -> Batch:
-        """Convert a batch of the user. It can be split if all its values are tensors with one row for each sample.
+        """Convert a batch of the user's loop; `whole` says afterwards whether it can be split.
 
         Raises:
             DataError: if the batch has none of the forms in BATCH_FORMS.
@@ -119,8 +116,8 @@ class UserBatches:
         rows = dict.fromkeys(len(value) for value in tensors)
         self.whole = ""
         if len(tensors) < len(values):
-            other = next(value for value in values if not isinstance(value, Tensor) or not value.ndim)
-            self.whole = f"the batch holds {describe(other)}, whose samples are not known"
+            unsplittable = next(value for value in values if not isinstance(value, Tensor) or not value.ndim)
+            self.whole = f"the batch holds {describe(unsplittable)}, whose samples are not known"
         elif len(rows) > 1:
             self.whole = f"the tensors of the batch have {', '.join(map(str, rows))} rows"
         if self.whole:
@@ -166,11 +163,12 @@ class UserBatches:
             contents = f"keys {', '.join(map(str, form[1:]))}" if self.argument_names else f"{form[0]} inputs"
             possible = f"the arguments of the model: {', '.join(signature.parameters)}"
             inputs_given = ", ".join(f"batch[{name!r}]" for name in self.argument_names if name in signature.parameters)
-            action = (
-                f"give (inputs, targets), where targets may be the mapping: step((({inputs_given},), batch))"
-                if inputs_given and self.loss
-                else "give these arguments, or change forward(): **others takes all other keys, *others all other inputs"
-            )
+            if inputs_given and self.loss:
+                action = f"give (inputs, targets), where targets may be the mapping: step((({inputs_given},), batch))"
+            else:
+                action = (
+                    "give these arguments, or change forward(): **others takes all other keys, *others all other inputs"
+                )
             raise DataError(
                 f"the batch has {contents}, but forward() of the model: {error}", possible, action
             ) from None
@@ -214,7 +212,7 @@ class UserBatches:
         return (loss if loss.dtype == torch.float64 else loss.float()).mean()
 
     def _call_loss(self, outputs: Any, targets: Any) -> Any:
-        """Call the loss; the first call refuses a loss that combines every sample with every other by mistake."""
+        """Call the loss; the first call refuses a loss that combines every sample with every other one by mistake."""
         assert self.loss is not None
         if self.has_called_loss or self.whole or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.loss(outputs, targets)
@@ -222,7 +220,7 @@ class UserBatches:
         with watch_broadcasts(len(targets)) as broadcast_texts:
             loss = self.loss(outputs, targets)
         if broadcast_texts:
-            # A constant of the loss may be as long as the batch, so check with other numbers of rows.
+            # A constant in the loss may be as long as the batch by chance, so check with other numbers of rows.
             with torch.random.fork_rng(devices=[]):
                 broadcast = find_broadcast(copy.deepcopy(self.loss), outputs.detach(), targets)
             if broadcast:
@@ -250,7 +248,7 @@ class UserBatches:
         raise SpecError(
             f"the model gives {contents}, and none of them is called loss",
             LOSS_FORMS,
-            f"say which is the loss, as loss=lambda outputs, {targets}: {total}{call}",
+            f"name the loss, as loss=lambda outputs, {targets}: {total}{call}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Optimizer, scheduler, metrics and callbacks that a Python program passes to its training."""
+"""Wraps the optimizer, scheduler, metrics and callbacks that a Python program passes to its training."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class UserMetrics:
 
             with contextlib.suppress(Exception):
                 trial.metrics[name] = copy.deepcopy(metric)
-                if broadcast := broadcasts.find_broadcast(add_rows, outputs.detach(), targets[""]):
+                broadcast = broadcasts.find_broadcast(add_rows, outputs.detach(), targets[""])
+                if broadcast:
                     return name, broadcast
         return None
 
@@ -108,12 +109,7 @@ Scheduling = LRScheduler | Callable[[Optimizer], LRScheduler]
 
 
 class UserOptimizer:
-    """An optimizer for the parameters of one network; measurements before the training get copies of it.
-
-    Args:
-        optimizer: optimizer of the program.
-        model: network whose parameters it updates.
-    """
+    """An optimizer for the parameters of one network; measurements before the training get copies of it."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer, self.model = optimizer, model
@@ -125,12 +121,8 @@ class UserOptimizer:
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
             optimizer = copy.deepcopy(optimizer, {id(old): new for old, new in pairs})
         # The program may have built the optimizer before the network moved to its device.
-        if any(
-            isinstance(value, Tensor) and value.ndim and value.device != parameter.device
-            for parameter, entry in optimizer.state.items()
-            for value in entry.values()
-        ):
-            optimizer.load_state_dict(optimizer.state_dict())
+        if _has_state_elsewhere(optimizer):
+            optimizer.load_state_dict(optimizer.state_dict())  # also moves the state to the parameters' device
         return optimizer
 
     def copy(self) -> Optimizer:
@@ -138,6 +130,15 @@ class UserOptimizer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         copies = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in parameters}
         return copy.deepcopy(self.optimizer, copies)
+
+
+def _has_state_elsewhere(optimizer: Optimizer) -> bool:
+    """Return whether a tensor of the optimizer's state is not on the device of its parameter."""
+    for parameter, entry in optimizer.state.items():
+        for value in entry.values():
+            if isinstance(value, Tensor) and value.ndim and value.device != parameter.device:
+                return True
+    return False
 
 
 class UserSchedule:
@@ -163,11 +164,12 @@ class UserSchedule:
     def build_trial(self, optimizer: Optimizer) -> LRScheduler:
         """Build a scheduler for a copy of the optimizer with the same parameters; its steps change nothing."""
         trial_optimizer = copy.copy(optimizer)
+        trial_optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
         # A rate may be a tensor, which schedulers change in place.
-        trial_optimizer.param_groups = [
-            {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()}
-            for group in optimizer.param_groups
-        ]
+        for group in trial_optimizer.param_groups:
+            for name, value in group.items():
+                if isinstance(value, Tensor):
+                    group[name] = value.clone()
         return self.build(trial_optimizer)
 
     def find_end(self, optimizer: Optimizer, steps: int) -> tuple[int, Exception] | None:
@@ -186,8 +188,8 @@ class UserSchedule:
 
 def _calls_functions(scheduler: LRScheduler) -> bool:
     """Return whether a scheduler, or a scheduler inside it, computes rates with functions of the user."""
-    held = [scheduler, *getattr(scheduler, "_schedulers", [])]
-    return any(getattr(each, "lr_lambdas", None) for each in held)
+    schedulers = [scheduler, *getattr(scheduler, "_schedulers", [])]
+    return any(getattr(member, "lr_lambdas", None) for member in schedulers)
 
 
 def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
@@ -199,10 +201,10 @@ def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
     trial_optimizer = optimizer.copy()
     layers = optimizer.model.modules()
     sparse = {id(x.weight) for x in layers if isinstance(x, nn.Embedding | nn.EmbeddingBag) and x.sparse}
-    for group, own_group in zip(trial_optimizer.param_groups, optimizer.optimizer.param_groups, strict=True):
-        for parameter, own in zip(group["params"], own_group["params"], strict=True):
-            layout = torch.sparse_coo if id(own) in sparse else parameter.layout
-            parameter.grad = torch.zeros_like(parameter, layout=layout)
+    for trial_group, group in zip(trial_optimizer.param_groups, optimizer.optimizer.param_groups, strict=True):
+        for trial_parameter, parameter in zip(trial_group["params"], group["params"], strict=True):
+            layout = torch.sparse_coo if id(parameter) in sparse else trial_parameter.layout
+            trial_parameter.grad = torch.zeros_like(trial_parameter, layout=layout)
     trial_optimizer.step()
     for entry in trial_optimizer.state.values():
         for name, value in entry.items():
@@ -213,11 +215,12 @@ def find_unstorable_state(optimizer: UserOptimizer) -> str | None:
 
 def read_group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Read the plain values of each parameter group; optimizers and schedulers change some of them during training."""
-    groups = [
-        {key: value.item() if _is_number(value) else value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-    return [{key: value for key, value in group.items() if _is_plain_value(value)} for group in groups]
+    settings = []
+    for group in optimizer.param_groups:
+        values = {key: value.item() if _is_number(value) else value for key, value in group.items()}
+        del values["params"]
+        settings.append({key: value for key, value in values.items() if _is_plain_value(value)})
+    return settings
 
 
 def load_group_settings(optimizer: Optimizer, saved: Iterable[Mapping[str, Any]]) -> None:
@@ -250,12 +253,12 @@ class StopTraining(Exception):
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """The state of a training for a callback. The values are copies: the training cannot be changed through them."""
+    """The state of a training, for a callback. The values are copies: changing them does not change the training."""
 
     folder: Path
     """The run folder."""
     step: int
-    """Optimizer steps that are done."""
+    """Optimizer steps so far."""
     steps: int
     """Optimizer steps of the whole run, if nothing ends it early."""
     epoch: int
@@ -271,16 +274,16 @@ class TrainingInfo:
     skipped: bool = False
     """on_step: whether the update was skipped, because loss or gradients were not finite."""
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """on_epoch: of this evaluation; on_end: of the best one."""
+    """on_epoch: metrics of this evaluation; on_end: metrics of the best one."""
     best: bool = False
     """on_epoch: whether this evaluation is the best so far."""
     reason: str = ""
-    """on_end: why the training ended."""
+    """on_end: reason why the training ended."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of a training; None for each that the program does not have."""
+    """The callbacks of a training; None for each callback that the program does not pass."""
 
     on_step: Callback | None = None
     """Called after every optimizer step."""

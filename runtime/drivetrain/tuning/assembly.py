@@ -65,8 +65,9 @@ def assemble_run(
             RunFiles(folder).write_json(PLAN_FILE, assembly.plan.to_json())
             raise Replanned("the measured settings need a new process")
     run = apply_plan(assembly, timer)
-    for line in final_plan.list_changes(stored_plan, assembly.plan) if resumes and run.ranks.is_rank0 else ():
-        run.events.add("resume", line)
+    if resumes and run.ranks.is_rank0:
+        for line in final_plan.list_changes(stored_plan, assembly.plan):
+            run.events.add("resume", line)
     return run
 
 
@@ -80,35 +81,32 @@ def load_assembly(folder: Path, job: Job, signals: Signals, timer: PhaseTimer | 
     for note in dataset.notes:
         say(format_note(note))
     with timer.phase("model"), report_if_slow("building the network"):
-        network = build(job, dataset)
-    if text := operations.describe_flop(network):
-        say(format_note(text, "model"))
-    for note in network.notes:
+        built_model = build(job, dataset)
+    for note in filter(None, (operations.describe_flop(built_model), *built_model.notes)):
         say(format_note(note, "model"))
-    for note in dataset.loss.notes() if dataset.loss else ():
-        say(format_note(note, "loss"))
-    if network.code is not None:
-        user_code.record_digests(folder, network.code)
+    if dataset.loss:
+        for note in dataset.loss.notes():
+            say(format_note(note, "loss"))
+    if built_model.code is not None:
+        user_code.record_digests(folder, built_model.code)
     with timer.phase("model"):
-        facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
+        facts = inspection.inspect_workload(dataset, built_model.module, built_model.unfreezing)
     if gradient_checkpointing.needs_count_of_activations(job, machine, facts):
-        with network.unfreezing.during(network.module, network.unfreezing.last):
-            facts = meter.count_activations(facts, network.module, dataset)
+        # The epoch with the most trained layers saves the most activations.
+        with built_model.unfreezing.during(built_model.module, built_model.unfreezing.last):
+            facts = meter.count_activations(facts, built_model.module, dataset)
     plan = final_plan.finalize(job, machine, plans.load(folder / PLAN_FILE), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
         raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
-    return Assembly(job, machine, plan, folder, dataset, network, signals, facts)
+    return Assembly(job, machine, plan, folder, dataset, built_model, signals, facts)
 
 
 def measure_plan(
     assembly: Assembly, decide: Callable[[Mapping[str, Measurement]], Plan], *, can_restart: bool = False
 ) -> Assembly:
-    """Measure the open decisions of the job; returns the assembly with the resulting plan.
+    """Measure the decisions that the job leaves open; returns the assembly with the plan that `decide` makes of them.
 
-    Args:
-        assembly: data, network and plan so far.
-        decide: function that makes a plan from measurements.
-        can_restart: whether another process can take over if a compilation is interrupted.
+    With `can_restart`, another process takes over if a compilation is interrupted.
     """
     # The micro-batch is measured first, because the tuner measures with it.
     memory_measurements = MicroBatchSearch(assembly).load_or_measure()
@@ -122,7 +120,7 @@ def apply_plan(assembly: Assembly, timer: PhaseTimer) -> Run:
     """Assemble the run with its plan; report and record the effective settings."""
     run = assembly.assemble(timer)
     if run.ranks.count > 1:
-        batch_norm_note = "; BatchNorm normalizes each share by itself" * assembly.facts.has("BatchNorm")
+        batch_norm_note = "; BatchNorm normalizes each share by itself" if assembly.facts.has("BatchNorm") else ""
         say(f"processes: {run.ranks.count}, each trains on its share of every batch{batch_norm_note}")
     effective_settings.record(run, say)
     return run

@@ -1,4 +1,4 @@
-"""Measures and chooses the batch size for `train.batch_size: auto`, and advises on the learning rate, without torch."""
+"""Chooses the batch size for `train.batch_size: auto` from measured speeds, without importing torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import measuring_child
 
 MIN_SIZE, MAX_SIZE = 8, 4096
-"""Smallest and largest size to try; sizes are doubled in between."""
+"""Smallest and largest size to try; each size is twice the one before."""
 MIN_STEPS_PER_EPOCH = 20
 """Smallest number of steps per epoch."""
 MIN_SPEEDUP = 1.05
-"""Speedup that a larger batch must reach."""
+"""Factor in speed that a larger batch must gain."""
 
 
-def refuse_auto(job: Job, who: str) -> None:
+def refuse_auto(job: Job, command: str) -> None:
     """Refuse `auto` for commands that do not measure it.
 
     Raises:
@@ -35,7 +35,7 @@ def refuse_auto(job: Job, who: str) -> None:
     if job.train.batch_size == "auto":
         raise job.spec_error(
             ("train", "batch_size"),
-            f"is auto, which {who} cannot measure",
+            f"is auto, which {command} cannot measure",
             "a number; auto is measured by `drivetrain train` in one process",
             "set it to a number",
         )
@@ -53,7 +53,7 @@ def measure_once(
     Raises:
         SpecError: if the run has several processes.
         MeasurementEnded: if the measurement failed.
-        Stopped: if a signal arrived in the meantime.
+        Stopped: if a signal arrived during the measurement.
     """
     if job.train.batch_size != "auto":
         return {}
@@ -73,15 +73,20 @@ def measure_once(
 
 
 def read_measured(run: Path, job: Job) -> dict[str, int]:
-    """Read the measured values of a run by key of `train:` if its job asks for them; empty before the measurement."""
-    size = RunFiles(run).read_object(BATCH_SIZE_FILE).get("batch_size") if job.train.batch_size == "auto" else None
+    """Read the batch size that a run has measured, as `{"batch_size": 64}`; empty if its job does not measure it, or not yet."""
+    if job.train.batch_size != "auto":
+        return {}
+    size = RunFiles(run).read_object(BATCH_SIZE_FILE).get("batch_size")
     return {"batch_size": size} if isinstance(size, int) else {}
 
 
 def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
-    """Return the assignments that set the first size that another run of the same command has measured."""
-    measured = next(filter(None, (read_measured(run, job) for run in runs)), {})
-    return tuple(f"train.{key}={value}" for key, value in measured.items())
+    """Return the `--set` value for the first batch size that another run of the same command has measured, if any."""
+    for run in runs:
+        measured = read_measured(run, job)
+        if measured:
+            return (f"train.batch_size={measured['batch_size']}",)
+    return ()
 
 
 def find_largest_size(samples: int) -> int:
@@ -91,23 +96,22 @@ def find_largest_size(samples: int) -> int:
 
 
 def choose_size(speeds: Mapping[int, float]) -> int:
-    """Choose the smallest size within 5 % of the fastest size; a larger batch would cost steps without a gain.
+    """Choose the smallest size within 5 % of the fastest; a larger batch would mean fewer updates at the same speed.
 
-    Args:
-        speeds: samples per second by size.
+    `speeds` are samples per second by size.
     """
     best = max(speeds.values())
     return min(size for size, speed in speeds.items() if speed * MIN_SPEEDUP >= best)
 
 
 def still_gains(speeds: Mapping[int, float]) -> bool:
-    """Return whether one of the last two doublings was faster, so another doubling may be, too."""
+    """Return whether one of the last two doublings was faster; then the next one may be faster too."""
     last_speeds = list(speeds.values())[-3:]
     return len(last_speeds) < 3 or max(last_speeds[1:]) >= MIN_SPEEDUP * last_speeds[0]
 
 
 def describe_learning_rate(job: Job, size: int) -> str:
-    """Advise on the learning rate for another batch size; the rate itself is not changed.
+    """Describe how the learning rate would scale to a batch size; the rate itself is not changed.
 
     The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,
     arXiv:2205.10287).

@@ -24,21 +24,24 @@ from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import process_death
 
 PACKAGE = "drivetrain.tuning.processes"
-NOTHING: Mapping[str, object] = {}
+NO_REQUEST: Mapping[str, object] = {}
 MEASURED = "is_measured"
-"""Part of a request: whether an earlier process has measured the plan in the folder."""
+"""Key of a request: whether an earlier process has measured the plan in the folder."""
 RESULT = "result.json"
 """File in the folder with the result of a program for its parent."""
 
 
 class MeasurementEnded(SystemExit):
-    """A measuring program has failed and printed the reason; its exit code also ends the command."""
+    """A measuring program has failed and printed the reason; the command ends with the same exit code."""
 
 
-def make_command(program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NOTHING) -> list[str]:
+def make_command(
+    program: str, folder: Path, source: SpecSource, request: Mapping[str, object] = NO_REQUEST
+) -> list[str]:
     """Make the command line of a measuring program."""
-    folder_word, spec_word = map(child_process.format_path_argument, (folder, source.spec))
-    return [sys.executable, "-m", PACKAGE, program, folder_word, json.dumps(request), spec_word, *source.options()]
+    format_path = child_process.format_path_argument
+    arguments = [program, format_path(folder), json.dumps(request), format_path(source.spec), *source.options()]
+    return [sys.executable, "-m", PACKAGE, *arguments]
 
 
 def measure(
@@ -47,18 +50,12 @@ def measure(
     source: SpecSource,
     plan: Plan,
     machine: Hardware,
-    request: Mapping[str, object] = NOTHING,
+    request: Mapping[str, object] = NO_REQUEST,
     events: EventLog | None = None,
 ) -> int:
-    """Run a measuring program; returns its exit code.
+    """Run a measuring program with a plan; returns its exit code. `folder` gets hardware, plan and results.
 
-    Args:
-        program: name of its file.
-        folder: folder for hardware, plan and results.
-        plan: plan with threads, OpenMP runtime and allocator.
-        request: other arguments of the program.
-        events: log of the run that needs the result: after a crash inside a kernel it is measured once more with the
-            suspect optimizations off. Without it, the crash is the result.
+    After a crash inside a kernel, it is run once more with the suspect optimizations off, if there is a log for `events`.
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())
     RunFiles(folder).write_json(PLAN_FILE, plan.to_json())
@@ -66,12 +63,12 @@ def measure(
         for is_measured in (False, True):
             command = make_command(program, folder, source, {**request, MEASURED: is_measured})
             code = child_process.run_child(command, plan.environment(machine), forward)
-            # After an interrupted compilation, another process goes on with the measured plan.
+            # After an interrupted compilation, a second process continues with the measured plan.
             if code != Replanned.exit_code:
                 break
     if code in signals.CRASH_EXIT_CODES and not forward.sent:
         crash = process_death.describe(folder, code, f"{PACKAGE}.{program}")
-        plan = read_plan(folder)  # the program knows data and network, and has decided more
+        plan = read_plan(folder)  # the program has replaced the plan by one that suits data and network
         safe_plan = process_death.turn_optimizations_off(plan, crash) if events else None
         if events and safe_plan:
             events.add("crash", f"{crash}; {process_death.describe_repetition(plan, 'measured once more')}")
@@ -87,7 +84,7 @@ def measure_result(program: str, source: SpecSource, plan: Plan, machine: Hardwa
 
     Raises:
         MeasurementEnded: if it failed.
-        Stopped: if a signal arrived in the meantime.
+        Stopped: if a signal arrived during the measurement.
     """
     with tempfile.TemporaryDirectory(prefix="measure-") as scratch:
         code = measure(program, Path(scratch), source, plan, machine, events=events)
@@ -113,9 +110,9 @@ class MeasuringCall:
         return bool(self.request[MEASURED])
 
     def store_plan(self, plan: Plan) -> None:
-        """Store the plan that is measured: after a crash the parent names its optimizations."""
+        """Store the measured plan, so that the parent can name its optimizations after a crash."""
         RunFiles(self.folder).write_json(PLAN_FILE, plan.to_json())
 
     def store(self, result: object) -> None:
-        """Store a result for the parent, which called `measure_result`."""
+        """Store the result that `measure_result` returns in the parent."""
         write_json(self.folder / RESULT, result)

@@ -1,6 +1,7 @@
-"""Commands that measure a job without training it: `bench lr` and `bench memory` here, `bench speed` in its own folder.
+"""Runs the `drivetrain bench` commands that measure a job without training it.
 
-The parent makes the plan and starts a child with it, as for a training. No run folder is changed.
+The parent makes the plan and starts a child with it, as for a training. No run folder is changed. `bench speed` extends
+this in `tuning/bench`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,12 @@ class MeasuringRequest:
     """Options shared by these commands."""
 
     kind: str
-    """What is measured, as in `drivetrain bench KIND`: the name of the measuring program."""
+    """Name of the measuring program, as in `drivetrain bench KIND`."""
     spec: Path
     assignments: Sequence[str] = ()
 
     def measure(self, options: Mapping[str, object]) -> int:
-        """Measure in a child with the job's plan and these options, into runs/bench-KIND-<name>; returns the exit code.
-
-        Raises:
-            DrivetrainError: if the spec, the requested devices or the folder cannot be used.
-        """
+        """Measure in a child with the job's plan and these options, into runs/bench-KIND-<name>; returns the exit code."""
         signals.stop_early()
         source = SpecSource(self.spec, self.assignments).read()
         job = source.load()

@@ -1,4 +1,4 @@
-"""Paired timing: variants of the same work are timed in turn, so noise from other processes hits all of them.
+"""Times variants of the same work in turn, so that noise from other processes hits all of them.
 
 On a shared machine other processes take CPUs away for a while. The kernel counts how long our threads waited for a CPU;
 `bench` repeats pairs with waiting threads, and uses the pairs with the least waiting. Pairs are selected by waiting
@@ -17,20 +17,21 @@ from typing import TypeVar
 from drivetrain.system.fault_points import fault_point
 
 Block = TypeVar("Block")
-"""Result of a block of steps: its seconds, or more."""
+"""Result of a block of steps: its seconds, or a `TimedBlock`."""
 BLOCK_SECONDS = 0.12
 """Seconds of a block of steps: short enough to fit between the activities of other processes."""
 MAX_ROUNDS = 20
+"""Largest number of pairs in a comparison."""
 CALM_ONE_IN = 3
-"""Divisor of the pairs that gives the number of selected, calmest pairs: other processes only make blocks slower."""
+"""One in this many pairs is selected, the calmest ones: other processes only make blocks slower."""
 MIN_PAIRS = 4
 """Smallest number of selected pairs."""
 EARLY = ((4, 0.6, 1.6), (6, 0.85, 1.2), (10, 0.98, 1.03))
-"""(pairs, below, above): timing ends early after this number of pairs if all selected ratios are below or all above. At
-the first of these limits all pairs are selected.
+"""(pairs, below, above): timing ends after this number of pairs if all selected ratios are below, or all are above. At the
+first of these limits all pairs are selected.
 """
 CLEAR_PAIRS = 14
-"""Number of pairs after which it is enough that three in four selected pairs agree."""
+"""Number of pairs from which on timing ends if three in four selected pairs agree."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,16 @@ def count_block_steps(step_seconds: float) -> int:
 
 
 def alternate(
-    first: Callable[[int], Block], second: Callable[[int], Block], block_steps: int, pairs: int
+    baseline: Callable[[int], Block], candidate: Callable[[int], Block], block_steps: int, pairs: int
 ) -> Iterator[tuple[Block, Block]]:
-    """Yield blocks of `block_steps` steps of both variants, which take turns in being first."""
+    """Yield pairs of blocks of `block_steps` steps, one block of each variant; they take turns in running first."""
     for number in range(pairs):
         if number % 2 == 0:
-            first_result = first(block_steps)
-            yield first_result, second(block_steps)
+            baseline_result = baseline(block_steps)
+            yield baseline_result, candidate(block_steps)
         else:
-            second_result = second(block_steps)
-            yield first(block_steps), second_result
+            candidate_result = candidate(block_steps)
+            yield baseline(block_steps), candidate_result
 
 
 def compare(
@@ -84,10 +85,6 @@ def compare(
         incumbent, challenger: functions of baseline and candidate that run a number of steps and return the seconds.
         step_seconds: seconds of one step, which give the size of the blocks.
         seconds: time limit; at least one pair is run.
-
-    Returns:
-        The pairs with the least noise, selected by the slowness of each variant relative to its own best, never by the
-        ratio.
     """
     fault_point("compare variants")
     block_steps = max(1, math.ceil(min(BLOCK_SECONDS, seconds / (2 * MIN_PAIRS)) / step_seconds))
@@ -109,22 +106,22 @@ def select_calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float
 
 def _is_clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
     """Return whether more pairs would hardly change the result."""
-    ratios = (
-        tuple(a / b for a, b in pairs_of_times)
-        if len(pairs_of_times) == EARLY[0][0]
-        else select_calmest(pairs_of_times)
-    )
+    count = len(pairs_of_times)
+    if count == EARLY[0][0]:
+        ratios = tuple(a / b for a, b in pairs_of_times)
+    else:
+        ratios = select_calmest(pairs_of_times)
     for pairs, below, above in EARLY:
-        if len(pairs_of_times) >= pairs and (max(ratios) < below or min(ratios) > above):
+        if count >= pairs and (max(ratios) < below or min(ratios) > above):
             return True
     low, high = PairedTiming(ratios).interquartile_range()
-    return len(pairs_of_times) >= CLEAR_PAIRS and (high < 1 or low > EARLY[-1][2])
+    return count >= CLEAR_PAIRS and (high < 1 or low > EARLY[-1][2])
 
 
 MAX_WAITED_SHARE = 0.03
 """Largest share of its time that threads of a low-noise block may wait for a CPU."""
 MAX_REPETITIONS = 5
-"""Limit of repetitions, as a multiple of the requested pairs and of their time."""
+"""Largest number of pairs and their time limit, as a multiple of the requested pairs and of the time for them."""
 MIN_QUIET_PAIRS = 3
 """Number of pairs that are timed even if they take longer."""
 
@@ -136,7 +133,7 @@ class TimedBlock:
     steps: int
     seconds: float
     waited: float
-    """Total time that its threads waited for a CPU, relative to `seconds`."""
+    """Total seconds that its threads waited for a CPU, divided by `seconds`."""
 
 
 Steps = Callable[[int], TimedBlock]
@@ -144,16 +141,16 @@ BlockPair = tuple[TimedBlock, TimedBlock]
 
 
 def time_quiet_pairs(slow: Steps, fast: Steps, block_steps: int, pairs: int) -> list[BlockPair]:
-    """Time pairs of blocks of `block_steps` steps in alternating order; return the `pairs` pairs with least noise."""
+    """Time pairs of blocks of `block_steps` steps in alternating order; returns the `pairs` pairs with the least noise."""
     timed_pairs: list[BlockPair] = []
     deadline = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
     for block_pair in alternate(slow, fast, block_steps, MAX_REPETITIONS * pairs):
         timed_pairs.append(block_pair)
-        enough = sum(_waited_seconds(pair) <= MAX_WAITED_SHARE for pair in timed_pairs) >= pairs
+        enough = sum(_read_waited_share(pair) <= MAX_WAITED_SHARE for pair in timed_pairs) >= pairs
         if enough or (len(timed_pairs) >= MIN_QUIET_PAIRS and time.monotonic() > deadline):
             break
-    return sorted(timed_pairs, key=_waited_seconds)[:pairs]
+    return sorted(timed_pairs, key=_read_waited_share)[:pairs]
 
 
-def _waited_seconds(pair: BlockPair) -> float:
+def _read_waited_share(pair: BlockPair) -> float:
     return max(block.waited for block in pair)

@@ -1,4 +1,4 @@
-"""Handles a process that died inside a kernel or at the memory limit: reports the reason, and makes a safer plan."""
+"""Explains why a process died, inside a kernel or at the memory limit, and makes a safer plan for the next one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LIMITING = frozenset(
 )
 """Optimizations that stay on, because they keep a run within its CPUs and memory."""
 SUSPECTS = ("compile", "channels_last", "precision", "openmp_runtime", "allocator", "unpadding", "fused_optimizer")
-"""Optimizations that may be the culprit; the least tested kernels come first."""
+"""Most likely culprits first: optimizations with the least tested kernels."""
 
 
 def log_crashes(run: Path) -> None:
-    """Write the Python traceback to the run folder if this process dies of a signal from now on."""
+    """From now on, write the Python traceback to the run folder if a signal kills this process."""
     with contextlib.suppress(OSError):
         # The file stays open for the life of the process, because a signal handler cannot open files.
         faulthandler.enable((run / FILE).open("w", encoding="utf-8"))
@@ -51,20 +51,17 @@ def describe(run: Path, code: int, who: str = "the trainer") -> str:
 
 
 def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:
-    """Turn off the optimizations that do not change the training; return the new plan, None if none of them is on."""
+    """Turn off all suspects; returns the new plan, or None if none of them is on."""
     off_values = optimizations.off_values()
-    rows = [
-        replace(
-            row.learn(off_values[row.name], "crash", f"{reason}, with {format_value(row.value)}"),
-            effect=str(Effect.EXACT),
-        )
-        for row in _list_suspects(plan)
-    ]
+    rows = []
+    for row in _list_suspects(plan):
+        off_row = row.learn(off_values[row.name], "crash", f"{reason}, with {format_value(row.value)}")
+        rows.append(replace(off_row, effect=str(Effect.EXACT)))
     return replace(plan.with_rows(rows), seen={}) if rows else None
 
 
 def describe_repetition(plan: Plan, repetition: str) -> str:
-    """Describe the active optimizations, the next attempt, and how to find the culprit."""
+    """Describe the active optimizations, the next attempt `repetition`, and how to find the culprit."""
     settings, options = _describe_active(plan)
     return (
         f"active optimizations: {settings}; {repetition} with all of them off. To turn off only one, run again with "
@@ -73,16 +70,17 @@ def describe_repetition(plan: Plan, repetition: str) -> str:
 
 
 def make_error(reason: str, plan: Plan, *, is_trainer: bool = False) -> DeviceError:
-    """Make the error for a crash after which nothing is tried again; only a trainer has a log and keeps its plan."""
+    """Make the error for a crash after which nothing is tried again; only the trainer has a log and keeps its plan."""
     log, switch = (f"see {FILE} in the run folder and ", "--new ") if is_trainer else ("", "")
     condition = "every optimization off"
     action = f"{log}run `drivetrain doctor`; try `{switch}--set limits.cpus=1`, another image or another machine"
     if _list_suspects(plan):
         condition, options = _describe_active(plan)
-        action = f"try `{options[0]}`" + f", or all of them off: `{' '.join(options)}`" * (len(options) > 1)
-    return DeviceError(
-        f"{reason}, with {condition}", "torch kernels and your own C code that work on this machine", action
-    )
+        action = f"try `{options[0]}`"
+        if len(options) > 1:
+            action += f", or all of them off: `{' '.join(options)}`"
+    possible = "torch kernels and your own C code that work on this machine"
+    return DeviceError(f"{reason}, with {condition}", possible, action)
 
 
 def _describe_active(plan: Plan) -> tuple[str, list[str]]:
@@ -94,7 +92,7 @@ def _describe_active(plan: Plan) -> tuple[str, list[str]]:
 
 
 def _list_suspects(plan: Plan) -> list[Decision]:
-    """List active optimizations that can be turned off without changing the training."""
+    """List the active optimizations that may have crashed and can be turned off without changing the training."""
     return [row for row in plan.list_enabled() if row.name not in LIMITING and row.effect != str(Effect.TRAINING)]
 
 
@@ -103,14 +101,14 @@ def _list_logs(run: Path) -> list[Path]:
 
 
 def _find_crashed_line(path: Path) -> str:
-    """Find the line of the dead thread in a dump of Python's faulthandler; empty without one."""
+    """Find the line of the dead thread in a dump of Python's faulthandler; empty if it has none."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # torch's own threads have no Python lines; use the main thread then, which waits for them and is listed last.
-    thread_dump = text[text.find("Current thread") :] if "Current thread" in text else text[text.rfind("Thread 0x") :]
-    match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', thread_dump)
+    # torch's own threads have no Python lines. Then use the main thread, which waits for them and is listed last.
+    start = text.find("Current thread") if "Current thread" in text else text.rfind("Thread 0x")
+    match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', text[start:])
     return f"{Path(match[1]).name}:{match[2]} in {match[3]}" if match else ""
 
 
@@ -122,19 +120,14 @@ KILLED_AS_ONE_NOTE = (
 
 @dataclass(frozen=True)
 class TrainerDeath:
-    """The death of a trainer, after which another one continues from the last checkpoint without measuring."""
+    """A trainer's death, after which another trainer continues from the last checkpoint without measuring."""
 
     kind: str
-    """Kind of the events about it: `crash` inside a kernel, or `memory` that ran out."""
+    """Kind of its events: `crash` inside a kernel, or `memory` if it ran out."""
     reason: str
 
     def plan_restart(self, plan: plans.Plan, process_batch: int, *, was_measuring: bool) -> tuple[plans.Plan, str]:
-        """Plan the next trainer; returns its plan and the text of the event.
-
-        Args:
-            plan: plan of the dead trainer.
-            process_batch: number of samples of a batch that each process computes.
-            was_measuring: whether measuring itself may be the culprit: then the plan stays.
+        """Plan the next trainer; returns its plan and the text of the event. The plan stays if measuring may be the culprit.
 
         Raises:
             DrivetrainError: if nothing is left to change.
@@ -155,21 +148,16 @@ class TrainerDeath:
                 "raise limits.memory, or use a smaller network or smaller samples",
             )
         size = reduced_plan.value("micro_batch")
-        return reduced_plan, (
-            f"{self.reason}; {restarting} with optimize.micro_batch {size}, train.batch_size as it is"
-        )
+        text = f"{self.reason}; {restarting} with optimize.micro_batch {size} and the same train.batch_size"
+        return reduced_plan, text
 
 
 def find_avoidable(
     exit_code: int, run: Path, machine: Hardware, kills_before: int | None, was_signalled: bool
 ) -> TrainerDeath | None:
-    """Find the death behind an exit code of the trainer; None if another plan would not help.
+    """Explain an exit code of the trainer as a death that another plan may avoid; None if none would help.
 
-    Args:
-        exit_code: exit code of the trainer.
-        machine: hardware with its memory limit.
-        kills_before: processes that the kernel had killed at the limit before the trainer started; None if unknown.
-        was_signalled: whether the trainer got a signal to end.
+    `kills_before` is the number of processes killed at the memory limit before the trainer started, None if unknown.
     """
     if exit_code == RestartSmaller.exit_code:
         return TrainerDeath("memory", "memory ran out in one of the processes")

@@ -1,10 +1,10 @@
 """Measures candidate values of the plan on the user's network and batches, before the first step.
 
-Each candidate trains a copy of the network for a few real steps, in turn with the baseline (A B A B) and on the same
-batches. The ratio of each pair of blocks is one observation, so noise hits both. Its numbers are checked before its
-speed: losses and gradient norms of the first steps are compared with everything off in fp32, with the same batches and
-random numbers. A value outside of the tolerance of its declared effect is rejected, however fast it is. A winner is the
-next baseline; a value that lost narrowly is tried again together with a winner that may suit it.
+Each candidate trains a copy of the network for a few steps on the same batches as the baseline, in turn with it (A B A B).
+The ratio of each pair of blocks is one observation, so noise hits both. The numbers are checked before the speed: losses
+and gradient norms of the first steps are compared with fp32 and everything off, on the same batches and random numbers. A
+value beyond the tolerance of its declared effect is rejected, however fast it is. A winner is the next baseline. A value
+that lost narrowly is tried again together with a winner.
 
 The run itself does not change: every variant has its own copy, and all random numbers depend on (seed, step).
 """
@@ -20,7 +20,7 @@ from drivetrain import optimizations
 from drivetrain.data.dataset import Dataset
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
-from drivetrain.models.build import Model
+from drivetrain.models.build import BuiltModel
 from drivetrain.models.inspection import inspect_workload
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan import evidence
@@ -45,12 +45,7 @@ MIN_COMPILE_TRY_SECONDS = 15.0
 
 
 class Tuner(VariantBuilder):
-    """Tuner of one job.
-
-    Args:
-        assembly: data, network and plan so far, as for every builder.
-        can_restart: whether another process can take over, so that a compilation may be interrupted.
-    """
+    """Measures the candidates of one job; with `can_restart`, a compilation may be interrupted, as in `measure_plan`."""
 
     def __init__(self, assembly: Assembly, *, can_restart: bool = False) -> None:
         super().__init__(assembly)
@@ -64,17 +59,13 @@ class Tuner(VariantBuilder):
         return target.seconds_left() if target else math.inf
 
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
-        """Measure every candidate, and report the time of it.
-
-        Args:
-            seconds: time limit; None to derive it from the predicted length of the run.
-        """
+        """Measure every candidate within `seconds`, None for a share of the run; returns the results by name."""
         run = self.run
         planned = tuner_state.plan_budget(
             lambda: self.build(run.plan), run.total_steps, seconds, self.say, self._limit_seconds
         )
         if planned is None:
-            return self._measure_quick_ones(numerics_check.check_short_run(self))
+            return self._measure_quick(numerics_check.check_short_run(self))
         budget, baseline = planned
         state = TunerState(run.plan, baseline)
         self._measure_all(state, budget)
@@ -82,18 +73,11 @@ class Tuner(VariantBuilder):
         self.say(f"tune: finished in {budget.elapsed_seconds():.0f} s of {budget.seconds:.0f} s; measured: {names}")
         return state.measurements
 
-    def _measure_quick_ones(self, checked: dict[str, Measurement]) -> dict[str, Measurement]:
-        """Measure `quick` optimizations in a run that is too short for the others.
-
-        Args:
-            checked: settings that the check of the run's numbers has turned off.
-
-        Returns:
-            These and the new results.
-        """
+    def _measure_quick(self, checked: dict[str, Measurement]) -> dict[str, Measurement]:
+        """Measure `quick` optimizations in a run that is too short for the others; returns their results and `checked`."""
         plan = self.run.plan.with_values({name: row.value for name, row in checked.items()})
         candidates = list(self._list_candidates(plan, quick_only=True))
-        # So few steps are not enough for a comparison within two seconds.
+        # Without this many steps, no comparison ends within two seconds.
         if not candidates or tuner_state.MEASURING_SHARE * self.run.total_steps < tuner_state.MIN_STEPS:
             return checked
         state = TunerState(plan, self.build(plan), dict(checked))
@@ -109,8 +93,10 @@ class Tuner(VariantBuilder):
         """Measure one value after the other within the budget."""
         numerics_check.veto_wrong_defaults(self, state, time.monotonic() + COMPILE_SHARE * budget.remaining_seconds())
         out_of_time = set[str]()
-        while not timeout.has_timed_out() and (candidate := self._choose_next(state)) is not None:
+        candidate = self._choose_next(state)
+        while candidate is not None and not timeout.has_timed_out():
             self._measure_value(state, *candidate, budget.step_seconds, budget.remaining_seconds(), out_of_time)
+            candidate = self._choose_next(state)
 
     def _measure_value(
         self,
@@ -121,7 +107,7 @@ class Tuner(VariantBuilder):
         seconds_left: float,
         out_of_time: set[str],
     ) -> None:
-        """Compare one value with the baseline, if there is time."""
+        """Compare one value with the baseline if there is time; `out_of_time` collects the values without time."""
         name, challenger = optimization.name, state.plan.with_values({optimization.name: value})
         needed_seconds = max(4 * BLOCK_SECONDS, 10 * step_seconds)
         if challenger.value("compile") is not False:
@@ -142,10 +128,11 @@ class Tuner(VariantBuilder):
 
     def _choose_next(self, state: TunerState) -> tuple[Optimization, Value] | None:
         """Choose the most promising value that is not measured yet with the current plan."""
-        pairs = [
-            (one, value) for one, value in self._list_candidates(state.plan) if state.should_measure(one.name, value)
-        ]
-        return min(pairs, key=lambda pair: state.rank(pair[0].name, pair[1]), default=None)
+        ranks = {}
+        for optimization, value in self._list_candidates(state.plan):
+            if state.should_measure(optimization.name, value):
+                ranks[optimization, value] = state.rank(optimization.name, value)
+        return min(ranks, key=lambda candidate: ranks[candidate], default=None)
 
     def _list_candidates(self, plan: Plan, *, quick_only: bool = False) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.run.job, self.run.hardware
@@ -161,15 +148,16 @@ class Tuner(VariantBuilder):
 
     def _bound_time(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Limit the time of steps that may compile, if another process can take over after an interruption."""
-        compiles = plan.value("compile") is not False
-        return timeout.time_limit(seconds) if self.can_restart and compiles else contextlib.nullcontext()
+        if self.can_restart and plan.value("compile") is not False:
+            return timeout.time_limit(seconds)
+        return contextlib.nullcontext()
 
     def _compare(
         self, optimization: Optimization, incumbent: Variant, plan: Plan, step_seconds: float, seconds_left: float
     ) -> Verdict:
         no_dropout = variants.changes_dropout(optimization, plan, self.facts, self.run.device.type == "cuda")
         begin = time.monotonic()
-        # Check the numbers first: a value with wrong numbers is not timed.
+        # The numbers come first, because a value with wrong numbers need not be timed.
         try:
             reference = self.load_reference(no_dropout, plan, begin + COMPILE_SHARE * seconds_left)
             start = time.monotonic()
@@ -204,36 +192,37 @@ class Tuner(VariantBuilder):
 def load_or_measure(assembly: Assembly, *, can_restart: bool = False) -> dict[str, Measurement]:
     """Load the results for all candidates from the cache, or measure them now if the run is long enough.
 
-    Stored speeds hold for other data and settings, too; whether the numbers are right is checked in every job.
-
-    `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
-    `full` measures a run of any length.
+    Stored speeds are also valid for other data and settings; the numbers are checked in every job. With `measure: off`
+    nothing is measured, `auto` spends 2 % of a run that is predicted to take five minutes or more, and `full` measures a
+    run of any length.
     """
     job, hardware, plan, dataset, say = assembly.job, assembly.hardware, assembly.plan, assembly.dataset, assembly.say
     mode = job.optimize.get("measure", "auto")
     open_names = [row.name for row in plan.decisions if row.source == CHOICE]
     if mode == "off" or not open_names:
         return {}
-    key = make_speed_key(job, hardware, dataset, assembly.network, can_restart)
+    key = make_speed_key(job, hardware, dataset, assembly.built_model, can_restart)
     tuner = Tuner(assembly, can_restart=can_restart)
-    if tuner.run.ends_solved:
+    if tuner.run.only_solves_heads:
         say(Detail("tune: skipped, the heads are solved and no step is trained"))
         return {}
     stored = evidence.load(hardware, key)
     if stored and numerics_check.recheck_measurements(tuner, stored):
         return stored
-    run_seconds = tuner_state.predict_seconds(tuner.build(plan), tuner.run.total_steps)[1] if mode == "full" else 0.0
-    full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
-    measurements = tuner.tune(full_seconds if mode == "full" else None)
+    seconds = None
+    if mode == "full":
+        _, run_seconds = tuner_state.predict_seconds(tuner.build(plan), tuner.run.total_steps)
+        seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
+    measurements = tuner.tune(seconds)
     if measurements:
         evidence.store(hardware, key, measurements, lambda line: say(f"tune: {line}"))
     return measurements
 
 
-def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, can_restart: bool) -> str:
+def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, built_model: BuiltModel, can_restart: bool) -> str:
     """Make the cache key for speeds, which are valid for all jobs with the same network, batch size and machine."""
     train = job.train
-    shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
+    shapes = {name: list(value.shape) for name, value in built_model.module.state_dict().items()}
     steps = -(-len(dataset.train) // train.batch) * train.epochs
     fixed = [
         train.optimizer.kind,
@@ -245,4 +234,4 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
         min(steps, train.steps or steps).bit_length(),
         can_restart,
     ]
-    return evidence.make_key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
+    return evidence.make_key(hardware, inspect_workload(dataset, built_model.module), train.batch, shapes, fixed)

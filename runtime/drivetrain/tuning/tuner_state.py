@@ -1,4 +1,4 @@
-"""State of the tuner: the current plan, results so far, the next value to measure, and the remaining time."""
+"""Keeps the state of the tuner: current plan, results so far, next value to measure, and remaining time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.tuning.variants import Variant, Verdict
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
 """Decisions that may gain the most within a few steps; they are measured first."""
 RETRY_ABOVE_RATIO = 0.85
-"""Largest speed ratio of a value that is not measured again with another plan."""
+"""Speed ratio above which a value that lost is measured again with another plan."""
 
 
 @dataclass
@@ -26,20 +26,21 @@ class TunerState:
 
     plan: Plan
     incumbent: Variant
-    """Network that trains with `plan`; values are compared with it."""
+    """Variant that trains with `plan`; values are compared with it."""
     measurements: dict[str, Measurement] = field(default_factory=dict)
     """Results by decision."""
     trials: dict[tuple[str, Value], list[tuple[float, Plan]]] = field(default_factory=dict)
     """Speed ratios by decision and value, each with the plan of its measurement."""
 
     def should_measure(self, name: str, value: Value) -> bool:
-        """Return whether to measure a value: once, and again with another plan if the first result was not too bad."""
+        """Return whether to measure a value: once, and once more with another plan if it lost narrowly."""
         trials = self.trials.get((name, value), [])
         if not trials:
             return True
         ratio, plan = trials[-1]
-        others_changed = any(plan.value(other) != self.plan.value(other) for other in PROMISING if other != name)
-        return len(trials) == 1 and ratio > RETRY_ABOVE_RATIO and others_changed
+        settings = [setting for setting in PROMISING if setting != name]
+        has_changed = any(plan.value(setting) != self.plan.value(setting) for setting in settings)
+        return len(trials) == 1 and ratio > RETRY_ABOVE_RATIO and has_changed
 
     def record(self, name: str, value: Value, verdict: Verdict) -> str:
         """Record a result; returns it as text."""
@@ -71,14 +72,14 @@ MIN_QUICK_RUN_SECONDS, QUICK_SECONDS = 60.0, 2.0
 MEASURING_SHARE = 0.02
 """Share of the predicted run for measuring."""
 MIN_STEPS = 16
-"""Number of steps for a single comparison: 6 to predict the run (1 + 2 + 3), 4 for each of two variants to compare
+"""Number of steps that a single comparison takes: 6 to predict the run (1 + 2 + 3), 4 for each of two variants to compare
 their losses, and 2 to time one pair.
 """
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """A time limit in seconds, and its start on the monotonic clock."""
+    """Time limit of measuring."""
 
     step_seconds: float
     """Duration of one step."""
@@ -87,6 +88,7 @@ class TimeBudget:
     seconds: float
     """Limit of measuring, including the prediction."""
     start: float
+    """Start of measuring on the monotonic clock."""
 
     def elapsed_seconds(self) -> float:
         """Return the elapsed seconds."""
@@ -113,12 +115,7 @@ def plan_budget(
 ) -> tuple[TimeBudget, Variant] | None:
     """Plan the time limit of measuring, and start the baseline; None, after as few steps as possible, for short runs.
 
-    Args:
-        start_baseline: function that starts the run's own plan, before its first step.
-        total_steps: optimizer steps of the whole run.
-        seconds: time limit for a run of any length; None for a share of the run.
-        say: function that reports the decision.
-        limit_seconds: time limit of the whole run.
+    The limit is `seconds`, or a share of the run if it is None. `limit_seconds` is the time limit of the whole run.
     """
     start_time = time.monotonic()
     too_short = "of training is too short to measure optimizations"

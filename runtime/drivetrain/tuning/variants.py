@@ -1,6 +1,6 @@
-"""Variants, which train a copy of the network with a plan, on the same few batches as all other variants.
+"""Builds variants, which train a copy of the network with a plan, on the same few batches as all other variants.
 
-Their numbers are compared with fp32, their speed with another variant.
+Their numbers are compared with the reference, their speed with another variant.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning.paired_timing import PairedTiming
 
 MIN_SPEEDUP = 1.02
-"""Median speedup that a value needs to replace the default."""
+"""Smallest median speedup of a value that replaces the default."""
 COMPARED_STEPS = 4
 """Number of steps whose losses and gradient norms are compared."""
 MAX_SETTLING_STEPS = 32
 """Largest number of skipped steps until the fp16 scale fits."""
-TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
+ROUNDING_TOLERANCE = 1e-3
+"""Allowed relative difference of the loss for settings that round differently in fp32."""
 SHORT_FORMAT_TOLERANCE = 5e-2
 """Allowed relative difference of the loss over the checked steps for formats with 8 to 11 bits of mantissa."""
 SHORT_FORMATS = ("bf16", "fp16", "tf32")
@@ -58,13 +59,13 @@ class Variant:
     deadline: float = math.inf
     """Deadline for its numbers, on the monotonic clock."""
     compared_steps: int = COMPARED_STEPS
-    """Steps whose numbers are read."""
+    """Number of steps whose losses and gradient norms are read."""
     scale_fits: bool = False
     """Whether the fp16 scale fits."""
 
     @classmethod
     def over_epochs(cls, run: Run) -> Variant:
-        """Return a run at its first batch that continues with the next epoch at the end of each epoch."""
+        """Make a variant from a run at its first batch; after each epoch it continues with the next one."""
         run.train_mode()
         return cls(run, itertools.chain.from_iterable(map(run.batches.epoch, itertools.count())))
 
@@ -77,9 +78,9 @@ class Variant:
         return time.perf_counter() - start
 
     def train_step(self) -> StepResult:
-        """Train one step without waiting for its result, as in a training, unless fp16 still searches its scale.
+        """Train one step without waiting for its result, as in a training, unless fp16 is still searching its scale.
 
-        The initial scale of fp16 is too high; skipped steps lower it and change nothing else.
+        The initial scale of fp16 is too high. Skipped steps lower it and change nothing else.
         """
         fault_point("tuner step")
         run, batch = self.run, next(self.batches)
@@ -96,34 +97,36 @@ class Variant:
         """Read losses and gradient norms of the next steps, without dropout if the variants' masks would differ.
 
         Raises:
-            TooSlow: if they are not known by the deadline.
+            TooSlow: if the steps are not done by the deadline.
         """
         if no_dropout:
             turn_dropout_off(self.run)
-        losses_and_norms, start = list[tuple[float, float]](), time.monotonic()
-        while len(losses_and_norms) < self.compared_steps:
+        losses_and_norms = list[tuple[float, float]]()
+        start = time.monotonic()
+        for done in range(1, self.compared_steps + 1):
             losses_and_norms.append(self.train_step().read())
-            done, now = len(losses_and_norms), time.monotonic()
-            if now > self.deadline and done < self.compared_steps:
-                raise TooSlow(f"not compared: {now - start:.0f} s for the first {done} of {self.compared_steps} steps")
+            end = time.monotonic()
+            if end > self.deadline and done < self.compared_steps:
+                raise TooSlow(f"not compared: {end - start:.0f} s for the first {done} of {self.compared_steps} steps")
         self.run.train_mode()
         if no_dropout:
-            self.run.step.forget_last_step()  # its recording has no dropout
+            self.run.step.forget_last_step()  # its captured step has no dropout
         return losses_and_norms
 
 
 def turn_dropout_off(run: Run) -> None:
     """Turn dropout off until the next `train_mode`."""
     for module in run.model.modules():
-        # These stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have no
-        # backward pass otherwise, a recomputed block would save its activations, an ensemble would return its mean.
+        # These types stay in training mode. Otherwise BatchNorm would use its running statistics, cuDNN's recurrent
+        # kernels would have no backward pass, a recomputed block would save its activations, and an ensemble would return
+        # its mean.
         if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock | TabM):
             module.training = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision whether a value replaces the baseline, with the result as text."""
+    """Whether a value replaces the baseline, with the reason as text."""
 
     wins: bool
     text: str
@@ -132,20 +135,19 @@ class Verdict:
 
 
 def judge(pair: PairedTiming, compile_seconds: float, run_seconds: float) -> Verdict:
-    """Judge a value whose numbers are right.
-
-    Args:
-        pair: timing of the candidate and its baseline.
-        compile_seconds: one-time cost in seconds for compilation.
-        run_seconds: seconds of the whole run with the baseline.
-    """
-    text = f"{pair.format_spread()}, loss ok" + (f", {compile_seconds:.0f} s to compile" if compile_seconds else "")
+    """Decide whether a value with the right numbers replaces the baseline."""
+    text = f"{pair.format_spread()}, loss ok"
+    if compile_seconds:
+        text += f", {compile_seconds:.0f} s to compile"
+    is_faster = pair.median >= MIN_SPEEDUP and pair.interquartile_range()[0] > 1
     pays_off = run_seconds * (1 - 1 / pair.median) > compile_seconds
-    return Verdict(pair.median >= MIN_SPEEDUP and pair.interquartile_range()[0] > 1 and pays_off, text, pair.median)
+    return Verdict(is_faster and pays_off, text, pair.median)
 
 
 def find_difference(numbers: Numbers, reference: Numbers, tolerance: float) -> str | None:
-    """Describe the first step whose loss differs from the reference by more than `tolerance`, or norm by 10 times."""
+    """Describe the first step whose loss differs from the reference by more than `tolerance`, or its norm by ten times
+    as much; None if all match.
+    """
     for step, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
         loss_error = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
         norm_error = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
@@ -157,27 +159,31 @@ def find_difference(numbers: Numbers, reference: Numbers, tolerance: float) -> s
 
 
 def choose_tolerance(plan: Plan) -> float:
-    """Choose the allowed difference of a plan's numbers from everything off, by number format; defaults may round."""
-    formats = {plan.value("precision"), plan.value("prefix_precision") if plan.value("feature_cache") else None}
-    return SHORT_FORMAT_TOLERANCE if formats & set(SHORT_FORMATS) else TOLERANCE[Effect.ROUNDING]
+    """Choose the allowed relative difference of a plan's loss from the reference, by its number formats."""
+    formats = {plan.value("precision")}
+    if plan.value("feature_cache"):
+        formats.add(plan.value("prefix_precision"))
+    return SHORT_FORMAT_TOLERANCE if formats & set(SHORT_FORMATS) else ROUNDING_TOLERANCE
 
 
 def changes_dropout(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
-    """Return whether an optimization changes dropout's random numbers: numbers are then compared without dropout."""
+    """Return whether an optimization changes dropout's random numbers; losses are then compared without dropout."""
     has_dropout = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
     return has_dropout and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
 
 def turn_everything_off(plan: Plan, no_dropout: bool) -> Plan:
-    """Turn off everything that this process can switch, with `no_dropout` also settings that change dropout's numbers.
+    """Turn off all optimizations that this process can switch.
 
-    Requested values that change the training stay on: their effect is not a rounding error.
+    Requested values that change the training stay on, since their effect is not a rounding error. Settings that change
+    dropout's random numbers stay on unless `no_dropout`.
     """
-    switchable = [one for one in optimizations.every() if one.stage is not Stage.PROCESS]
-    off = [
-        one for one in switchable if plan.row(one.name).effect != Effect.TRAINING and (no_dropout or not one.redraws)
-    ]
-    return plan.with_values({one.name: one.off for one in off})
+    off_values: dict[str, Value] = {}
+    for setting in optimizations.every():
+        is_switchable = setting.stage is not Stage.PROCESS and (no_dropout or not setting.redraws)
+        if is_switchable and plan.row(setting.name).effect != Effect.TRAINING:
+            off_values[setting.name] = setting.off
+    return plan.with_values(off_values)
 
 
 MAX_BATCHES, MAX_FETCH_SECONDS = 8, 2.0
@@ -185,11 +191,7 @@ MAX_BATCHES, MAX_FETCH_SECONDS = 8, 2.0
 
 
 class VariantBuilder:
-    """Builds variants of one run, and the reference for their numbers.
-
-    Args:
-        assembly: data, plan so far, and the network with its initial weights, which are never changed.
-    """
+    """Builds variants of one run, and the reference for their numbers; the assembly's own network is never changed."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly, self.say = assembly, assembly.say
@@ -201,8 +203,8 @@ class VariantBuilder:
 
     @cached_property
     def facts(self) -> Workload:
-        """Properties that the choice of optimizations depends on; the network computes a sample to find them."""
-        return inspect_workload(self.assembly.dataset, self.assembly.network.module)
+        """Properties of data and network that optimizations depend on; found by computing a sample."""
+        return inspect_workload(self.assembly.dataset, self.assembly.built_model.module)
 
     def build(self, plan: Plan) -> Variant:
         """Build a new copy of the network with a plan, at the first batch."""
@@ -217,12 +219,12 @@ class VariantBuilder:
         return Variant(run, self.batches(run), compared_steps=self._count_compared_steps(plan))
 
     def _count_compared_steps(self, plan: Plan) -> int:
-        """Count the steps to compare; a plan that records steps needs its warm-up and one more before a replay."""
+        """Count the steps to compare, so that replays are among them: warm-up and capture come before the first one."""
         return self.compared_steps + (WARMUP_STEPS + 1 if plan.value("step_graph") else 0)
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """Return the same few batches for all variants; two variants that start with the first batch stay in step."""
-        # With these two settings, the same samples have other tensors.
+        """Return an endless cycle of a few batches, the same for all variants, from the first one on."""
+        # These two settings change the tensors of a sample.
         kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
         if kind not in self.batches_by_kind:
             deadline = time.monotonic() + MAX_FETCH_SECONDS
@@ -237,12 +239,14 @@ class VariantBuilder:
         """Return losses and gradient norms with everything off, with dropout as in the compared plan.
 
         Raises:
-            TooSlow: if they are not known by `deadline`.
+            TooSlow: if the steps are not done by `deadline`.
         """
         off = turn_everything_off(plan, no_dropout)
-        off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
-        key = no_dropout, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
-        # A stored result is checked over more steps than a short run, which uses only the first of these steps.
+        if plan.value("compile") is not False:
+            # A compiled network draws torch's dropout.
+            off = off.with_values({"packed_dropout": False})
+        key = no_dropout, tuple(off.value(setting.name) for setting in optimizations.every() if setting.redraws)
+        # An earlier comparison may have read more steps than this one needs.
         count = self._count_compared_steps(plan)
         if len(self.reference_numbers.get(key, ())) < count:
             variant = self.build(off)

@@ -253,7 +253,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "a buffer that a forward pass makes": (
         network("return self.last", "self.register_buffer('seen', x.detach().mean(dim=0))\n        return self.last"),
         {},
-        f"{NETWORK}: seen is of shape (4,) after a forward pass and was not there before\n"
+        f"{NETWORK}: seen is of shape (4,) after a forward pass and was missing before\n"
         "  possible: parameters and buffers created in __init__, or by a lazy module\n"
         "  do:       create it in __init__; use register_buffer(..., persistent=False)",
     ),
@@ -278,7 +278,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "sparse gradients": (
         network("super().__init__()", "super().__init__()\n        self.table = nn.Embedding(9, 2, sparse=True)"),
         {},
-        f"{NETWORK}: table has sparse=True, and so sparse gradients",
+        f"{NETWORK}: table has sparse=True, and therefore sparse gradients",
     ),
     "no gradient": (
         network(".relu())", ".relu()).detach()"),

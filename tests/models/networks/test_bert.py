@@ -1,4 +1,4 @@
-"""Our own encoder computes the bits of the transformers library, whose runs it goes on with."""
+"""Our encoder computes the same bits as the transformers library, so it can resume runs that were trained with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pretrained networks for images: trained, frozen, reloaded; what cannot be used is refused in words."""
+"""Pretrained networks for images are trained, frozen and reloaded; unusable ones are refused with an explanation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_families_begin_with_their_weights_and_train(folder: Path, family: str) 
         if torch.equal(after[name], before[name]) and first_weights[name].is_floating_point()
     }
     assert unchanged <= {"embeddings.mask_token"}
-    reloaded = BUILDERS["vision"](**json.loads(json.dumps(training_run.network.arguments)))
+    reloaded = BUILDERS["vision"](**json.loads(json.dumps(training_run.built_model.arguments)))
     reloaded.load_state_dict(training_run.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(reloaded.eval()(pixels), training_run.model.eval()(pixels))

@@ -1,4 +1,4 @@
-"""Pretrained encoders from Hugging Face folders: trained, frozen, reloaded; what cannot be used is refused in words."""
+"""Pretrained encoders from Hugging Face folders are trained, frozen and reloaded; unusable ones are refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_trains_freezes_and_reloads(folder: Path) -> None:
     after = encoder(training_run)
     unchanged = {name for name in before if torch.equal(before[name], after[name])}
     assert unchanged == {name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))}
-    reloaded = BUILDERS["texts"](**json.loads(json.dumps(training_run.network.arguments)))
+    reloaded = BUILDERS["texts"](**json.loads(json.dumps(training_run.built_model.arguments)))
     reloaded.load_state_dict(training_run.model.state_dict())
     inputs = training_run.dataset.validation.gather(np.arange(4))
     for name, outputs in reloaded.eval()(*inputs).items():
@@ -78,7 +78,7 @@ def test_it_trains_freezes_and_reloads(folder: Path) -> None:
 
 
 def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
-    """Copied elsewhere, with the pretrained folder gone, it gives what validation computed."""
+    """Copied elsewhere, without the pretrained folder, it computes the validation outputs."""
 
     def files(folder: Path) -> None:
         reports.write_reports(folder).rename(folder / "train.csv")
@@ -116,12 +116,12 @@ def test_the_folder_says_how_a_vector_is_made(folder: Path, modes: list[str], po
     (folder / "saved" / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8, **settings}))
     training_run = assemble_run(folder)
     assert isinstance(training_run.model, TextNetwork)
-    assert training_run.model.pooling == training_run.network.arguments["pooling"] == pooling
+    assert training_run.model.pooling == training_run.built_model.arguments["pooling"] == pooling
     is_noted = any("as its 1_Pooling/config.json says" in note for note in training_run.dataset.notes)
     assert is_noted == (len(modes) == 1 and modes != ["weightedmean_tokens"])
     assert (omits if is_noted else says)(training_run.dataset.notes, "names-way-possible")
     explicit = assemble_run(folder, MODEL[:-1] + ", pooling: cls}")
-    assert explicit.network.arguments["pooling"] == "cls"
+    assert explicit.built_model.arguments["pooling"] == "cls"
 
 
 def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None:

@@ -234,7 +234,7 @@ def test_other_targets_get_new_outputs_of_their_kind(tmp_path: Path) -> None:
     (tmp_path / "run").rename(tmp_path / "first")
     job = job_spec.load(write(tmp_path, f"{{from: {tmp_path / 'first'}}}", "[red, big]"))
     network = build_model(job, load(job))
-    assert network.fresh == {"classifier.weight", "classifier.bias"}
+    assert network.random_names == {"classifier.weight", "classifier.bias"}
     assert network.arguments["kind"] == "labels"
 
 

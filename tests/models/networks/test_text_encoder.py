@@ -122,7 +122,7 @@ def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
 def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
     reports.write_reports(tmp_path)
     training_run = tiny.assemble_plain_run(reports.job(tmp_path), tmp_path)
-    rebuilt = BUILDERS[training_run.network.builder](**json.loads(json.dumps(training_run.network.arguments)))
+    rebuilt = BUILDERS[training_run.built_model.builder](**json.loads(json.dumps(training_run.built_model.arguments)))
     rebuilt.load_state_dict(training_run.model.state_dict())
     inputs = first_batch(training_run, 4).inputs
     for name, outputs in rebuilt.eval()(*inputs).items():

@@ -1,4 +1,4 @@
-"""Networks of timm, beside a torchvision that cannot be imported: trained, reloaded, and started from weights of the hub."""
+"""Networks of timm, without an importable torchvision, are trained, reloaded and started from weights of the hub."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """What timm leaves on the hub, in the folder `weights`."""
+    """Write the files of timm on the hub into the folder `weights`."""
     torch.manual_seed(5)
     tensors: dict[str, torch.Tensor] = timm_vision.load_timm().create_model("resnet10t").state_dict()
     (folder / "weights").mkdir()
@@ -80,7 +80,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     training_run.rates.set(training_run.counters, training_run.best_metric.factor())
     for batch in training_run.batches.epoch(0):
         training_run.step(batch_inputs.preprocess(training_run, batch, 0))
-    reloaded = BUILDERS["timm"](**json.loads(json.dumps(training_run.network.arguments)))
+    reloaded = BUILDERS["timm"](**json.loads(json.dumps(training_run.built_model.arguments)))
     reloaded.load_state_dict(training_run.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(reloaded.eval()(pixels), training_run.model.eval()(pixels))
@@ -97,8 +97,8 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
     first_weights = training_run.model.state_dict()
     fresh = {"fc.bias", "fc.weight"}
     assert all(torch.equal(first_weights[name], weights[name]) for name in first_weights.keys() - fresh)
-    assert training_run.network.notes == [
-        f"starts from timm/resnet10t.c3_in1k at {COMMIT[:12]}; initialized anew: fc.bias, fc.weight"
+    assert training_run.built_model.notes == [
+        f"starts from timm/resnet10t.c3_in1k at {COMMIT[:12]}; initialized randomly: fc.bias, fc.weight"
     ]
     preprocessing = training_run.dataset.preprocessing
     assert {key: preprocessing[key] for key in ("fit", "interpolation", "crop_share", "mean")} == {
@@ -153,7 +153,7 @@ def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor])
 
 @pytest.mark.slow
 def test_nothing_else_finds_the_torchvision_of_timm() -> None:
-    """Its plain import fails beside a torch for CPUs; transformers imports it wherever it is found, torchmetrics if pip lists it."""
+    """Its import fails with a torch for CPUs; transformers imports it if it exists, torchmetrics if pip lists it."""
     if not (timm_vision.TORCHVISION_FOLDER / "torchvision").is_dir():
         pytest.skip("torchvision is not kept aside here")
     program = (

@@ -15,7 +15,7 @@ from drivetrain.data.dataset import Head
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.models.build import Model, build
+from drivetrain.models.build import BuiltModel, build
 from drivetrain.training import losses
 from tests.own_job import define_items, job
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def gradient(weight: Tensor, x: Tensor, y: Tensor, loss: Any, size: int) -> Tensor:
-    """Of an objective over a batch that is split into parts of `size`."""
+    """Compute the gradients of an objective over a batch that is split into micro-batches of `size`."""
     objective = losses.build_objective(None, {"": Head("")}, {}, "none", CustomTerms(loss, "loss", SpecError))
     weight = weight.clone().requires_grad_()
     denominators = objective.denominators({"": y})
@@ -75,7 +75,7 @@ def build(outputs, classes=None, inputs=None, vocabulary=None, categories=None, 
 """
 
 
-def build_user_network(folder: Path, task: str, data: str, keywords: str = "**others") -> Model:
+def build_user_network(folder: Path, task: str, data: str, keywords: str = "**others") -> BuiltModel:
     (folder / "my_model.py").write_text(OFFERED.format(more=keywords))
     (folder / "job.yaml").write_text(f"name: a\ntask: {task}\ndata: {data}\nmodel: {{file: my_model.py}}\n")
     user_job = job_spec.load(folder / "job.yaml")

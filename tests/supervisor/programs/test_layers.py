@@ -137,7 +137,7 @@ REFUSALS = {
     ),
     "sparse gradients": Refusal(
         lambda folder: train(folder, Words(), WORDS[0], optimizer=torch.optim.Adam),
-        ("vectors has sparse=True", "leave out sparse=True where vectors is made", "prepare"),
+        ("vectors has sparse=True", "remove sparse=True where vectors is made", "prepare"),
         train_dense_words,
     ),
     "sparse gradients and Adam": Refusal(

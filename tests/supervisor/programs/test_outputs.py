@@ -151,7 +151,7 @@ REFUSALS = {
     ),
     "several outputs for other targets": Refusal(
         lambda folder: train_graph(folder, lambda outputs: (outputs, outputs)),
-        ("gives a tuple of 2", "with a loss that takes them apart; drivetrain.prepare takes any"),
+        ("gives a tuple of 2", "with a loss that splits them; drivetrain.prepare accepts any"),
         lambda folder: train_graph(folder, lambda outputs: torch.cat([outputs, outputs], 2)),
     ),
     "several targets": Refusal(

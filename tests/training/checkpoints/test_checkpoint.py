@@ -95,7 +95,7 @@ def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) -> None:
-    """The run went back behind it: it would have been kept as the newest, and what was just written removed."""
+    """After a rollback, a checkpoint of a later step was kept as the newest, and the one just written was removed."""
     for step in (10, 20):
         save(tmp_path, step)
     flip(save(tmp_path, 40) / "model.safetensors")

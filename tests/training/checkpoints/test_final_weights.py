@@ -1,4 +1,4 @@
-"""The weights that a run ends with: the best that can be read, and told if they are not those of the best evaluation."""
+"""The final weights of a run are the best that can be read; a message says if they are not from the best evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen weights: one file for all checkpoints, each of which stays complete on its own."""
+"""Frozen weights are one file for all checkpoints, and each checkpoint stays complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number beside a model is that model's: in the report, the card, result.json and what `evaluate` says."""
+"""Every number next to a model belongs to it: in the report, the card, result.json and the output of `evaluate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ optimize: {measure: off, cpu_threads: 1}
 
 
 def test_tiles_card_and_report_show_the_delivered_weights(tmp_path: Path) -> None:
-    """They showed the metrics of the last epoch beside the weights of the best one."""
+    """They showed the metrics of the last epoch next to the weights of the best one."""
     generator = np.random.default_rng(0)
     for name, count in (("train", 40), ("held", 40)):
         x = generator.normal(size=(count, 3))

@@ -67,7 +67,7 @@ def rows(count: int, start: int = 0) -> str:
 
 @pytest.mark.parametrize("weights", ["balanced", "{a: 3}"])
 def test_its_loss_has_the_class_weights_of_the_training(tmp_path: Path, weights: str) -> None:
-    """`evaluate` left balanced weights out, which are not those of new data."""
+    """`evaluate` ignored balanced class weights, which new data does not determine."""
     (tmp_path / "train.csv").write_text(rows(100))
     (tmp_path / "test.csv").write_text(rows(30, 5))
     (tmp_path / "job.yaml").write_text(SPEC % ", test: test.csv" + f"train: {{class_weights: {weights}}}\n")

@@ -1,4 +1,4 @@
-"""How much of a training was forward, backward, update and compiling."""
+"""A training is timed by phase: forward, backward, update and compilation."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Fake:
 
 
 def starter(fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
-    """Variants that are as fast as what is on in their plan says; `hinder` slows all of them on together."""
+    """Variants whose speed follows from the settings of their plan; `hinder` is a slowdown if all are on."""
 
     def start(variant_plan: plan.Plan, is_other_job: bool = False) -> Fake:
         enabled = [row.name for row in variant_plan.list_enabled() if row.name in GAINS]
@@ -192,7 +192,7 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_disabled_optimizations_are_named() -> None:
-    text = bench.describe_left_out(make_plan(["fused_optimizer"]))
+    text = bench.describe_skipped(make_plan(["fused_optimizer"]))
     assert "compile (false)" in text
     assert "fused_optimizer" not in text
 

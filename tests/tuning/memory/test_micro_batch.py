@@ -1,4 +1,4 @@
-"""`micro_batch: auto`: the search on real steps with a gauge that is told what a sample takes, and what follows for a run."""
+"""`micro_batch: auto` searches with real steps and a fake meter, and the run uses the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASE = 1000 << 20
 
 @dataclass
 class Scale:
-    """A gauge by which every sample of a forward pass takes a MiB, and a quarter where blocks are recomputed."""
+    """A meter that counts a MiB for every sample of a forward pass, and a quarter if blocks are recomputed."""
 
     limit: int
     """MiB above the base."""
@@ -86,7 +86,7 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def limit_memory_with_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the MiB that may be held, and those of a whole batch, which lies there during its step."""
+    """Set the limit in MiB, and the MiB of a whole batch, which stays in memory during its step."""
 
     def limit(room: int, batch: int) -> None:
         scale, outputs, next_batch, time_step = (
@@ -200,7 +200,7 @@ def test_batchnorm_splits_as_little_as_possible_and_says_so(tmp_path: Path, limi
 
 
 def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limit_memory: Any) -> None:
-    """31 would leave one of 32."""
+    """A micro-batch of 31 would leave a single sample of 32."""
     limit_memory(31)
     trials = [SizeTrial(2, 2, 1.0), SizeTrial(31, 40, 1.0)]
     search_result = SizeSearchResult(0, 40, False, trials, largest=31)

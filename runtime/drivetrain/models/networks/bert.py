@@ -1,4 +1,4 @@
-"""The encoder of `model: encoder`: BERT (Devlin et al. 2019), by torch alone.
+"""Implements the encoder of `model: encoder`: BERT (Devlin et al. 2019), in torch alone.
 
 The transformers library computes the same bits, but its import takes three seconds of CPU time. Names of weights and
 the order of random numbers are the same as in the library, which trained the runs of earlier versions.
@@ -56,8 +56,8 @@ class SelfAttention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
 
     def forward(self, hidden: Tensor, mask: Tensor | None, packed_row: PackedRow | None) -> Tensor:
-        parts = [layer(hidden).unflatten(-1, (-1, self.head_width)) for layer in (self.query, self.key, self.value)]
-        query, key, value = (x.transpose(1, 2) for x in parts)
+        layers = (self.query, self.key, self.value)
+        query, key, value = (layer(hidden).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for layer in layers)
         scale = self.head_width**-0.5
         if packed_row is None:
             attended = functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)
@@ -84,10 +84,10 @@ class Layer(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
+        width, wide = config.hidden_size, config.intermediate_size
         self.attention = nn.ModuleDict({"self": SelfAttention(config), "output": Output(width, config)})
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, inner)})
-        self.output = Output(inner, config)
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, wide)})
+        self.output = Output(wide, config)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None, *, packed_row: PackedRow | None = None) -> Tensor:
         """Compute the layer's hidden states (N, tokens, width).
@@ -122,7 +122,7 @@ class Bert(nn.Module):
         inputs_embeds: Tensor | None = None,
         packed_row: PackedRow | None = None,
     ) -> EncoderOutput:
-        """Encode token ids (N, tokens), or the hidden states `inputs_embeds` in place of embedded ids."""
+        """Encode token ids (N, tokens), or the hidden states `inputs_embeds` instead of embedded ids."""
         hidden = self.embeddings(input_ids if inputs_embeds is None else inputs_embeds)
         for layer in self.encoder["layer"]:  # type: ignore[attr-defined]
             hidden = layer(hidden, attention_mask, packed_row=packed_row)

@@ -1,4 +1,4 @@
-"""Convolutional networks for images: a small CNN, and ResNets (He et al. 2016) with a stem for small images."""
+"""Implements convolutional networks for images: a small CNN, and ResNets (He et al. 2016) with two kinds of stem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CNN-LSTM for time series: convolutions over time, then an LSTM (Hochreiter & Schmidhuber 1997)."""
+"""Implements a CNN-LSTM for time series: convolutions over time, then an LSTM (Hochreiter & Schmidhuber 1997)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image classifiers from the transformers library: a backbone, pooling, and a linear classifier."""
+"""Builds image classifiers from the transformers library: a backbone, pooling, and a linear classifier."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class VisionNetwork(Classifier):
         """The layers counted by `freeze: {layers: N}`: transformer layers, or stages of a convolutional network."""
         config: Any = self.backbone.config
         count = getattr(config, "num_hidden_layers", 0) or len(getattr(config, "depths", ()))
-        lists = (part for part in self.backbone.modules() if isinstance(part, nn.ModuleList))
-        return next((part for part in lists if len(part) == count), None)
+        lists = (module for module in self.backbone.modules() if isinstance(module, nn.ModuleList))
+        return next((layers for layers in lists if len(layers) == count), None)
 
 
 def pool_features(output: Any, pooling: str) -> Tensor:
@@ -84,7 +84,7 @@ def build_untrained(config: Mapping[str, Any]) -> nn.Module:
             built = transformers.AutoConfig.for_model(config["model_type"], **settings)
             external_entry = families.find_external_entry(built.to_dict())
         if external_entry:
-            raise ValueError(f"{external_entry} would load something from elsewhere")
+            raise ValueError(f"{external_entry} would load files from elsewhere")
         return transformers.AutoModel.from_config(built, trust_remote_code=False)  # type: ignore[no-any-return]
 
 

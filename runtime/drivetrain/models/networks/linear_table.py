@@ -1,6 +1,6 @@
-"""A linear model for tables: the outputs are sums of one function for each column, piecewise linear in its numbers.
+"""Implements a linear model for tables: each output is a sum of one function per column, piecewise linear in numbers.
 
-It is a generalized additive model (Hastie & Tibshirani 1986). Only its outputs are trained: they are quickly solved.
+It is a generalized additive model (Hastie & Tibshirani 1986). Only its output layer is trained, so it is solved quickly.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class LinearTable(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        parts: list[Tensor] = []
+        features: list[Tensor] = []
         if self.numbers:
-            parts.append(inputs[0].index_select(1, self.plain_numbers))
+            features.append(inputs[0].index_select(1, self.plain_numbers))
             if len(self.binned_numbers):
-                parts.append(self.shares(inputs[0].index_select(1, self.binned_numbers)).flatten(1))
+                features.append(self.shares(inputs[0].index_select(1, self.binned_numbers)).flatten(1))
         for column, size in enumerate(self.sizes):
-            parts.append(functional.one_hot(inputs[-1][:, column].long(), size).to(self.classifier.weight.dtype))
-        return self.classifier(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
+            features.append(functional.one_hot(inputs[-1][:, column].long(), size).to(self.classifier.weight.dtype))
+        return self.classifier(torch.cat(features, dim=1))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A multilayer perceptron for tables, with embeddings for categories."""
+"""Implements a multilayer perceptron for tables, with embeddings for categories."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NumberEmbeddings(nn.Module):
     """Embeds each number as the sum of a piecewise-linear and a linear function of it (Gorishniy et al. 2022).
 
     Input (N, numbers), output (N, numbers * size). The pieces are between the edges of the column's bins and start at
-    zero: at first the embedding is linear.
+    zero, so at first the embedding is linear.
     """
 
     def __init__(self, edges: Sequence[Sequence[float]], size: int) -> None:

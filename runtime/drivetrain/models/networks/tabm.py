@@ -1,4 +1,4 @@
-"""TabM for tables (Gorishniy et al. 2025): many perceptrons with shared weights, trained as one network.
+"""Implements TabM for tables (Gorishniy et al. 2025): many perceptrons with shared weights, trained as one network.
 
 As in BatchEnsemble (Wen et al. 2020), each member scales the inputs and outputs of a shared layer by its own vectors.
 """
@@ -103,7 +103,7 @@ class TabM(EmbeddedColumns):
 
     @torch.no_grad()
     def _draw_signs(self, layer: MemberLayer) -> None:
-        """Draw a sign for each member and column; a sign for each number of the embedding would blur the column."""
+        """Draw a sign for each member and column, not for each number of an embedding, which would blur the column."""
         signs = torch.randint(2, (layer.members, len(self.column_widths))) * 2.0 - 1
         by_column = [signs[:, [column]].expand(-1, width) for column, width in enumerate(self.column_widths)]
         layer.input_factors.copy_(torch.cat(by_column, dim=1).flatten())
@@ -122,4 +122,6 @@ def average_members(outputs: Tensor, kind: str) -> Tensor:
 
 def choose_kind(head: Head) -> str:
     """Return the meaning of a head's outputs: exclusive `classes`, `labels` that can be true together, or `numbers`."""
-    return "numbers" if not head.classes else "labels" if head.several else "classes"
+    if not head.classes:
+        return "numbers"
+    return "labels" if head.several else "classes"

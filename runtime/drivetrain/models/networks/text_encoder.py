@@ -1,4 +1,4 @@
-"""Text classifiers: an encoder (built-in or from the transformers library), pooling, and a linear output per head."""
+"""Builds text classifiers: an encoder (built-in or from transformers), pooling, and a linear output per head."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def count_untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(note_input, with_kwargs=True))
         last = encoder(**name_inputs(encoder, inputs)).last_hidden_state
+    if not last.requires_grad:
+        return len(layers)
     # The output of a layer is the input of the next layer.
-    return [*inputs_need_gradient[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
+    return [*inputs_need_gradient[1:], True].index(True)
 
 
 def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) -> Tensor:
@@ -73,13 +75,13 @@ def compute_layer_input(encoder: nn.Module, layer: nn.Module, inputs: Inputs) ->
 
 
 def build_upper_encoder(
-    encoder: nn.Module, embeddings: nn.Module, layers: nn.ModuleList, first: int
+    encoder: nn.Module, embeddings: nn.Module, layers: nn.ModuleList, skipped: int
 ) -> Callable[..., Any]:
-    """Build the encoder without its embeddings and first layers; it takes hidden states as `inputs_embeds`.
+    """Build the encoder without its embeddings and `skipped` layers; it takes hidden states as `inputs_embeds`.
 
     It shares the encoder's modules with their weights and training mode; only the modules around them are copied.
     """
-    upper = _replace(encoder, _find_path(encoder, layers), nn.ModuleList(list(layers)[first:]))
+    upper = _replace(encoder, _find_path(encoder, layers), nn.ModuleList(list(layers)[skipped:]))
     return _replace(upper, _find_path(encoder, embeddings), PassedEmbeddings())
 
 
@@ -87,19 +89,19 @@ def _get_hidden(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     return args[0] if args else keywords["hidden_states"]  # type: ignore[no-any-return]
 
 
-def _find_path(root: nn.Module, part: nn.Module) -> list[str]:
-    names: list[str] = [name for name, module in root.named_modules() if module is part]
+def _find_path(root: nn.Module, searched: nn.Module) -> list[str]:
+    names: list[str] = [name for name, module in root.named_modules() if module is searched]
     return names[0].split(".")
 
 
-def _replace(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
-    """Copy the modules along a path and replace the last module by `part`; all other modules are shared."""
+def _replace(module: nn.Module, path: list[str], replacement: nn.Module) -> nn.Module:
+    """Copy the modules along a path, and replace the last one; all other modules are shared."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     name, *remaining_path = path
-    inner = module._modules[name]
-    assert inner is not None
-    copied._modules[name] = _replace(inner, remaining_path, part) if remaining_path else part
+    child = module._modules[name]
+    assert child is not None
+    copied._modules[name] = _replace(child, remaining_path, replacement) if remaining_path else replacement
     return copied
 
 
@@ -182,7 +184,7 @@ class TextNetwork(nn.Module):
 
     def packed(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """Compute the outputs of `forward`, but only the real tokens in the layers, without padding."""
-        assert isinstance(self.layers, nn.ModuleList), "packing was tried before, where the layers are counted"
+        assert isinstance(self.layers, nn.ModuleList), "a trial of packing has counted the layers"
         upper = UpperLayers(self, build_upper_encoder(self.encoder, self.embeddings, self.layers, 0))
         return upper.packed(compute_layer_input(self.encoder, self.layers[0], inputs), inputs[-1])
 
@@ -216,8 +218,8 @@ class TextNetwork(nn.Module):
     def layers(self) -> nn.Module | None:
         """The layers counted by `freeze: {layers: N}`; None if the encoder shares one layer's weights."""
         count = getattr(self.encoder.config, "num_hidden_layers", 0)
-        lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
-        return next((part for part in lists if len(part) == count), None)
+        lists = (module for module in self.encoder.modules() if isinstance(module, nn.ModuleList))
+        return next((layers for layers in lists if len(layers) == count), None)
 
 
 @dataclass(frozen=True)

@@ -145,14 +145,15 @@ def load_folder_weights(network: nn.Module, source: TimmFolder) -> set[str]:
     Raises:
         SpecError: if the file cannot be read or has other tensors.
     """
-    file, fresh = source.folder / "model.safetensors", _list_classifier_tensors(network)
-    if wrong := safetensors_file.load(network, safetensors_file.read_or_refuse(file, source.refuse), fresh):
+    file, random_names = source.folder / "model.safetensors", _list_classifier_tensors(network)
+    wrong = safetensors_file.load(network, safetensors_file.read_or_refuse(file, source.refuse), random_names)
+    if wrong:
         source.refuse(
             f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(list(wrong)[:3])}",
             "weights of this architecture, and for some the image_size of its training",
-            "leave out data.image_size, or use another folder",
+            "remove data.image_size, or use another folder",
         )
-    return fresh
+    return random_names
 
 
 def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
@@ -161,7 +162,8 @@ def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
     convert.check_suffix(job, file)
     refuse = partial(job.spec_error, key)
     weights = safetensors_file.read_or_refuse(file, refuse, "download it again")
-    if wrong := safetensors_file.load(network, weights, _list_classifier_tensors(network)):
+    wrong = safetensors_file.load(network, weights, _list_classifier_tensors(network))
+    if wrong:
         description = (
             f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(list(wrong)[:3])}"
         )

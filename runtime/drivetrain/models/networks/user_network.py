@@ -1,4 +1,4 @@
-"""Networks built by a function of the user, and checked on a few samples before training.
+"""Builds networks with a function of the user, and checks them on a few samples before training.
 
 The function is called with the `arguments` of the spec. It also gets these values if its signature has their names and
 `arguments` do not set them:
@@ -52,17 +52,17 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
         SpecError: if the user's code raises or the network does not fit the data.
     """
     name = f"{spec.factory}() in {spec.file}"
-    first = dry_run.take_first_batch(dataset, dataset.train)
+    batch = dry_run.take_first_batch(dataset, dataset.train)
     # The user's code may have used random numbers to read the samples, so seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
     with blame_user_code(partial(job.spec_error, KEY), f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        factory = code.bind(spec.file, spec.factory, arguments, _describe_data(dataset, first))
+        factory = code.bind(spec.file, spec.factory, arguments, _describe_data(dataset, batch))
         module = factory()
     if not isinstance(module, nn.Module):
-        act = "return an instance: add ()" if isinstance(module, type) else "return the network"
-        raise job.spec_error(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", act)
+        action = "return an instance: add ()" if isinstance(module, type) else "return the network"
+        raise job.spec_error(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", action)
     if isinstance(module, nn.DataParallel):
         description = f"{name} returned a DataParallel, which copies the network to every GPU in every step"
         raise job.spec_error(
@@ -73,7 +73,7 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
         )
     buffers.unshare(module)
     dry_run.check_network(module, dataset, f"the network of {name}", lambda *texts: job.spec_error(KEY, *texts))
-    inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
+    inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in batch.inputs]
     arguments = factory.keywords | spec.arguments
     return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": inputs}
 
@@ -110,28 +110,30 @@ def rebuild(model: Path, digests: Mapping[str, str], origin: Mapping[str, Any], 
 
 
 def _missing_file_error(error: FileNotFoundError, stored: Path, folder: Path, name: str) -> Exception:
-    """Return the error for a file that the code opens beside itself and that was not copied; `error` for another file."""
+    """Return the error for a file next to the code that was not copied with it; `error` for any other file."""
     path = Path(str(error.filename))
     if not path.is_relative_to(folder):
         return error
     file = path.relative_to(folder)
     return CheckpointError(
         f"{name} opens {file}, which is not in {stored}",
-        "files that were copied with the code: those that `model.arguments` names",
+        "files that were copied with the code, because `model.arguments` names them",
         f"name {file} in `model.arguments` and train again, or copy it to {stored / file}",
     )
 
 
-def _describe_data(dataset: Dataset, first: Batch) -> dict[str, object]:
+def _describe_data(dataset: Dataset, batch: Batch) -> dict[str, object]:
     """Return the values about the data that a factory may take, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)
-    facts = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
+    facts: dict[str, object] = {"inputs": [list(x.shape[1:]) for x in batch.inputs]}
+    if outputs:
+        facts["outputs"] = outputs
     if outputs and all(head.classes for head in dataset.heads.values()):
         facts["classes"] = outputs
     if "vocabulary" in dataset.preprocessing:
         # The inputs of a batch are only as long as its longest text.
-        facts["inputs"] = [[dataset.preprocessing["max_length"]] for _ in first.inputs]
+        facts["inputs"] = [[dataset.preprocessing["max_length"]] for _ in batch.inputs]
         facts["vocabulary"] = dataset.preprocessing["vocabulary"]
     if "categorical" in dataset.preprocessing:
         facts["categories"] = features.from_json(dataset.preprocessing).sizes
@@ -143,7 +145,7 @@ def blame_job_code(job: Job) -> Iterator[None]:
     """Turn errors of the user's network or loss in the block into errors that show the user's own lines.
 
     Raises:
-        SpecError: in place of the original exception.
+        SpecError: instead of the original exception.
     """
     try:
         yield
@@ -154,8 +156,8 @@ def blame_job_code(job: Job) -> Iterator[None]:
         is_users = any(list_user_functions(job)) and (lines or _is_network_running(job, error))
         if torch_errors.is_out_of_memory(error) or not is_users:
             raise
-        key, part = _find_blamed_part(job, lines)
-        description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
+        key, function = _find_blamed_function(job, lines)
+        description = f"the object returned by {function.factory}() in {function.file} raised {describe_error(error)}"
         raise job.spec_error((*key, "file"), description, "", suggest_action(error)) from error
 
 
@@ -170,10 +172,10 @@ def _is_network_running(job: Job, error: BaseException) -> bool:
     )
 
 
-def _find_blamed_part(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
+def _find_blamed_function(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
     """Find the job key and function whose file is in the traceback, else the first user function."""
-    user_parts = [(key, part) for key, part, _ in list_user_functions(job)]
-    for key, part in user_parts:
-        if any(f" {part.file}:" in line for line in lines):
-            return key, part
-    return user_parts[0]
+    functions = [(key, function) for key, function, _ in list_user_functions(job)]
+    for key, function in functions:
+        if any(f" {function.file}:" in line for line in lines):
+            return key, function
+    return functions[0]

@@ -81,8 +81,8 @@ class AssembledRun(NetworkRun, Protocol):
     """`training.run.Run`: the same with its data and its folder."""
 
     dataset: Dataset
-    replaced: Dataset | None
-    cached: str
+    uncached_dataset: Dataset | None
+    cached_prefix: str
     prefix_dtype: torch.dtype | None
 
     @property
@@ -100,5 +100,5 @@ class AssembledRun(NetworkRun, Protocol):
     @property
     def stage(self) -> int: ...
 
-    def record_step(self) -> None:
-        """Record whole steps as CUDA graphs and replay them."""
+    def capture_steps(self) -> None:
+        """Capture whole steps as CUDA graphs and replay them."""

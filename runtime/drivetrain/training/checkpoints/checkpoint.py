@@ -1,12 +1,12 @@
-"""Checkpoints without pickle: safetensors and JSON, with a manifest of SHA-256 digests that is written last.
+"""Writes and reads checkpoints without pickle: safetensors and JSON, and a manifest of SHA-256 digests written last.
 
     checkpoints/
       step-120/  model.safetensors [frozen.safetensors] optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
       best-96/   weights of the best evaluation
 
 A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
-its parent fsynced; only then are older checkpoints removed. A checkpoint must match its manifest to be loaded. A folder
-that will be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
+its parent fsynced. Only then are older checkpoints removed. A checkpoint must match its manifest to be loaded. A folder
+that will be replaced is first renamed (`.old-step-120`), and renamed back after a kill in between.
 """
 
 from __future__ import annotations
@@ -97,13 +97,6 @@ def create_unfinished(unfinished: Path) -> None:
 def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int, files: Mapping[str, Entry]) -> None:
     """Write state and manifest next to the tensors, and give the folder its final name.
 
-    Args:
-        unfinished: the folder with the tensor files, which have been synced to disk.
-        final: final path of the folder.
-        state: plain values of the run.
-        form: one of `manifest.FORMATS`.
-        files: entries of the tensor files by name.
-
     Raises:
         OSError: if a file cannot be written or the folder renamed.
     """
@@ -136,7 +129,7 @@ def recover(folder: Path) -> None:
     """Clean up after a kill: restore a folder that was being replaced, and remove unfinished folders.
 
     Raises:
-        StorageError: if that is not possible.
+        StorageError: if a folder cannot be renamed.
     """
     with blame_storage(folder):
         for old in folder.glob(f"{OLD_PREFIX}*"):
@@ -159,7 +152,7 @@ def load(path: Path) -> Loaded:
     raise CheckpointError(
         f"checkpoint {path}: {mismatch}",
         "a checkpoint that matches its manifest",
-        "choose another one, or none to use the newest",
+        "choose another checkpoint, or name none to use the newest",
     )
 
 
@@ -200,11 +193,9 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
 def can_resume(run: Path) -> bool:
     """Return whether a run folder has a checkpoint to resume from; followers use the leader's answer."""
     leader = RunFiles(run).read_object(run_files.LEADER_FILE)
-    return (
-        bool(leader["resumes"])
-        if "resumes" in leader
-        else bool(run_files.list_checkpoints(run / run_files.CHECKPOINTS))
-    )
+    if "resumes" in leader:
+        return bool(leader["resumes"])
+    return bool(run_files.list_checkpoints(run / run_files.CHECKPOINTS))
 
 
 def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) -> None:
@@ -220,10 +211,10 @@ def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) 
         StorageError: if something cannot be removed.
     """
     fault_point("remove checkpoints")
-    considered = [
-        path for path in run_files.list_checkpoints(folder) if newest is None or run_files.parse_suffix(path) <= newest
-    ]
-    retained = considered[-max(1, keep) :]
+    candidates = run_files.list_checkpoints(folder)
+    if newest is not None:
+        candidates = [path for path in candidates if run_files.parse_suffix(path) <= newest]
+    retained = candidates[-max(1, keep) :]
     referenced_steps = {best} | {find_best_step(RunFiles(path).read_object(run_files.STATE_FILE)) for path in retained}
     with blame_storage(folder):
         for path in run_files.list_checkpoints(folder):

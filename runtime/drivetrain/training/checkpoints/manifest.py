@@ -25,7 +25,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 def verify(path: Path) -> str | None:
-    """Describe the problem of a checkpoint with the file's name; None if it matches its manifest."""
+    """Describe how a checkpoint differs from its manifest, with the file's name; None if it matches."""
     try:
         files = list_files(path)
         for name, entry in files.items():
@@ -34,7 +34,8 @@ def verify(path: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != entry["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
-            if (digest := hash_file(file)) != entry["sha256"]:
+            digest = hash_file(file)
+            if digest != entry["sha256"]:
                 return f"{name} has SHA-256 {digest[:12]}..., expected {entry['sha256'][:12]}..."
     except ValueError as wrong:
         return str(wrong)
@@ -63,12 +64,7 @@ def describe_damaged(name: str, mismatch: str) -> str:
 
 
 def all_damaged_error(folder: object, damaged: list[str]) -> CheckpointError:
-    """Build the error for a run whose checkpoints are all damaged; a run never restarts silently from zero.
-
-    Args:
-        folder: the folder or address of the checkpoints.
-        damaged: one line for each checkpoint.
-    """
+    """Build the error for a run whose checkpoints are all damaged; a run never restarts silently from zero."""
     return CheckpointError(
         f"{folder}: all checkpoints are damaged:\n  " + "\n  ".join(damaged),
         "a checkpoint that matches its manifest",

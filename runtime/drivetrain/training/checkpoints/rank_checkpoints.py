@@ -1,7 +1,7 @@
 """Loads checkpoints in all processes of a run together.
 
-The leader finds and verifies the checkpoint. The other processes may run on machines that cannot read its folder, and
-get it from the leader.
+The leader finds and verifies the checkpoint, and sends it to the other processes, which may run on machines that cannot
+read its folder.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
     """Send the leader's checkpoint to all processes and return it; None if there is none."""
     if ranks.count == 1:
         return loaded
-    shapes = {
-        group: {name: [list(value.shape), str(value.dtype)] for name, value in tensors.items()}
-        for group, tensors in (loaded.tensors if loaded else {}).items()
-    }
-    header = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes} if loaded else None
+    header = None
+    if loaded is not None:
+        shapes = {}
+        for group, tensors in loaded.tensors.items():
+            shapes[group] = {name: [list(value.shape), str(value.dtype)] for name, value in tensors.items()}
+        header = {"name": loaded.path.name, "state": loaded.state, "tensors": shapes}
     leader_header = json.loads(ranks.copy_text_from(0, json.dumps(header)))
     if leader_header is None:
         return None
@@ -57,10 +58,9 @@ def _send_to_all(ranks: Ranks, loaded: Loaded | None, folder: Path) -> Loaded | 
 
 
 def _allocate_tensors(shapes: Mapping[str, Mapping[str, tuple[list[int], str]]]) -> dict[str, dict[str, Tensor]]:
-    return {
-        group: {
-            name: torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-            for name, (shape, dtype) in rows.items()
-        }
-        for group, rows in shapes.items()
-    }
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for group, rows in shapes.items():
+        tensors[group] = {}
+        for name, (shape, dtype) in rows.items():
+            tensors[group][name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    return tensors

@@ -19,7 +19,7 @@ PROMISE = f"{RESUMES}; results stay bit-identical on the same image, CPU model, 
 
 
 def collect_identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
-    """Collect name and value of everything besides spec and plan that determines the exact bits of a run."""
+    """Collect the facts besides spec and plan that determine the exact bits of a run, by name."""
     return {
         "image": hardware.image or "none",
         "cpu": hardware.cpu.model + (f", kept back by {hardware.cpu.capped}" if hardware.cpu.capped else ""),
@@ -35,7 +35,7 @@ def describe_promise(*, deterministic: bool, on_gpu: bool) -> str:
     """Return the line about resuming a run, and whether its results are then bit-identical."""
     if not deterministic:
         setting = "train.deterministic: true, which can be slower" if on_gpu else "train.deterministic: true"
-        return f"{RESUMES}; results are not bit-identical, for which set {setting}"
+        return f"{RESUMES}; results are not bit-identical unless you set {setting}"
     return PROMISE.replace("CPU model", "CPU and GPU model") if on_gpu else PROMISE
 
 
@@ -47,23 +47,21 @@ def _fingerprint(split: Split) -> str:
     return f"{len(split)} samples ({digest.hexdigest()[:12]})"
 
 
-def list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def list_changes(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """List the entries of `collect_identity` that have changed since the checkpoint, one line each.
 
     Raises:
         CheckpointError: if the data has changed.
     """
-    if before["data"] != now["data"]:
+    if saved["data"] != current["data"]:
         raise CheckpointError(
-            f"the data has changed: it was {before['data']} when the run was saved and is {now['data']} now",
+            f"the data has changed: it was {saved['data']} when the run was saved and is {current['data']} now",
             "the data that the run was started with",
             "restore it, or start a new run with --new",
         )
-    return [
-        f"{name} is {now[name]}, was {before[name]}: results may no longer be bit-identical to an uninterrupted run"
-        for name in now
-        if now[name] != before.get(name, now[name])
-    ]
+    changed = [name for name in current if current[name] != saved.get(name, current[name])]
+    effect = "results may no longer be bit-identical to an uninterrupted run"
+    return [f"{name} is {current[name]}, was {saved[name]}: {effect}" for name in changed]
 
 
 def check_fit(
@@ -87,9 +85,8 @@ def check_fit(
     for stem, needed in tensors.items():
         stored = {name: (value.shape, value.dtype) for name, value in loaded.tensors.get(stem, {}).items()}
         expected = {name: (value.shape, value.dtype) for name, value in needed.items()}
-        misfits += [
-            f"{stem}: {name}" for name in stored.keys() | expected.keys() if stored.get(name) != expected.get(name)
-        ]
+        names = stored.keys() | expected.keys()
+        misfits += [f"{stem}: {name}" for name in names if stored.get(name) != expected.get(name)]
     optimizer_tensors = len(loaded.tensors.get("optimizer", {}))
     if loaded.state.get("moments") != optimizer_tensors:
         misfits.append(f"optimizer.safetensors: {optimizer_tensors} tensors instead of {loaded.state.get('moments')}")
@@ -107,13 +104,17 @@ def _list_type_differences(stored: object, expected: object, key_path: str) -> l
     if isinstance(expected, dict) and isinstance(stored, dict):
         paths = {key: f"{key_path}.{key}".lstrip(".") for key in stored.keys() | expected.keys()}
         differences = [paths[key] for key in stored.keys() ^ expected.keys()]
-        return differences + [
-            w
-            for key in stored.keys() & expected.keys()
-            for w in _list_type_differences(stored[key], expected[key], paths[key])
-        ]
-    basic_types = [
-        next((kind for kind in (bool, (int, float), str, list, dict) if isinstance(value, kind)), None)
-        for value in (stored, expected)
-    ]
-    return [] if basic_types[0] == basic_types[1] or stored is None or expected is None else [key_path]
+        for key in stored.keys() & expected.keys():
+            differences += _list_type_differences(stored[key], expected[key], paths[key])
+        return differences
+    if stored is None or expected is None or _get_basic_type(stored) == _get_basic_type(expected):
+        return []
+    return [key_path]
+
+
+def _get_basic_type(value: object) -> object:
+    """Return the type of a plain value, with int and float as one type; None for any other value."""
+    for kind in (bool, (int, float), str, list, dict):
+        if isinstance(value, kind):
+            return kind
+    return None

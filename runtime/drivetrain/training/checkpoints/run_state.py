@@ -16,7 +16,7 @@ from drivetrain.training.user_parts import load_group_settings, read_group_setti
 
 
 def collect_state(run: Run) -> dict[str, object]:
-    """Collect everything that a run needs to resume, except its tensors, as plain values."""
+    """Collect everything except tensors that a run needs to resume, as plain values."""
     counters = {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds}
     frozen = [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
     return {
@@ -38,7 +38,7 @@ def collect_state(run: Run) -> dict[str, object]:
 
 
 def _read_stream(run: Run) -> dict[str, object]:
-    """Read the state of an iterable that only this process reads; other iterables can be read again up to the batch."""
+    """Read the state of an iterable that only this process reads; other iterables are read again up to the batch."""
     if not isinstance(run.batches, StreamBatches) or run.ranks.count > 1 or not run.counters.batch:
         return {}
     return {"stream": run.batches.stream.read_state(run.counters.epoch, run.counters.batch)}
@@ -103,12 +103,12 @@ def count_evaluated_epochs(run: Run) -> int:
 def collect_optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Collect the optimizer's state by parameter name and key, such as `weight/exp_avg`."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {
-        f"{names[id(p)]}/{key}": torch.as_tensor(value)
-        for p, entry in optimizer.state.items()
-        for key, value in entry.items()
-        if value is not None
-    }
+    tensors = {}
+    for parameter, entry in optimizer.state.items():
+        for key, value in entry.items():
+            if value is not None:
+                tensors[f"{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+    return tensors
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:

@@ -3,9 +3,9 @@
 Networks are usually overconfident. One number, fitted to the validation samples so that a probability of 0.8 is right
 in 80 % of cases, corrects most of it and changes no predicted class (Guo et al. 2017).
 
-The threshold for a label, or for the second of two classes, need not be 0.5, which is not the best for F1. Another one
-is used only if the metric gains more than chance explains: each half of the samples is predicted with the other half's
-best threshold, and the standard error of the gain comes from resampled samples (paired bootstrap).
+The best threshold for a label, or for the second of two classes, need not be 0.5, for example for F1. Another threshold
+is used only if the metric gains more than chance explains. To find out, each half of the samples is predicted with the
+best threshold of the other half, and a paired bootstrap gives the standard error of the gain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Temperature:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether it is the smallest or the largest of TEMPERATURES; a better value may be outside of them."""
+        """Whether it is the smallest or the largest of TEMPERATURES; a better value may lie outside."""
         return not 1.001 * TEMPERATURES[0] < self.value < TEMPERATURES[-1] / 1.001
 
 
@@ -99,14 +99,15 @@ def _interpolate(values: Sequence[float], positions: Sequence[float], position: 
 
 
 FEW_SAMPLES = 1000
-"""Samples below which what is fitted to them is said to rest on few: a share of 0.9 of 1,000 is known to 0.02."""
+"""Number of samples below which a fit is reported to rest on few: of 1,000, a share of 0.9 is known to 0.02."""
 
 
 def describe_samples(confusion: Mapping[str, Any], head: str) -> str:
-    """Name the samples to which temperature and thresholds of a head are fitted, and say if they are few."""
+    """Describe the samples to which temperature and thresholds of a head are fitted, and whether they are few."""
     record = confusion.get(head) or {}
     count = (record.get("calibration") or record).get("samples", 0)
-    return f"by the {count:,} validation samples that chose the epoch{', which are few' * (count < FEW_SAMPLES)}"
+    note = ", which are few" if count < FEW_SAMPLES else ""
+    return f"by the {count:,} validation samples that chose the epoch{note}"
 
 
 RESAMPLES = 200
@@ -124,13 +125,13 @@ def _compute_f1(hits: Tensor, false_alarms: Tensor, misses: Tensor, _: Tensor) -
 
 
 def _compute_macro_f1(hits: Tensor, false_alarms: Tensor, misses: Tensor, rejections: Tensor) -> Tensor:
-    of_first = _compute_f1(rejections, misses, false_alarms, hits)
-    return (_compute_f1(hits, false_alarms, misses, rejections) + of_first) / 2
+    f1_without_label = _compute_f1(rejections, misses, false_alarms, hits)
+    return (_compute_f1(hits, false_alarms, misses, rejections) + f1_without_label) / 2
 
 
 def _compute_balanced_accuracy(hits: Tensor, false_alarms: Tensor, misses: Tensor, rejections: Tensor) -> Tensor:
-    of_second = hits / (hits + misses).clamp_min(1)
-    return (of_second + rejections / (rejections + false_alarms).clamp_min(1)) / 2
+    recall = hits / (hits + misses).clamp_min(1)
+    return (recall + rejections / (rejections + false_alarms).clamp_min(1)) / 2
 
 
 LABEL_METRICS: Mapping[str, Score] = {"f1": _compute_f1}
@@ -138,13 +139,16 @@ CLASS_METRICS: Mapping[str, Score] = {"f1": _compute_macro_f1, "balanced_accurac
 
 
 def measure_gains(rows: Tensor, metrics: Mapping[str, Score], decisive_metric: str) -> dict[str, list[list[float]]]:
-    """Measure for each label, under the name of the decisive metric: the best output threshold, the metric at threshold
-    0, the metric at the best threshold of the other half of the samples, and the standard error of the difference.
+    """Measure how much other thresholds improve the decisive metric, for each label.
 
     Args:
         rows: outputs, and 1 where the label is true, (2, N, labels).
         metrics: metrics that thresholds change.
         decisive_metric: name of the metric to measure; nothing is measured if it is not in `metrics`.
+
+    Returns:
+        Under the name of the metric, four numbers for each label: the best output threshold, the metric at threshold 0,
+        the metric at the best threshold of the other half of the samples, and the standard error of the difference.
     """
     if decisive_metric not in metrics:
         return {}
@@ -157,24 +161,28 @@ def measure_gains(rows: Tensor, metrics: Mapping[str, Score], decisive_metric: s
 def _measure_gain(outputs: Tensor, truth: Tensor, score: Score) -> list[float]:
     if truth.all() or not truth.any():  # samples of one class say nothing about the other
         return [0.0, 0.0, 0.0, 0.0]
-    first = torch.arange(len(outputs)) % 2 == 0
-    starts = torch.where(
-        first, _find_best(outputs[~first], truth[~first], score), _find_best(outputs[first], truth[first], score)
-    )
+    is_even = torch.arange(len(outputs)) % 2 == 0
+    even_best = _find_best(outputs[is_even], truth[is_even], score)
+    odd_best = _find_best(outputs[~is_even], truth[~is_even], score)
+    starts = torch.where(is_even, odd_best, even_best)
     # Truth, prediction at threshold 0, and prediction at the other half's threshold give one of eight cells.
     cells = torch.bincount(truth * 4 + (outputs > 0) * 2 + (outputs > starts), minlength=8).double()
     drawn = np.random.default_rng(0).multinomial(len(outputs), cells.numpy() / len(outputs), size=RESAMPLES)
+    # Row 0 is the sample itself, the other rows are resampled.
     counts = torch.cat([cells[None], torch.from_numpy(drawn).double()]).view(-1, 2, 2, 2)
-    before, after = (
-        score(by_truth[:, 1, 1], by_truth[:, 0, 1], by_truth[:, 1, 0], by_truth[:, 0, 0])
-        for by_truth in (counts.sum(3), counts.sum(2))
-    )
-    error = (after - before)[1:].std()
-    return [_find_best(outputs, truth, score), float(before[0]), float(after[0]), float(error)]
+    usual_values = _score_counts(counts.sum(3), score)
+    values = _score_counts(counts.sum(2), score)
+    error = (values - usual_values)[1:].std()
+    return [_find_best(outputs, truth, score), float(usual_values[0]), float(values[0]), float(error)]
+
+
+def _score_counts(counts: Tensor, score: Score) -> Tensor:
+    """Compute the score of counts by truth and prediction, (rows, 2, 2); the result has the shape (rows,)."""
+    return score(counts[:, 1, 1], counts[:, 0, 1], counts[:, 1, 0], counts[:, 0, 0])
 
 
 def _find_best(outputs: Tensor, truth: Tensor, score: Score) -> float:
-    """Find the output threshold with the best score, midway between two outputs; 0 without two different outputs."""
+    """Find the output threshold with the best score, midway between two outputs; 0 if all outputs are equal."""
     ranked, order = outputs.sort(descending=True, stable=True)
     last_of_ties = (ranked[1:] != ranked[:-1]).nonzero()[:, 0]
     if not len(last_of_ties):
@@ -194,32 +202,31 @@ def choose_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> 
         head: head with its temperature.
         metric: metric of the job that decides, such as `validation/f1`; thresholds are chosen for this metric alone.
     """
-    rows = _read_gains(confusion, head.name, metric)
-    log_odds = [
-        start / head.temperature if after - before > MIN_STANDARD_ERRORS * error else 0.0
-        for start, before, after, error in rows
-    ]
-    log_odds = [value if abs(value) < MAX_LOG_ODDS else 0.0 for value in log_odds]
-    return tuple(1 / (1 + exp(-value)) for value in log_odds) if any(log_odds) else ()
+    log_odds = []
+    for start, usual_value, value, error in _read_gains(confusion, head.name, metric):
+        threshold = start / head.temperature
+        is_better = value - usual_value > MIN_STANDARD_ERRORS * error
+        log_odds.append(threshold if is_better and abs(threshold) < MAX_LOG_ODDS else 0.0)
+    return tuple(1 / (1 + exp(-threshold)) for threshold in log_odds) if any(log_odds) else ()
 
 
 def describe_thresholds(confusion: Mapping[str, Any], head: Head, metric: str) -> str:
-    """Describe the thresholds of a head and their effect, or their absence; empty for a metric without thresholds."""
+    """Describe the thresholds of a head and their effect, or that it has none; empty for a metric without thresholds."""
     rows = _read_gains(confusion, head.name, metric)
     if not rows:
         return ""
     name = metric.rpartition("/")[2]
     samples = describe_samples(confusion, head.name)
     if not head.thresholds:
-        return Detail(f"0.5 for each class: no other improves {name} by more than chance explains, {samples}")
+        return Detail(f"0.5 for each class: no other threshold improves {name} by more than chance explains, {samples}")
     classes = head.classes if head.several else head.classes[1:]
-    changes = [
-        f'"{label}" from {threshold:.3g} ({name} {before:.4f} -> {after:.4f} +- {error:.4f})'
-        for label, threshold, (_, before, after, error) in zip(classes, head.thresholds, rows, strict=True)
-        if threshold != 0.5
-    ]
-    others = "; the others from 0.5" if len(changes) < len(rows) else ""
-    return f"predicted from other probabilities than 0.5: {', '.join(changes[:8])}{' ...' if changes[8:] else ''}{others}; chosen {samples}"
+    changes = []
+    for label, threshold, (_, usual_value, value, error) in zip(classes, head.thresholds, rows, strict=True):
+        if threshold != 0.5:
+            changes.append(f'"{label}" from {threshold:.3g} ({name} {usual_value:.4f} -> {value:.4f} +- {error:.4f})')
+    listed = ", ".join(changes[:8]) + (" ..." if changes[8:] else "")
+    unchanged = "; the others from 0.5" if len(changes) < len(rows) else ""
+    return f"predicted from other probabilities than 0.5: {listed}{unchanged}; chosen {samples}"
 
 
 def _read_gains(confusion: Mapping[str, Any], head: str, metric: str) -> list[list[float]]:

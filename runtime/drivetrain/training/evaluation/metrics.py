@@ -21,12 +21,7 @@ MAX_WAITING_BYTES = 256 * 2**20
 
 
 class MetricAccumulator:
-    """Sums of losses and scores over the batches of an evaluation.
-
-    Args:
-        heads: the heads by name.
-        objective: loss of all heads; None if there are no targets for it.
-    """
+    """Accumulates losses and scores over the batches of an evaluation."""
 
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
         self.heads, self.objective = heads, objective
@@ -75,7 +70,7 @@ class MetricAccumulator:
             sums = _loss_sums(self.objective.losses[names[0]], torch.cat(outputs), torch.cat(targets))
             if bool(self.loss_sums[names[0]].any()):
                 say(
-                    f"loss: the evaluation has more than {format_bytes(MAX_WAITING_BYTES)} of outputs: its loss is the mean of pieces"
+                    f"loss: the evaluation has more than {format_bytes(MAX_WAITING_BYTES)} of outputs: its loss is the mean of several groups"
                 )
             self.loss_sums[names[0]] += sums
 
@@ -113,8 +108,7 @@ class MetricAccumulator:
         return combined | by_name
 
     def confusion(self, decisive_metric: str = "") -> dict[str, object]:
-        """Return details by head. Exclusive classes: confusion matrix (truth by row) and worst mistakes; labels: counts
-        of each label; numbers: true and predicted numbers, and the largest errors.
+        """Return details by head, as in the `to_json` of its scores.
 
         Args:
             decisive_metric: metric that chooses the weights; thresholds are measured for it, none if it is empty.

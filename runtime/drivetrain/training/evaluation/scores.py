@@ -19,11 +19,11 @@ from drivetrain.training.evaluation.calibration import TEMPERATURES
 from drivetrain.training.evaluation.worst_mistakes import NumberSamples, WorstMistakes
 
 THRESHOLD_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy", KAPPA)
-"""Metrics that a threshold changes."""
+"""Metrics that depend on a threshold."""
 
 
 class Scores:
-    """Scores of one head. This base class has none, for targets that only the user's loss can interpret."""
+    """Scores of one head. This base class has no scores, for targets that only the user's loss can interpret."""
 
     examples: WorstMistakes | NumberSamples | None = None
     """Samples that the report shows."""
@@ -74,15 +74,12 @@ class LabelScores(Scores):
         self.kept_rows.append(torch.stack([outputs.float(), truth.float()]))
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; counts of different samples can be added."""
         return [self.label_counts, self.exact_matches, self.samples]
 
     def gather(self, ranks: Ranks) -> None:
-        """Collect the rows of all processes, which call it together."""
         self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
     def compute(self) -> dict[str, float]:
-        """Compute the scores by metric name."""
         correct, predicted, positive = self.label_counts
         occurs = predicted + positive > 0
         f1 = 2 * correct / (predicted + positive).clamp_min(1)
@@ -97,6 +94,7 @@ class LabelScores(Scores):
 
     def average_precision(self) -> Tensor:
         """Compute the area below the curve of precision over recall for each label, shape (labels,), as a sum of steps.
+
         It is 0 for a label without samples. Equal outputs form one step.
         """
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
@@ -104,8 +102,9 @@ class LabelScores(Scores):
         return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
     def to_json(self, decisive_metric: str) -> dict[str, object]:
-        """Return classes, number of samples, and for each label the true, predicted and correctly predicted samples and
-        the average precision; also the gain of other thresholds in the decisive metric.
+        """Return classes, number of samples, rows of labels, and the gain of other thresholds in the decisive metric.
+
+        A row contains the numbers of true, predicted and correctly predicted samples, and the average precision.
         """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
@@ -206,16 +205,13 @@ class ClassScores(Scores):
         self.bins += torch.stack(sums, dim=1)
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; counts of different samples can be added."""
         return [self.matrix, self.losses, self.bins, self.scaled_losses]
 
     def gather(self, ranks: Ranks) -> None:
-        """Collect the rows of all processes, which call it together."""
         if self.classes == 2:
             self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
     def compute(self) -> dict[str, float]:
-        """Compute the scores by metric name."""
         hits, total = self.matrix.diagonal().double(), self.matrix.sum().clamp_min(1)
         class_counts = self.matrix.sum(1).double()
         counts_and_predictions = self.matrix.sum(0) + class_counts
@@ -267,8 +263,10 @@ class ClassScores(Scores):
         outputs, truth = self.kept_rows[0][0, :, 0], self.kept_rows[0][1, :, 0]
         if bool((truth == truth[:1]).all()):
             return {}
-        precisions = [_average_precision(sign * outputs, (truth == label).float()) for label, sign in ((1, 1), (0, -1))]
-        return {"auc": _area_below_roc(outputs, truth), "average_precision": float(sum(precisions)) / 2}
+        first_precision = _average_precision(-outputs, (truth == 0).float())
+        second_precision = _average_precision(outputs, (truth == 1).float())
+        precision = float(second_precision + first_precision) / 2
+        return {"auc": _area_below_roc(outputs, truth), "average_precision": precision}
 
 
 def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
@@ -313,11 +311,9 @@ class NumberScores(Scores):
         self.samples += len(truth)
 
     def counts(self) -> list[Tensor]:
-        """Return the counts; counts of different samples can be added."""
         return [self.sums, self.samples]
 
     def compute(self) -> dict[str, float]:
-        """Compute the scores by metric name."""
         count = self.samples.clamp_min(1)
         absolute_error, squared_error, mean, mean_square, mape, zeros = self.sums / count
         variance = (mean_square - mean**2).clamp_min(1e-12)

@@ -32,7 +32,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     """Evaluate the run's network (its EMA, if there is one) on the validation data.
 
     Returns:
-        The metrics by name, and per head with classes the confusion matrix (truth by row).
+        The metrics by name, and the details by head, as in `MetricAccumulator.confusion`.
     """
     averaged_weights = run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
@@ -57,7 +57,7 @@ def check_precision(run: Run) -> None:
     """Fall back to fp32 if the shorter format of the training changes the loss of the trained network.
 
     Rounding hurts only a network that has learned details, so the loss of a few validation batches is compared after
-    epochs 1, 2, 4, 8, ...; a format that the job sets is kept, and the difference is recorded.
+    epochs 1, 2, 4, 8, ... A format that the job sets is kept, and the difference is only recorded.
     """
     epoch, row = run.counters.epoch, run.plan.row("precision")
     if run.step.forward.dtype is None or epoch & (epoch - 1):
@@ -85,10 +85,8 @@ def _measure_losses(run: Run) -> tuple[float, float]:
     run.model.eval()
     with forward.without_gradients(run.model), run.signals.protect_section(), run.step.updater.buffers.keep_unchanged():
         for batch in itertools.islice(micro_batches(run, run.dataset.validation, batch_size), FORMAT_BATCHES):
-            for accumulator, outputs in zip(
-                accumulators, (run.step.forward.outputs, run.step.forward.outputs_in_fp32), strict=True
-            ):
-                accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
+            accumulators[0].add(run.step.forward.outputs(batch.inputs), batch.targets, batch.ids)
+            accumulators[1].add(run.step.forward.outputs_in_fp32(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
             accumulator.sum_over_processes(run.ranks)
     losses = [accumulator.metrics()["validation/loss"] for accumulator in accumulators]
@@ -97,7 +95,7 @@ def _measure_losses(run: Run) -> tuple[float, float]:
 
 
 def default_batch_size(run: Run) -> int:
-    """Return the samples per evaluation batch if training batches are not split: more, without saved activations."""
+    """Return the usual number of samples per evaluation batch: more than in training, as no activations are saved."""
     training_batch = run.job.train.batch
     return max(training_batch, min(256, 4 * training_batch))
 
@@ -129,7 +127,7 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
 
 
 def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
-    """Return the preprocessed batches of this process's shard of a split, without augmentation."""
+    """Yield the preprocessed micro-batches of this process's shard of a split, without augmentation."""
     settings = run.batches
     local_batches = batches.fetch_in_order(
         split,
@@ -139,6 +137,5 @@ def micro_batches(run: Run, split: Split, size: int) -> Iterator[Batch]:
         report=settings.report,
         shard=(run.ranks.number, run.ranks.count),
     )
-    return (
-        part for batch in local_batches for part in run.step.forward.split(batch_inputs.preprocess(run, batch, None))
-    )
+    for batch in local_batches:
+        yield from run.step.forward.split(batch_inputs.preprocess(run, batch, None))

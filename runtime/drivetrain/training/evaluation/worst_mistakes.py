@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
 MAX_MISTAKES = 12
-"""Number of mistakes that are kept per head."""
+"""Number of collected mistakes per head."""
 PICTURE_SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
 class FirstRows:
-    """First rows of numbers about samples, sorted by column 0; ties are sorted by the sample id in column 1.
+    """Collects the first rows of numbers about samples, sorted by column 0, then by the sample id in column 1.
 
     Args:
         width: number of columns.
@@ -46,10 +46,11 @@ class FirstRows:
         """Add the rows of more samples."""
         rows = torch.cat([self.rows, rows])
         rows = rows[rows[:, 1].argsort(stable=True)]
-        self.rows = rows[(-rows[:, 0] if self.largest else rows[:, 0]).argsort(stable=True)[: self.count]]
+        sort_key = -rows[:, 0] if self.largest else rows[:, 0]
+        self.rows = rows[sort_key.argsort(stable=True)[: self.count]]
 
     def to_table(self, rank: int, process_count: int) -> Tensor:
-        """Return the rows, each after a 1, in slice `rank` of zeros; the sum over all processes contains all rows."""
+        """Return the rows, each after a 1, in slice `rank` of a tensor of zeros, so the sum over all processes has all rows."""
         slices = torch.zeros(process_count, self.count, 1 + self.rows.shape[1], dtype=torch.float64)
         slices[rank, : len(self.rows), 0] = 1
         slices[rank, : len(self.rows), 1:] = self.rows
@@ -83,31 +84,31 @@ class WorstMistakes(FirstRows):
 
     def to_json(self) -> list[dict[str, object]]:
         """Return plain JSON data."""
-        return [
-            {"sample": int(sample), "truth": int(truth), "answer": int(predicted), "probability": round(confidence, 6)}
-            for confidence, sample, truth, predicted in self.rows.tolist()
-        ]
+        mistakes: list[dict[str, object]] = []
+        for confidence, sample, truth, predicted in self.rows.tolist():
+            classes = {"truth": int(truth), "answer": int(predicted)}
+            mistakes.append({"sample": int(sample), **classes, "probability": round(confidence, 6)})
+        return mistakes
 
 
 def write(run: Run, confusion: Mapping[str, Any]) -> None:
     """Write the mistakes of an evaluation to the run folder; an error is only recorded as an event."""
     try:
-        mistakes_by_head = {
-            head: [_describe_mistake(run, record, row) for row in record.get("mistakes", [])]
-            for head, record in confusion.items()
-        }
+        mistakes_by_head = {}
+        for head, details in confusion.items():
+            mistakes_by_head[head] = [_describe_mistake(run, details, row) for row in details.get("mistakes", [])]
         RunFiles(run.folder).write_json(MISTAKES_FILE, mistakes_by_head)
     except Exception as error:
-        # The run is done and its model is written; only a part of the report is missing.
+        # The run is done and its model is written. Only these samples are missing in the report.
         run.events.add("report", f"the samples with the worst predictions were not saved: {error}", run.counters.step)
 
 
-def _describe_mistake(run: Run, record: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def _describe_mistake(run: Run, details: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     split = run.readable.validation
     mistake = {key: value for key, value in row.items() if key != "sample"} | {"title": split.title(row["sample"])}
-    if "classes" in record:
-        mistake |= {key: record["classes"][row[key]] for key in ("truth", "answer")}
-    if modality_of(run.job).has_pictures and "classes" in record:
+    if "classes" in details:
+        mistake |= {key: details["classes"][row[key]] for key in ("truth", "answer")}
+    if modality_of(run.job).has_pictures and "classes" in details:
         mistake["picture"] = encode_picture(draw_picture(split, row["sample"]))
     return mistake
 
@@ -144,7 +145,7 @@ SCATTER_FACTOR, SCATTER_MODULUS = 1_103_515_245, 2**31
 
 
 class NumberSamples:
-    """True and predicted numbers of some samples of one head."""
+    """Collects true and predicted numbers of some samples of one head."""
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -175,11 +176,12 @@ class NumberSamples:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values in the units of the data; samples with a prediction that is not finite are skipped."""
-        errors = [
-            {"sample": int(row[1]), "column": self._find_worst_column(row), "truth": truth, "answer": prediction}
-            for row, truth, prediction in zip(self.errors.rows.tolist(), *self._unscale(self.errors.rows), strict=True)
-            if _are_finite(prediction)
-        ]
+        errors = []
+        rows = self.errors.rows
+        for row, truth, prediction in zip(rows.tolist(), *self._unscale(rows), strict=True):
+            if _are_finite(prediction):
+                column = self._find_worst_column(row)
+                errors.append({"sample": int(row[1]), "column": column, "truth": truth, "answer": prediction})
         pairs = [pair for pair in zip(*self._unscale(self.plotted.rows), strict=True) if _are_finite(pair[1])]
         return {"columns": list(self.head.columns), "mistakes": errors, "pairs": pairs}
 

@@ -1,6 +1,6 @@
-"""Measures an ablation in paired comparisons: plain, each optimization added in turn, all, and all without each.
+"""Measures an ablation in paired comparisons: plain, each optimization added in turn, all, and all without each one.
 
-A ratio is a speedup: above 1 the optimization makes training faster.
+A ratio above 1 means that the optimization makes training faster.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05
-"""Largest difference (of the logarithms) between the steps' product and the total, unless the noise is larger."""
+"""Largest difference between the logarithms of the steps' product and of the total, unless the noise is larger."""
 MAX_NOISE = 0.15
-"""Largest noise for a statement about the total."""
+"""Largest noise that still allows a statement about the total."""
 
 
 class Failed(Exception):
@@ -38,7 +38,7 @@ class TimedVariant(Protocol):
     batch: float
     """Mean number of samples per step."""
     added_bytes: int
-    """Bytes that it adds to those of the process before it."""
+    """Bytes that it adds to the process."""
     notes: list[str]
 
     def time_steps(self, count: int) -> TimedBlock:
@@ -54,8 +54,8 @@ class AblationStep:
     """One comparison. A failed comparison has a note and no pair."""
 
     kind: str
-    """`plain`; `added`, compared with the step before; `all`, compared with plain; `without`, compared with all;
-    `against`, a variant of the job compared with all.
+    """`plain`; `added`, compared with the step above; `all`, compared with plain; `without`, compared with all; `against`,
+    a variant of the job compared with all.
     """
     name: str
     value: Value | None = None
@@ -64,15 +64,13 @@ class AblationStep:
     samples_per_second: float | None = None
     step_seconds: float | None = None
     added_bytes: int | None = None
-    """Bytes that the variant adds to those of the process before it."""
+    """Bytes that the variant adds to the process."""
     loss_off: float | None = None
     """Largest relative difference of the first losses from plain fp32 on the same batches."""
     first_seconds: float | None = None
     """Extra seconds of the first step, relative to a normal step."""
     disturbed: float | None = None
-    """Share of the time that threads of both variants waited for a CPU that others used, over the selected
-    pairs.
-    """
+    """Median share of the time that threads of both variants waited for a CPU, over the selected pairs."""
     note: str = ""
 
     def to_json(self) -> dict[str, object]:
@@ -106,9 +104,7 @@ class Ablation:
 
     @property
     def explains_total(self) -> bool | None:
-        """Whether the product matches the total within twice the standard error of both; None with too much
-        noise.
-        """
+        """Whether the product matches the total within twice their standard error; None with too much noise."""
         if self.total is None or self.total.pair is None:
             return None
         pairs = [step.pair for step in self.list_steps("added") if step.pair] + [self.total.pair]
@@ -129,7 +125,7 @@ def _standard_error(pair: PairedTiming) -> float:
 def measure_ablation(
     plan: Plan, start: Start, rounds: int, report: Callable[[str], None], against: Sequence[str] = ()
 ) -> Ablation:
-    """Measure the whole ablation of what a process can switch; raises Failed if even the plain variant does not start."""
+    """Measure all optimizations that a process can switch; raises Failed if the plain variant does not start."""
     return Ablation(tuple(_AblationRunner(plan, start, rounds, report).measure_steps(against)))
 
 
@@ -147,18 +143,18 @@ class _AblationRunner:
         added = [self._measure_added(row) for row in rows]
         plain, count = self.plain, count_block_steps(self.plain.step_seconds)
         seconds = min(plain.time_steps(count).seconds / count for _ in range(3))
-        yield AblationStep(
-            "plain", "plain", None, "", None, plain.batch / seconds, seconds, plain.added_bytes, loss_off=0.0
-        )
+        speed = plain.batch / seconds
+        yield AblationStep("plain", "plain", None, "", None, speed, seconds, plain.added_bytes, loss_off=0.0)
         yield from added
         if self.best is not plain:
             yield self._measure(AblationStep("all", "all together"), plain, self.best, self.best)
-        for row in self.enabled if len(self.enabled) > 1 else ():
-            without = [one for one in self.enabled if one is not row]
-            yield self._measure_beside_best(AblationStep("without", row.name, row.value, row.effect), without)
+        if len(self.enabled) > 1:
+            for row in self.enabled:
+                remaining = [enabled for enabled in self.enabled if enabled is not row]
+                yield self._compare_with_best(AblationStep("without", row.name, row.value, row.effect), remaining)
         if against:
             empty = AblationStep("against", ", ".join(against), effect="training")
-            yield self._measure_beside_best(empty, self.enabled, is_other_job=True)
+            yield self._compare_with_best(empty, self.enabled, is_other_job=True)
 
     def _build(self, rows: Sequence[Decision], *, is_other_job: bool = False) -> TimedVariant:
         return self.start(self.plan.only({*self.fixed, *(row.name for row in rows)}), is_other_job)
@@ -175,7 +171,7 @@ class _AblationRunner:
         self.enabled.append(row)
         return measured
 
-    def _measure_beside_best(
+    def _compare_with_best(
         self, empty: AblationStep, rows: Sequence[Decision], *, is_other_job: bool = False
     ) -> AblationStep:
         """Compare another variant with the best plan."""
@@ -191,7 +187,7 @@ class _AblationRunner:
     def _measure(
         self, empty: AblationStep, slow: TimedVariant, fast: TimedVariant, reported: TimedVariant
     ) -> AblationStep:
-        """Measure a step; returns it with speed, step time and memory of the variant `reported`."""
+        """Measure a step; returns it with speed, step time and memory of the variant `reported`, which is one of both."""
         pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.step_seconds), self.rounds)
         pair = PairedTiming(tuple(a.seconds / b.seconds * fast.batch / slow.batch for a, b in pairs))
         self.report(f"bench: {empty.kind} {empty.name}: {pair.format_spread()}")

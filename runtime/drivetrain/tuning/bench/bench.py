@@ -1,7 +1,7 @@
 """`drivetrain bench speed`: measures the gain of each optimization of a job's plan on the job's network and batches.
 
-The order is plain, each optimization added to the earlier ones, then all without each. All variants are trained by one
-child, in turns; what is fixed when a process starts (threads, OpenMP runtime, allocator) is the same in all of them.
+The order is plain, each optimization added to the earlier ones, then all without each one. One child trains all variants
+in turn. Settings that are fixed when a process starts (threads, OpenMP runtime, allocator) are the same in all of them.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ class BenchRequest(MeasuringRequest):
 
 def bench_command(request: BenchRequest) -> str:
     """Return the command line that repeats the measurement."""
-    command_words = ["drivetrain", "bench", "speed", str(request.spec)]
-    command_words += [word for value in request.assignments for word in ("--set", value)]
-    command_words += [word for value in request.against for word in ("--against", value)]
-    return shlex.join(command_words)
+    arguments = ["drivetrain", "bench", "speed", str(request.spec)]
+    for value in request.assignments:
+        arguments += ["--set", value]
+    for value in request.against:
+        arguments += ["--against", value]
+    return shlex.join(arguments)
 
 
 def explain_ratios(ablation: Ablation) -> str:
-    """Explain whether the single steps account for the total."""
+    """Describe whether the product of the single speedups is the total speedup."""
     if ablation.total is None or ablation.total.pair is None:
         return "all optimizations are off in this plan, so there is nothing to compare"
     ratios = [f"{step.pair.median:.2f}" for step in ablation.list_steps("added") if step.pair]
@@ -73,10 +75,10 @@ def explain_ratios(ablation: Ablation) -> str:
     return f"the single speedups do not explain the total, so the optimizations influence each other: {comparison}"
 
 
-def describe_left_out(plan: Plan) -> str:
+def describe_skipped(plan: Plan) -> str:
     """List the optimizations that are not measured because they are off in the plan, or fixed when a process starts."""
-    on = {row.name for row in plan.list_enabled()} | optimizations.list_process_settings()
-    off = [f"{row.name} ({format_value(row.value)})" for row in plan.decisions if row.name not in on]
+    measured = {row.name for row in plan.list_enabled()} | optimizations.list_process_settings()
+    off = [f"{row.name} ({format_value(row.value)})" for row in plan.decisions if row.name not in measured]
     return f"not measured because off in this plan: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 
 
@@ -106,9 +108,10 @@ def report(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, command:
     screen.print(f"  machine  {describe_machine(machine)}")
     screen.print(ablation_table(ablation))
     compiled = any(_cells(step)["first step"] for step in ablation.steps)
-    for text in (_LEGEND, _COMPILES) if compiled else (_LEGEND,):
-        screen.print(text, style="dim")
-    for text in (explain_ratios(ablation), describe_left_out(plan), *describe_noise(ablation)):
+    screen.print(_LEGEND, style="dim")
+    if compiled:
+        screen.print(_COMPILES, style="dim")
+    for text in (explain_ratios(ablation), describe_skipped(plan), *describe_noise(ablation)):
         screen.print(text)
     screen.print(f"the numbers are in {folder / FILE}")
 
@@ -137,14 +140,15 @@ def _name(step: AblationStep) -> str:
 
 def _cells(step: AblationStep) -> dict[str, str]:
     """Return the cells of a row, by column."""
-    first = step.first_seconds
+    speed = "" if step.kind == "plain" else "not measured"
+    compile_seconds = step.first_seconds or 0.0
     texts = [
-        step.pair.format_spread() if step.pair else "" if step.kind == "plain" else "not measured",
+        step.pair.format_spread() if step.pair else speed,
         "" if step.samples_per_second is None else format_ratio(step.samples_per_second),
         "" if step.step_seconds is None else format_ratio(step.step_seconds * 1000),
         "" if step.added_bytes is None else format_bytes(step.added_bytes),
         "" if step.loss_off is None else format_tick(float(f"{step.loss_off:.1e}")),
-        "" if first is None or first < MIN_SHOWN_COMPILE_SECONDS else f"+{first:.0f} s",
+        "" if compile_seconds < MIN_SHOWN_COMPILE_SECONDS else f"+{compile_seconds:.0f} s",
     ]
     return dict(zip(_TITLES, texts, strict=True))
 
@@ -166,7 +170,7 @@ def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, c
         "product": ablation.product,
         "explained": ablation.explains_total,
         "explanation": explain_ratios(ablation),
-        "left_out": describe_left_out(plan),
+        "left_out": describe_skipped(plan),
         "warnings": describe_noise(ablation),
     }
 

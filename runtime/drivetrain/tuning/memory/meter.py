@@ -1,4 +1,4 @@
-"""Memory meters of host and GPU: current use and peak of this process, the limit, and activations of a forward pass.
+"""Measures memory of host and GPU: current use and peak of this process, the limit, activations of a forward pass.
 
 All sizes are in bytes. The host's meter counts memory that the kernel cannot drop, as `hardware.used_memory` does.
 """
@@ -30,16 +30,16 @@ Ceiling = Callable[[], int]
 
 
 class HostMeter:
-    """Meter of this process's memory, with the limit of its cgroup."""
+    """Measures this process's memory, within the limit of its cgroup."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root, self.highest, self.resets_kernel_peak = root, 0, False
 
     def read_used(self) -> int:
         """Read the bytes currently in use."""
-        now = process_tree.read_own_bytes(self.root)
-        self.highest = max(self.highest, now)
-        return now
+        used = process_tree.read_own_bytes(self.root)
+        self.highest = max(self.highest, used)
+        return used
 
     def reset_peak(self) -> None:
         """Return free memory to the system, and reset the peak."""
@@ -57,7 +57,7 @@ class HostMeter:
         return max(self.read_used() + released_bytes, self.highest)
 
     def read_ceiling(self) -> int:
-        """Read the most that this process may use if the use of all others does not change."""
+        """Read the bytes that this process may use if other processes do not use more than now."""
         limits, available = cgroup.read_limits(self.root), int(psutil.virtual_memory().available)
         room = available if limits.room is None else min(limits.room, available)
         total = available if limits.memory is None else limits.memory
@@ -65,11 +65,7 @@ class HostMeter:
 
     @contextlib.contextmanager
     def guard(self, ceiling: Ceiling, on_saved: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
-        """Check memory at every tensor that is saved for the backward pass, and stop if it exceeds the limit.
-
-        Args:
-            ceiling: function that returns the current limit in bytes.
-            on_saved: function that is called with each saved tensor.
+        """Check memory whenever a tensor is saved for the backward pass, and stop if it exceeds the limit.
 
         Raises:
             MemoryError: if the limit is exceeded, in the middle of a pass.
@@ -89,13 +85,13 @@ class HostMeter:
 
 
 class GpuMeter:
-    """Meter of one GPU's memory, from torch's allocator."""
+    """Measures this process's memory on one GPU, by torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def read_used(self) -> int:
-        """Read the current bytes of all tensors."""
+        """Read the bytes of all tensors."""
         return torch.cuda.memory_allocated(self.device)
 
     def reset_peak(self) -> None:
@@ -109,14 +105,14 @@ class GpuMeter:
         return torch.cuda.max_memory_allocated(self.device)
 
     def read_ceiling(self) -> int:
-        """Read the most that tensors may use if the use of all other processes does not change."""
+        """Read the bytes that tensors may use if other processes do not use more than now."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(torch.cuda.memory_reserved(self.device) + free, allowed) - compute_headroom(allowed)
 
     @contextlib.contextmanager
     def guard(self, ceiling: Ceiling) -> Iterator[None]:
-        """Do not check anything: CUDA's allocator raises, and no process is killed."""
+        """Check nothing: if memory runs out, CUDA's allocator raises, and no process is killed."""
         yield
 
 
@@ -139,11 +135,12 @@ COUNTED_SAMPLES = 2
 
 @dataclass
 class ActivationCount:
-    """Count of the bytes saved in one forward pass."""
+    """Counts the bytes saved in one forward pass."""
 
     network_storages: set[int] = field(default_factory=set)
     """Storages of the network's own parameters and buffers."""
     counted: dict[int, Tensor] = field(default_factory=dict)
+    """Counted tensors by storage; kept alive, so that no storage is reused."""
     total: int = 0
     input_bytes: int = 0
     """Bytes of the inputs of all blocks."""
@@ -159,15 +156,15 @@ class ActivationCount:
 
     @property
     def recomputed(self) -> int:
-        """Peak bytes if blocks save only their inputs: all inputs, everything outside of blocks, the largest block."""
+        """Peak bytes if blocks save only their inputs: all inputs, everything outside of blocks, and the largest block."""
         return self.total - sum(self.bytes_by_block) + self.input_bytes + max(self.bytes_by_block, default=0)
 
 
 def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
     """Count the activation bytes of the largest samples, and return the workload with them.
 
-    This runs one forward pass on the host; network and random state are unchanged. If memory runs out, the count so far
-    is used.
+    It runs one forward pass on the host and leaves network and random state unchanged. If memory runs out, it uses the
+    count so far.
     """
     ids = longest_samples(dataset.train, COUNTED_SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)

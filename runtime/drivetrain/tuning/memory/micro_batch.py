@@ -21,24 +21,24 @@ from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult
 
 MIN_SPEEDUP = 1.05
-"""Speedup that a smaller size must reach over the largest."""
+"""Factor in speed that a smaller size must gain over the largest."""
 MIN_STEPS = 50
 """Minimum number of steps of a run for comparing speeds."""
 COMPARED_SIZES = 3
 """Number of the largest sizes whose speeds are compared."""
 ADDED_BYTES = "memory"
-"""Name in the evidence for the bytes that the chosen size adds to the network at rest."""
+"""Name in the evidence for the bytes that training with the chosen size adds to the network itself."""
 
 
 class MicroBatchSearch:
-    """Search for one run; it measures with copies of the run's network."""
+    """Searches for one run, with copies of its network."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
         self.job, self.plan, self.facts, self.say = assembly.job, assembly.plan, assembly.facts, assembly.say
 
     def load_or_measure(self) -> dict[str, Measurement]:
-        """Measure or load the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
+        """Load or measure the micro-batch and whether blocks are recomputed; empty if the job does not ask for it."""
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") != CHOICE:
             return {}
         if self.facts.indivisible:
@@ -50,7 +50,7 @@ class MicroBatchSearch:
             self.say(f"fit: measured before, on {stored['micro_batch'].date}; reusing the results")
             return _select_decisions(stored)
         sizes, speeds = self._search_with_and_without_recomputing()
-        # Collects garbage: the copy of the network is in reference cycles, and its memory must be free for the run.
+        # This collects garbage: the copy of the network is in reference cycles, and the run needs its memory.
         self._meter().reset_peak()
         value = choose_size(sizes, speeds, self._leaves_single_sample)
         result = describe_choice(sizes, speeds, value, self.job.train.batch, self._has_batch_norm)
@@ -68,7 +68,7 @@ class MicroBatchSearch:
         recompute = self.plan.value("gradient_checkpointing") is True
         with torch.random.fork_rng():
             sizes, speeds = self._search_sizes(recompute)
-            # The plan or the network may leave no choice about recomputing.
+            # The job, the plan or the network may leave no choice about recomputing.
             may_decide = self._source("gradient_checkpointing") == CHOICE and not recompute
             if not may_decide or gradient_checkpointing.refuse(self.job, self.assembly.hardware, self.facts, True):
                 return sizes, speeds
@@ -77,13 +77,14 @@ class MicroBatchSearch:
                 self.say(f"fit: {sizes.describe_failure()}; retrying with gradient_checkpointing")
                 sizes, speeds = self._search_sizes(True)
                 return replace(sizes, recompute_reason="without it even the smallest micro-batch does not fit"), speeds
-            # Larger micro-batches may be worth the recomputing: in speed, if it was measured, or for BatchNorm.
+            # Recomputing may pay off with larger micro-batches: in speed, if it was measured, or for BatchNorm.
             batch = min(self.job.train.batch, len(self.assembly.dataset.train))
             if sizes.largest < batch and (speeds or self._has_batch_norm):
                 self.say(f"fit: {batch} samples do not fit into memory at once; retrying with gradient_checkpointing")
                 recomputed_sizes, recomputed_speeds = self._search_sizes(True)
                 norm_samples = recomputed_sizes.largest if self._has_batch_norm else 0
-                if reason := explain_recomputing(speeds, recomputed_speeds, norm_samples, batch):
+                reason = explain_recomputing(speeds, recomputed_speeds, norm_samples, batch)
+                if reason:
                     return replace(recomputed_sizes, recompute_reason=reason), recomputed_speeds
             return sizes, speeds
 
@@ -91,7 +92,7 @@ class MicroBatchSearch:
         """Find the sizes that fit, and the samples per second of the largest sizes if speed may decide."""
         search = self.prepare_search(recompute)
         sizes = search.search_sizes()
-        # With BatchNorm the largest size is used at any speed, and for a short run measuring does not pay off.
+        # With BatchNorm the largest size is used at any speed. For a short run, measuring speeds does not pay off.
         compare_speeds = sizes.largest > 1 and not self._has_batch_norm and search.run.total_steps >= MIN_STEPS
         return sizes, search.measure_speeds(sizes.list_fitting()[:COMPARED_SIZES]) if compare_speeds else {}
 
@@ -100,7 +101,7 @@ class MicroBatchSearch:
         # Every size would be compiled separately.
         values: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
         # The epoch with the most trainable layers needs the most memory, and has little to cache.
-        last_epoch = self.assembly.network.unfreezing.last
+        last_epoch = self.assembly.built_model.unfreezing.last
         if last_epoch:
             values["feature_cache"] = False
         run = self.assembly.assemble_copy(self.plan.with_values(values), last_epoch)
@@ -132,7 +133,7 @@ class MicroBatchSearch:
     def _make_key(self) -> str:
         """Make the key of the evidence from everything that changes the memory of a step."""
         train = self.job.train
-        shapes = {name: list(value.shape) for name, value in self.assembly.network.module.state_dict().items()}
+        shapes = {name: list(value.shape) for name, value in self.assembly.built_model.module.state_dict().items()}
         max_length = max(getattr(self.assembly.dataset.train, "lengths", [0]), default=0)
         settings = [
             "fit",
@@ -144,7 +145,7 @@ class MicroBatchSearch:
             int(max_length),
             str(getattr(self.job.data, "augment", None)),
             self.job.checkpoint.every,
-            *self.assembly.network.unfreezing.first,
+            *self.assembly.built_model.unfreezing.first_epochs,
         ]
         return evidence.make_key(self.assembly.hardware, self.facts, train.batch, shapes, settings)
 
@@ -154,11 +155,7 @@ def explain_recomputing(
 ) -> str:
     """Explain why larger micro-batches with recomputed blocks are better than smaller ones without; empty if not.
 
-    Args:
-        without: samples per second by size, without recomputation.
-        with_recomputing: samples per second by size, with recomputed blocks.
-        norm_samples: samples per BatchNorm call with recomputed blocks; 0 without BatchNorm.
-        batch: size of the whole batch.
+    Speeds are samples per second by size. `norm_samples` is the size of a BatchNorm call, 0 without BatchNorm.
     """
     if norm_samples == batch:
         return f"with gradient checkpointing all {batch} samples fit at once, so BatchNorm sees the whole batch"

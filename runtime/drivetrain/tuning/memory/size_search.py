@@ -1,6 +1,6 @@
-"""Searches micro-batches that fit, with real training and evaluation steps at the largest shapes.
+"""Searches the micro-batches that fit, with real training and evaluation steps on the longest samples.
 
-It uses a separate run with a copy of the network that is discarded. On a CPU, a step that would reach the limit is
+The search has its own run with a copy of the network, which is discarded. On a CPU, a step that would exceed the limit is
 stopped in the middle of its pass.
 """
 
@@ -27,11 +27,12 @@ from drivetrain.training.torch_setup import synchronize
 from drivetrain.tuning.memory import meter
 
 SPEED_ROUNDS = 3
+"""Number of timed steps for each size; the fastest counts."""
 
 
 @dataclass(frozen=True)
 class SizeTrial:
-    """A tried size; memory in bytes."""
+    """A tried size. Memory is in bytes."""
 
     size: int
     peak: int | None
@@ -42,7 +43,7 @@ class SizeTrial:
 
 @dataclass
 class SizeSearchResult:
-    """Result of a search; memory in bytes."""
+    """Result of a search. Memory is in bytes."""
 
     base: int
     """Memory in use before the first step."""
@@ -56,14 +57,14 @@ class SizeSearchResult:
     fits_whole_batch: bool = False
     """Whether the whole batch and an evaluation batch of the usual size fit."""
     recompute_reason: str = ""
-    """Reason for recomputing blocks, if the search decided it."""
+    """Reason for recomputing blocks, if the search has decided it."""
 
     def peak(self, size: int) -> int:
         """Return the peak of a size that fits."""
         return next((t.peak for t in self.trials if t.size == size and t.peak is not None), self.base)
 
     def describe_failure(self) -> str:
-        """Describe that no micro-batch size fits."""
+        """Describe the smallest tried size, which does not fit."""
         smallest = self.trials[0].size if self.trials else 1
         return f"a micro-batch of {smallest} does not fit into {units.format_bytes(self.ceiling)}"
 
@@ -73,12 +74,7 @@ class SizeSearchResult:
 
 
 class SizeSearch:
-    """Tries increasing sizes with one run.
-
-    Args:
-        run: assembled run that is used for nothing else.
-        min_size: smallest size that the network can train with.
-    """
+    """Tries increasing sizes with `run`, which has no other use; the network needs `min_size` samples or more."""
 
     def __init__(self, run: Run, min_size: int = 1) -> None:
         self.run, self.min_size, self.meter = run, min_size, meter.meter_for(run.device)
@@ -89,7 +85,7 @@ class SizeSearch:
         self.weight_bytes = sum(p.nbytes for p in run.step.updater.parameters)
         self.is_warm = False
         self.batch_peak = self.bytes_before_step = 0
-        """Bytes for any size: the peak while a batch is made, and the memory in use before a step on it."""
+        """Bytes that do not depend on the size: the peak while a batch is made, and the use before a step on it."""
         self.evaluation_peak = 0
         """Peak of the last evaluation."""
 
@@ -107,14 +103,17 @@ class SizeSearch:
         base, ceiling, evaluation_peak = self.meter.read_used(), self.compute_limit(), 0
         sizes = SizeSearchResult(base, ceiling, self.run.plan.value("gradient_checkpointing") is True)
         ladder = SizeLadder(self.batch_size, self.min_size)
-        while (size := ladder.choose_next()) is not None:
+        size = ladder.choose_next()
+        while size is not None:
             peak, seconds = self.measure_peak(size, ceiling)
             if peak is not None:
                 evaluation_peak = self.evaluation_peak
             ladder.record(size, fits=peak is not None)
             sizes.trials.append(SizeTrial(size, peak, min(2 * size, self.batch_size) / seconds))
+            size = ladder.choose_next()
         sizes.largest = ladder.largest
         if sizes.largest == ladder.max_size:
+            # The activations of an evaluation grow with its batch, which may be larger than a training batch.
             evaluated_samples = min(default_batch_size(self.run), len(self.run.dataset.validation))
             fixed_bytes = self.bytes_before_step + self.weight_bytes
             growth = (evaluation_peak - fixed_bytes) * evaluated_samples / ladder.max_size
@@ -138,7 +137,7 @@ class SizeSearch:
         step, seconds = self.run.step, 0.0
         step.use_micro_batch(count)
         try:
-            # Only from the second step on does optimizer state exist while activations are at their peak.
+            # Optimizer state exists only from the second step on while activations are at their peak.
             for _ in range(1 if self.is_warm else 2):
                 self.meter.reset_peak()
                 batch = self._next_batch()
@@ -157,7 +156,7 @@ class SizeSearch:
         return self.meter.peak(), seconds
 
     def _bytes_to_come(self) -> int:
-        """Return the bytes needed after the activations: gradients and, with the first update, optimizer state."""
+        """Return the bytes that gradients and, in the first update, optimizer state will add to the activations."""
         # A backward pass computes the gradient of the first parameter last.
         gradients = 1 if self.run.step.updater.parameters[0].grad is None else 0
         return self.weight_bytes * (gradients + (0 if self.is_warm else 2))
@@ -184,12 +183,13 @@ class SizeSearch:
         batch = next(self.validation_batches)
         self.meter.reset_peak()
         with run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext():
-            for part in run.step.forward.split(batch_inputs.preprocess(run, next(batch.split(count)), None)):
-                run.step.forward.outputs(part.inputs)
+            evaluated = batch_inputs.preprocess(run, next(batch.split(count)), None)
+            for micro_batch in run.step.forward.split(evaluated):
+                run.step.forward.outputs(micro_batch.inputs)
         return self.meter.peak()
 
     def measure_speeds(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Measure samples per second by size on whole batches: the best of a few steps, in turn against noise."""
+        """Measure samples per second by size on whole batches: the best of a few steps, in turn so that noise hits all."""
         speeds = dict.fromkeys(sizes, 0.0)
         for _ in range(SPEED_ROUNDS):
             for size in sizes:
@@ -198,7 +198,7 @@ class SizeSearch:
         return speeds
 
     def compute_limit(self) -> int:
-        """Compute the memory limit of a step, less a copy of the checkpoint if one is saved in the background."""
+        """Compute the memory limit of a step, minus a copy of the checkpoint if checkpoints are saved in the background."""
         run, limit = self.run, self.meter.read_ceiling()
         if run.device.type != "cpu" or parse_interval(run.job.checkpoint.every)[0] != "seconds":
             return limit
@@ -214,14 +214,14 @@ def _repeat_longest(split: Split, count: int, workers: int, pin: bool) -> Iterat
 
 
 MIN_STEP_FACTOR = 1.08
-"""Smallest factor between two sizes that is worth a try."""
+"""Smallest factor between two sizes for trying the larger one."""
 MULTIPLES_FROM = 4
-"""Sizes between two others are multiples of it above four times this number."""
+"""Above four times this number, sizes between two others are multiples of it."""
 
 
 @dataclass
 class SizeLadder:
-    """Chooses the next size to try: twice the largest that fits, then halfway to the smallest that does not."""
+    """Chooses the next size to try: twice the largest that fits, then halfway between it and the smallest that does not."""
 
     max_size: int
     """Batch size, or the number of samples if it is smaller."""

@@ -2,7 +2,7 @@
 
     python -m drivetrain.tuning.processes NAME FOLDER REQUEST SPEC [--set key=value ...] [--source JSON]
 
-FOLDER contains hardware.json and plan.json. REQUEST is JSON with further arguments, which most programs do not have.
+FOLDER contains hardware.json and plan.json. REQUEST is JSON with further arguments of the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drivetrain.tuning.measuring_child import PACKAGE, MeasuringCall
 
 
 def main() -> int:
-    """Measure; returns the exit code. A signal stops the measurement, and a Drivetrain error is printed."""
+    """Run the program; returns the exit code. A signal stops the measurement, and a Drivetrain error is printed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("folder", type=Path)

@@ -1,6 +1,6 @@
 """Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
 
-Sizes double while they fit and one of the last two was faster; then all are timed again.
+The size is doubled as long as it fits and one of the last two was faster. Then all sizes are timed once more.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ def measure(call: MeasuringCall) -> None:
     )
 
 
-def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
+def measure_sizes(search: SizeSearch, max_size: int) -> tuple[dict[int, float], int]:
     """Measure the samples per second of every size that fits, and the memory limit in bytes.
 
     Raises:
         OutOfMemory: if the smallest size does not fit.
     """
     search.meter.reset_peak()
-    ceiling, size = search.compute_limit(), min(batch_size.MIN_SIZE, most)
+    ceiling, size = search.compute_limit(), min(batch_size.MIN_SIZE, max_size)
     speeds: dict[int, float] = {}
     while batch_size.still_gains(speeds):
         search.use_size(size)
         if search.measure_peak(size, ceiling)[0] is None:
             break
         speeds |= search.measure_speeds([size])
-        if size == most:
+        if size == max_size:
             break
-        size = min(2 * size, most)
+        size = min(2 * size, max_size)
     if not speeds:
         raise OutOfMemory(
             f"train.batch_size: auto: even {size} samples do not fit into memory",
             f"{readable(ceiling)} available",
-            "give a number, and optimize.micro_batch: auto",
+            "set a number, and optimize.micro_batch: auto",
         )
-    for size in speeds:  # once more, because noise may have hit only one of them
+    for size in speeds:  # once more, because noise may have hit only one of the sizes
         search.use_size(size)
         speeds[size] = max(speeds[size], *search.measure_speeds([size]).values())
     return speeds, ceiling

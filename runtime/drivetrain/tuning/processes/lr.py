@@ -1,21 +1,21 @@
-"""Runs the learning-rate range test as a child of `drivetrain bench lr`: the rate grows exponentially while the loss is
-recorded.
+"""Runs the learning-rate range test as a child of `drivetrain bench lr`: records the loss while the rate grows.
 
-For every window of a fifth of the steps, a line is fitted to the loss over the logarithm of the rate. The suggestion is
-the center of the window with the fastest fall of the loss, if the loss falls by more than its noise.
+The rate grows exponentially. For every window of a fifth of the steps, a line is fitted to the loss over the logarithm of
+the rate. The suggestion is the center of the window in which the loss falls fastest, if it falls by more than its noise.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from drivetrain.data.dataset import Batch
 from drivetrain.errors import NumericsError, SpecError
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
@@ -27,13 +27,13 @@ from drivetrain.tuning.measuring_child import MeasuringCall
 
 Floats = npt.NDArray[np.float64]
 MEAN_DECAY = 0.8
-"""Decay of the running mean that stops the test; it does not affect the suggestion."""
+"""Decay of the running mean of the loss, which ends the test but does not affect the suggestion."""
 DIVERGED_RATIO = 4.0
-"""Ratio of the running mean to its best value that ends the test, if the mean is also above its start."""
+"""The test ends if the running mean exceeds its best value by this factor and is above its start."""
 LOWEST_RATE, HIGHEST_RATE, STEPS = 1e-6, 10.0, 100
 """First and last learning rate, and the number of mini-batches."""
 FALLING_STANDARD_ERRORS = 3.0
-"""Minimum distance of a falling window's slope from zero, in standard errors."""
+"""A window counts as falling if its slope is below zero by this many standard errors."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,20 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
 
     Raises:
         SpecError: if the run does not train by steps.
-        NumericsError: if not even the first fifth of the steps gave finite numbers.
+        NumericsError: if fewer than a fifth of the steps gave finite numbers.
         Stopped: on a signal.
     """
-    if run.ends_solved:
+    if run.only_solves_heads:
         raise SpecError(
             "bench lr: the heads of this job are solved, so no learning rate has an effect",
             "a job that trains by steps",
             "add --set train.solve_heads=false",
         )
     rates, losses = np.geomspace(lowest, highest, steps), []
-    mean = weight = 0.0
+    total = weight = 0.0
     best_mean = start_mean = math.inf
     run.train_mode()
-    numbered = ((epoch, *row) for epoch in itertools.count() for row in enumerate(run.batches.epoch(epoch)))
-    for rate, (epoch, _, batch) in zip(rates.tolist(), numbered, strict=False):
+    for rate, (epoch, batch) in zip(rates.tolist(), _repeat_epochs(run), strict=False):
         optimizer.set_rate(run.optimizer, rate)
         result = run.step(batch_inputs.prepare(run, batch, epoch), batch_inputs.share_batch(run))
         run.counters.step += 1
@@ -82,10 +81,14 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
         if not result.finite:
             break
         losses.append(result.loss)
-        mean, weight = MEAN_DECAY * mean + (1 - MEAN_DECAY) * result.loss, MEAN_DECAY * weight + 1 - MEAN_DECAY
-        best_mean = min(best_mean, mean / weight)
-        start_mean = mean / weight if len(losses) <= steps // 10 else start_mean
-        if mean / weight > max(DIVERGED_RATIO * best_mean, start_mean) and len(losses) > steps // 10:
+        # Running mean of the losses, divided by the sum of its weights.
+        total = MEAN_DECAY * total + (1 - MEAN_DECAY) * result.loss
+        weight = MEAN_DECAY * weight + 1 - MEAN_DECAY
+        mean = total / weight
+        best_mean = min(best_mean, mean)
+        if len(losses) <= steps // 10:
+            start_mean = mean
+        elif mean > max(DIVERGED_RATIO * best_mean, start_mean):
             break
     if len(losses) < steps // 5:
         raise NumericsError(
@@ -96,8 +99,15 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
     return rates[: len(losses)], np.array(losses)
 
 
+def _repeat_epochs(run: Run) -> Iterator[tuple[int, Batch]]:
+    """Yield the batches of one epoch after the other without end, each with the number of its epoch."""
+    for epoch in itertools.count():
+        for batch in run.batches.epoch(epoch):
+            yield epoch, batch
+
+
 def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
-    """Smooth the curve and suggest a rate by the rule above."""
+    """Smooth the curve, and suggest a rate by the rule in the module's docstring."""
     width = max(3, steps // 10) | 1
     padded = np.pad(losses, width // 2, mode="edge")
     smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
@@ -107,7 +117,7 @@ def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
 
 
 def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
-    """Find the center of the window of `width` points with the steepest falling line; None if no line clearly falls."""
+    """Find the center of the window of `width` points with the steepest fall; None if y clearly falls in no window."""
     if len(x) < width:
         return None
     xs, ys = (np.lib.stride_tricks.sliding_window_view(values, width) for values in (x, y))
@@ -131,18 +141,14 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
     for line in _render_table(sweep):
         say(line)
     if sweep.suggested is None:
-        say(
-            "no learning rate can be suggested: the loss never falls by more than its noise; try a larger train.batch_size"
-        )
+        say("no suggestion: the loss never falls by more than its noise; try a larger train.batch_size")
     else:
         say(
             f"suggested: {sweep.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
             f"  optimizer: {{name: {name}, lr: {sweep.suggested:g}}}"
         )
-    rows = [
-        {"lr": rate, "loss": loss, "smooth": mean}
-        for rate, loss, mean in zip(sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), strict=True)
-    ]
+    columns = (sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist())
+    rows = [{"lr": rate, "loss": loss, "smooth": smooth} for rate, loss, smooth in zip(*columns, strict=True)]
     with blame_storage(folder):
         write_json(folder / "lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
     say(f"the numbers are in {folder}/lr.json")

@@ -1,5 +1,6 @@
-"""Measures memory by micro-batch with real steps, as a child of `drivetrain bench memory`, with and without recomputed
-blocks, by the search of `micro_batch: auto`.
+"""Measures memory by micro-batch with real steps, as a child of `drivetrain bench memory`.
+
+It uses the search of `micro_batch: auto`, without and with recomputed blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One micro-batch; memory in bytes."""
+    """Memory of one micro-batch in bytes."""
 
     micro_batch: int
     recomputed: bool
@@ -37,15 +38,14 @@ def measure(call: MeasuringCall) -> None:
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
-    """Measure the limit in bytes and all sizes, without and then with recomputed blocks if the network has blocks."""
+    """Measure the limit in bytes and all sizes: without and, if the network has several blocks, with recomputing."""
     rows, ceiling = list[MemoryRow](), 0
     for recompute in (False, True) if search.facts.blocks > 1 else (False,):
         sizes = search.prepare_search(recompute).search_sizes()
         ceiling = max(ceiling, sizes.ceiling)
-        rows += [
-            MemoryRow(trial.size, recompute, trial.peak, round(trial.speed, 1) if trial.peak else None)
-            for trial in sorted(sizes.trials, key=lambda trial: trial.size)
-        ]
+        for trial in sorted(sizes.trials, key=lambda trial: trial.size):
+            speed = round(trial.speed, 1) if trial.peak else None
+            rows.append(MemoryRow(trial.size, recompute, trial.peak, speed))
     return ceiling, rows
 
 
@@ -63,13 +63,10 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     say(f"the numbers are in {folder}/memory.json")
 
 
-def _name(recomputed: bool) -> str:
-    return "blocks recomputed" if recomputed else "as it is"
-
-
 def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
     yield f"{'micro-batch':>11}  {'measured':>12}  {'samples/s':>10}  blocks"
     for row in rows:
         measured = format_bytes(row.measured) if row.measured else "does not fit"
         speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
-        yield f"{row.micro_batch:11}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
+        blocks = "recomputed" if row.recomputed else "saved"
+        yield f"{row.micro_batch:11}  {measured:>12}  {speed:>10}  {blocks}"
