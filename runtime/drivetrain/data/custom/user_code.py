@@ -70,8 +70,8 @@ class Code(MetaPathFinder):
         names: Container[str] = ()
         with contextlib.suppress(TypeError, ValueError):
             names = inspect.signature(function).parameters
-        chosen = {key: value for key, value in (offered or {}).items() if key in names and key not in arguments}
-        return partial(function, **arguments, **chosen)
+        more = {key: value for key, value in (offered or {}).items() if key in names and key not in arguments}
+        return partial(function, **arguments, **more)
 
     def __deepcopy__(self, memo: object) -> Code:
         return self
@@ -108,7 +108,7 @@ class Code(MetaPathFinder):
         """Return the path of the copy of a file or folder, written if needed; the text itself if it is not copied."""
         name = os.path.normpath(text)
         known_names = self.sources if self.expected is None else self.expected
-        names = [known for known in known_names if known == name or known.startswith(f"{name}/")]
+        names = [path for path in known_names if path == name or path.startswith(f"{name}/")]
         if not names and self.expected is None:
             names = code_files.list_copies(self.folder, text)
         for file_name in names:

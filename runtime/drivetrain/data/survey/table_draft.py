@@ -210,9 +210,9 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     draft = Draft(TEXTS, f"{list_names(used)} {'holds' if len(used) == 1 else 'hold'} texts")
     draft.found = [sample.size, *(fact for c in columns for fact in table_sample.describe_targets([c], "class"))]
     draft.choices = guess.list_choices(sample.columns.values())
-    if others := [c.name for c in sample.columns.values() if c.long_text and c.name not in (*used, *guess.names)]:
-        options = " ".join(f"--text {shlex.quote(name)}" for name in (*used, *others))
-        draft.choices.append(f"the texts in {list_names(others)} are not used; to read all as one: {options}")
+    if more_texts := [c.name for c in sample.columns.values() if c.long_text and c.name not in (*used, *guess.names)]:
+        options = " ".join(f"--text {shlex.quote(name)}" for name in (*used, *more_texts))
+        draft.choices.append(f"the texts in {list_names(more_texts)} are not used; to read all as one: {options}")
     if len(guess.names) > 1:
         heads = f"one output for each of {list_names(guess.names)}"
         draft.choices.append(f"{heads}; remove columns that are not labels, or choose with --target")
