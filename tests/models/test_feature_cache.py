@@ -17,7 +17,6 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import feature_cache, prefix_precision
 from drivetrain.plan import plan
-from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training import recorded_inputs
 from drivetrain.training.assemble import Assembly
 from drivetrain.training.checkpoints.resume import PROMISE
@@ -193,7 +192,7 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     done = tiny_run.train(tmp_path / "job.yaml")
     assert done.returncode == 0, done.stderr
     assert "not shown" not in done.stdout + done.stderr
-    mistakes = json.loads((tmp_path / "runs/cached-001" / MISTAKES_FILE).read_text())
+    mistakes = json.loads((tmp_path / "runs/cached-001" / "result.json").read_text())["mistakes"]
     assert mistakes[""]
     assert all(row["picture"] for row in mistakes[""])
 

@@ -52,7 +52,7 @@ def make_named_run(folder: Path, name: str) -> Path:
     change_json(run / "result.json", lambda r: r["confusion"].update({name: other, f"{name} n": numbers}))
     change_json(run / "result.json", lambda r: r.update(data=[f"{name}: {name}"], model=name, stopped_because=name))
     change_json(run / "plan.json", lambda p: p.update(notes=[name]))
-    (run / "mistakes.json").write_text(json.dumps({"": [mistake], f"{name} n": [error]}))
+    change_json(run / "result.json", lambda r: r.update(mistakes={"": [mistake], f"{name} n": [error]}))
     columns = [{"column": name, "mean": 0.1, "spread": 0.01}]
     importance = {"metric": name, "value": 0.5, "rows": 3, "of": 3, "repetitions": 2, "columns": columns}
     (run / "explanation.json").write_text(json.dumps({"importance": importance, "maps": [mistake]}))

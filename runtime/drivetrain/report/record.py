@@ -59,8 +59,6 @@ class Record:
     events: list[Mapping[str, Any]] = field(default_factory=list)
     watched_metric: str = ""
     """The metric that chooses the weights of this run, as it said when it began; empty if it never did."""
-    mistakes: Mapping[str, Any] = field(default_factory=dict)
-    """The worst mistakes by head."""
     explanation: Mapping[str, Any] = field(default_factory=dict)
     """Explanation of the model, as in explanation.json."""
     baselines: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +98,6 @@ def read(run: Path) -> Record:
     record.result = _read_object(record, run, run_files.RESULT_FILE, is_optional=not is_due)
     record.events = list(_read_rows(record, run, run_files.EVENTS_FILE, is_optional=True))
     record.extension = _read_object(record, run, run_files.EXTENSION_FILE, is_optional=True)
-    record.mistakes = _read_object(record, run, run_files.MISTAKES_FILE, is_optional=True)
     record.baselines = _read_object(record, run, run_files.BASELINES_FILE, is_optional=True)
     record.explanation = _read_object(record, run, run_files.EXPLANATION_FILE, is_optional=True)
     progress = _read_object(record, run, run_files.PROGRESS_FILE, is_optional=True)

@@ -24,8 +24,9 @@ MAX_CHARACTERS = 600_000
 
 def list_sample_sections(record: Record) -> Iterator[Section]:
     """Yield the sections that have content, in reading order."""
-    yield from list_mistake_sections(record.mistakes)
-    yield from list_number_sections(record.result.get("confusion"), record.mistakes)
+    mistakes = read_mapping(record.result, "mistakes")
+    yield from list_mistake_sections(mistakes)
+    yield from list_number_sections(record.result.get("confusion"), mistakes)
     yield from list_explanation_sections(record.explanation)
 
 
@@ -72,7 +73,7 @@ def list_number_sections(confusion: object, mistakes: Mapping[str, object]) -> I
 
     Args:
         confusion: of result.json: by head the columns, and pairs of true and predicted numbers.
-        mistakes: of mistakes.json: by head the samples with the largest errors.
+        mistakes: of result.json: by head the samples with the largest errors.
     """
     for head, record in confusion.items() if isinstance(confusion, Mapping) else ():
         if not isinstance(record, Mapping) or "pairs" not in record:

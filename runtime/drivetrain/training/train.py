@@ -93,7 +93,6 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
             for line in final_model.describe_calibration(best):
                 say(Detail(line))
             final_model.record_thresholds(run, best)
-            worst_mistakes.write(run, best.confusion)
             effective_settings.record_changes(run, say)
             return best, final_model.test_model(run)
     except Stopped as stop:
@@ -227,6 +226,7 @@ def _build_result(run: Run, best: FinalWeights, reason: str, peak_bytes: int) ->
         },
         "last": run.last_metrics,
         "confusion": best.confusion,
+        "mistakes": worst_mistakes.describe_mistakes(run, best.confusion),
         "peak_memory": peak_bytes,
         "memory_limit": run.hardware.memory.limit,
         "parameters": sum(p.numel() for p in run.model.parameters()),

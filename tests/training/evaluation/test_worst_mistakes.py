@@ -16,11 +16,10 @@ from PIL import Image
 
 from drivetrain.report import write as reports
 from drivetrain.report.sample_sections import list_mistake_sections
-from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, draw_picture, encode_picture
 from tests import tiny
 from tests.messages import says
-from tests.report_folder import make_run
+from tests.report_folder import change_json, make_run
 from tests.report_page import read_page
 from tests.supervisor.tiny_run import train
 
@@ -78,7 +77,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     done = train(job)
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
-    (rows,) = json.loads((run / MISTAKES_FILE).read_text()).values()
+    (rows,) = json.loads((run / "result.json").read_text())["mistakes"].values()
     assert 0 < len(rows) <= MAX_MISTAKES
     for row in rows:
         sample_number = int(row["title"].rsplit("[", 1)[1].rstrip("]"))
@@ -100,7 +99,7 @@ TEXT = {"title": "reports.csv row 3: <b>the pump</b> leaks", "truth": "leak", "a
 
 def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
     run = make_run(tmp_path / "texts-001")
-    (run / MISTAKES_FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
+    change_json(run / "result.json", lambda r: r.update(mistakes={"causa": [TEXT], "modo": []}))
     reports.write(run)
     page = (run / "report.html").read_text()
     assert says(page, "most-confident-mistakes-causa")
@@ -124,7 +123,7 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
 )
 def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
     run = make_run(tmp_path / "texts-001")
-    (run / MISTAKES_FILE).write_text(json.dumps({"": [row, TEXT]}))
+    change_json(run / "result.json", lambda r: r.update(mistakes={"": [row, TEXT]}))
     reports.write(run)
     page = (run / "report.html").read_text()
     assert "the pump" in page
@@ -132,10 +131,10 @@ def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
     assert "<img" not in page
 
 
-@pytest.mark.parametrize("data", ['{"": 7}', '{"": null}', "[]", "{"])
-def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize("data", [{"": 7}, {"": None}, [], "{"])
+def test_damaged_values_break_nothing(tmp_path: Path, data: Any) -> None:
     run = make_run(tmp_path / "texts-001")
-    (run / MISTAKES_FILE).write_text(data)
+    change_json(run / "result.json", lambda r: r.update(mistakes=data))
     reports.write(run)
     assert "Most confident mistakes" not in (run / "report.html").read_text()
 
@@ -143,7 +142,8 @@ def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
 def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
     data = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40_000)).decode()
     run = make_run(tmp_path / "images-001")
-    (run / MISTAKES_FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
+    mistakes = {f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}
+    change_json(run / "result.json", lambda r: r.update(mistakes=mistakes))
     reports.write(run)
     assert (run / "report.html").stat().st_size < 2_000_000
     assert says((run / "report.html").read_text(), "most-confident-mistakes-head", 4), "as a table"

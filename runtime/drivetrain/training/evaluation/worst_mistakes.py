@@ -1,7 +1,7 @@
 """Collects the worst mistakes of an evaluation: samples with the most confident wrong classes.
 
-An evaluation keeps their ids. At the end of the run, the mistakes of the best evaluation are written with a name and,
-for images, a small picture, so that the report needs no data.
+An evaluation keeps their ids. At the end of the run, the mistakes of the best evaluation get a name and, for
+images, a small picture, so that the report needs no data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Head, Split
 from drivetrain.data.stateless_random import Ids
-from drivetrain.system.run_files import MISTAKES_FILE, RunFiles
 from drivetrain.tasks import modality_of
 
 if TYPE_CHECKING:
@@ -91,16 +90,16 @@ class WorstMistakes(FirstRows):
         return mistakes
 
 
-def write(run: Run, confusion: Mapping[str, Any]) -> None:
-    """Write the mistakes of an evaluation to the run folder; an error is only recorded as an event."""
+def describe_mistakes(run: Run, confusion: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Describe the mistakes of an evaluation by head; an error is only recorded as an event."""
     try:
         mistakes_by_head = {}
         for head, details in confusion.items():
             mistakes_by_head[head] = [_describe_mistake(run, details, row) for row in details.get("mistakes", [])]
-        RunFiles(run.folder).write_json(MISTAKES_FILE, mistakes_by_head)
     except Exception as error:
         # The run is done and its model is written. Only these samples are missing in the report.
         run.events.add("report", f"the samples with the worst predictions were not saved: {error}", run.counters.step)
+        return {}
 
 
 def _describe_mistake(run: Run, details: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
