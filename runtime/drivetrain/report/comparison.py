@@ -201,8 +201,7 @@ def _describe_scores(run: ComparedRun) -> dict[str, str]:
     if comparison and baselines:
         best_value = format_number(baselines[0].metrics[comparison.metric])
         scores["best simple model"] = f"{best_value} ({baselines[0].format_title()})"
-    metrics, source = summary.choose_evaluation()
-    return scores | {f"{name} ({source})": format_number(value) for name, value in metrics.items()}
+    return scores | {name: format_number(value) for name, value in summary.choose_evaluation()[0].items()}
 
 
 def _describe_costs(summary: Summary) -> dict[str, str]:

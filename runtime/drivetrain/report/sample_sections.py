@@ -139,18 +139,15 @@ def list_explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Sectio
     if columns := read_columns(explanation):
         yield _make_importance_section(importance, columns)
     if photos := [photo for row in read_objects(explanation, "maps") if (photo := read_photo(row))]:
+        empty = read_integer(explanation, "empty_maps")
         text = Text(
             "Where the network saw the class that it predicted (LayerCAM of the last convolutions): nothing where the picture is "
             "unchanged, most where it is yellow. First the most confident mistakes, then some right ones."
-            + _describe_empty_maps(read_integer(explanation, "empty_maps") or 0),
+            + (f" {empty} of the maps are empty: no place speaks for the predicted class." if empty else ""),
             Tone.QUIET,
         )
         fits = sum(len(photo.data) for photo in photos) <= MAX_CHARACTERS
         yield Section("Where the network looked", (text, make_sample_block(photos, fits)))
-
-
-def _describe_empty_maps(count: int) -> str:
-    return f" {count} of the maps are empty: no place speaks for the predicted class." if count else ""
 
 
 def read_columns(explanation: Mapping[str, Any]) -> list[tuple[str, float, float]]:
