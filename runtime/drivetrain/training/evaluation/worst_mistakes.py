@@ -96,6 +96,7 @@ def describe_mistakes(run: Run, confusion: Mapping[str, Any]) -> dict[str, list[
         mistakes_by_head = {}
         for head, details in confusion.items():
             mistakes_by_head[head] = [_describe_mistake(run, details, row) for row in details.get("mistakes", [])]
+        return mistakes_by_head
     except Exception as error:
         # The run is done and its model is written. Only these samples are missing in the report.
         run.events.add("report", f"the samples with the worst predictions were not saved: {error}", run.counters.step)
