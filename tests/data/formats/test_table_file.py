@@ -96,7 +96,7 @@ def test_long_text_is_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(parquet_file, "MAX_CHUNK_BYTES", 40)
     cells = [f"text {i}" for i in range(33)] + [None, "x" * 100]
     table = pyarrow.table({"a": pyarrow.array(cells, pyarrow.large_string())})
-    read = parquet_file.decode(table, "a.parquet", "k")
+    read = parquet_file.decode(table)
     assert read["a"].to_pylist() == cells
     assert read["a"].num_chunks > 10
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow
 from pyarrow import concat_tables, ipc, memory_map
 
-from drivetrain.data.decoded_size import DecodedSize
+from drivetrain.data.decoded_size import DecodedSize, check_fits
 from drivetrain.data.formats import shards
-from drivetrain.data.formats.parquet_file import decode
+from drivetrain.data.formats.parquet_file import count_bytes, decode
 
 INDEX_MARK = b"ARROW1"
 """First bytes of a file with an index."""
@@ -60,7 +60,9 @@ def _read(path: Path, key: str) -> pyarrow.Table:
             before, allocated = allocated, pyarrow.total_allocated_bytes()
             size.add(max(0, allocated - before) + EMPTY_CELL_BYTES * batch.num_rows * batch.num_columns)
         table = pyarrow.Table.from_batches(batches, reader.schema)
-        return shards.class_names(decode(table, str(path), key))
+        dictionaries = [column for column in table.columns if "dictionary<" in str(column.type)]
+        check_fits(sum(count_bytes(chunk) for column in dictionaries for chunk in column.chunks), str(path), key)
+        return shards.class_names(decode(table))
 
 
 def _seek_stream(source: pyarrow.MemoryMappedFile) -> int:

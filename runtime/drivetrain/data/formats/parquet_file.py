@@ -1,8 +1,7 @@
 """Reads Parquet files: typed columns, in batches of rows that fit into memory.
 
-A column may store a text of megabytes once and refer to it from a million rows (a dictionary). Such a column is read
-as a dictionary, and the size of its texts is checked before each row gets its own copy. Structs, lists and bytes that
-rows share are read twice: as dictionaries, to count what all copies take, and then as values.
+A column may store a text of megabytes once and refer to it from a million rows (a dictionary). Such a column, or field of
+a struct or list, is read as a dictionary, and the size of its values is checked before each row gets its own copy.
 """
 
 from __future__ import annotations
@@ -73,78 +72,86 @@ class ParquetReader:
         return self._read(self.path, self.names(), rows), count
 
     def _read(self, path: Path, columns: Sequence[str], rows: int | None = None) -> pyarrow.Table:
-        table = read_table(path, columns, str(path), self.key, rows)
-        return shards.class_names(decode(table, str(path), self.key))
+        return shards.class_names(read_table(path, columns, str(path), self.key, rows))
 
 
-def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
-    """Replace dictionary columns with their values, and convert all text to one type.
+def decode(table: pyarrow.Table) -> pyarrow.Table:
+    """Replace dictionaries with their values, and convert all text to one type, also in structs and lists.
 
     Writers use string, large_string (pandas 3, polars) and string_view for the same text, and not every computation
     knows all of them.
-
-    Raises:
-        DataError: if the values do not fit into memory.
     """
     for index, field in enumerate(table.schema):
-        column = table[field.name]
-        if types.is_dictionary(column.type):
-            decoded_size.check_fits(sum(map(_count_bytes, column.chunks)), f'column "{field.name}" of {subject}', key)
-            parts = [_take_values(part) for chunk in column.chunks for part in _cut(chunk, MAX_CHUNK_BYTES)]
-            column = chunked_array(parts) if parts else column.cast(column.type.value_type)
-        elif types.is_run_end_encoded(column.type):
-            column = compute.run_end_decode(column)
-        if types.is_large_string(column.type) or types.is_string_view(column.type):
-            column = _cast_to_string(column)
-        column = column.cast(_replace_views(column.type))
-        if column.type != field.type:
-            table = table.set_column(index, field.name, column)
+        if (kind := _decoded_type(field.type)) != field.type:
+            chunks = (part for chunk in table[field.name].chunks for part in _cut(chunk, MAX_CHUNK_BYTES))
+            parts = [_decode_array(part, kind) for part in chunks]
+            table = table.set_column(index, field.name, chunked_array(parts, kind))
     return table
 
 
-def _replace_views(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return a type with plain texts and bytes in place of views, also inside structs and lists."""
+def _decoded_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return a type with values in place of dictionaries, and plain texts and bytes in place of views."""
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _decoded_type(kind.value_type)
     if types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_replace_views(field.type)) for field in kind.fields])
+        return pyarrow.struct([field.with_type(_decoded_type(field.type)) for field in kind.fields])
+    if types.is_map(kind):
+        return pyarrow.map_(_decoded_type(kind.key_type), _decoded_type(kind.item_type), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_decoded_type(kind.value_type)), kind.list_size)
     if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_replace_views(kind.value_type)))
-    return string() if types.is_string_view(kind) else binary() if types.is_binary_view(kind) else kind
+        return pyarrow.list_(kind.value_field.with_type(_decoded_type(kind.value_type)))
+    is_text = types.is_string_view(kind) or types.is_large_string(kind)
+    return string() if is_text else binary() if types.is_binary_view(kind) else kind
 
 
-def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
-    values = chunk.dictionary
-    # Views cannot be taken from a dictionary.
-    return (values.cast(string()) if types.is_string_view(values.type) else values).take(chunk.indices)
+def _decode_array(array: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    if types.is_run_end_encoded(array.type):
+        array = compute.run_end_decode(array)
+    if types.is_dictionary(array.type):
+        # Views cannot be taken from a dictionary.
+        return array.dictionary.cast(kind).take(array.indices)
+    return array.cast(kind)
 
 
-def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Convert text of any type to `string`, whose chunks hold two gigabytes at most."""
-    parts = [part.cast(string()) for chunk in column.chunks for part in _cut(chunk, MAX_CHUNK_BYTES)]
-    return chunked_array(parts, string())
-
-
-def _count_bytes(array: Any) -> int:
+def count_bytes(array: Any) -> int:
     """Count the bytes of an array once its dictionaries, also in structs and lists, are replaced with their values."""
     if "dictionary<" not in str(array.type):
         return int(array.nbytes)
-    if types.is_struct(array.type):
-        return sum(map(_count_bytes, array.flatten()))
+    return 4 * len(array) + sum(map(_count_leaf_bytes, _iterate_leaves(array)))
+
+
+def _iterate_leaves(array: Any) -> Iterator[pyarrow.Array]:
+    """Yield the arrays that structs and lists are made of."""
     if types.is_map(array.type):
         first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return 4 * len(array) + _count_bytes(array.values.slice(first, end - first))
-    if types.is_nested(array.type):
-        return 4 * len(array) + _count_bytes(array.flatten())
+        yield from _iterate_leaves(array.values.slice(first, end - first))
+    elif types.is_nested(array.type):
+        for part in array.flatten() if types.is_struct(array.type) else [array.flatten()]:
+            yield from _iterate_leaves(part)
+    else:
+        yield array
+
+
+def _count_leaf_bytes(array: Any) -> int:
+    if not types.is_dictionary(array.type):
+        return int(array.nbytes)
     values = array.dictionary
     if not (types.is_string(values.type) or types.is_binary(values.type) or types.is_string_view(values.type)):
         # Each value is assumed to take the mean, such as numbers do.
         return len(array) * -(-int(values.nbytes) // max(1, len(values)))
-    lengths = compute.binary_length(values.cast(string()) if types.is_string_view(values.type) else values)
+    lengths = _measure_texts(values)
     return 4 * len(array) + int(compute.sum(lengths.take(array.indices).cast("int64")).as_py() or 0)
+
+
+def _measure_texts(values: pyarrow.Array) -> pyarrow.Array:
+    """Return the number of bytes of each text."""
+    return compute.binary_length(values.cast(string()) if types.is_string_view(values.type) else values)
 
 
 def _cut(array: Any, limit: int) -> list[Any]:
     """Return the rows of an array in slices whose values take at most `limit` bytes, or one row."""
-    if len(array) < 2 or _count_bytes(array) <= limit:
+    if len(array) < 2 or count_bytes(array) <= limit:
         return [array]
     half = len(array) // 2
     return _cut(array.slice(0, half), limit) + _cut(array.slice(half), limit)
@@ -170,21 +177,34 @@ def read_table(source: Path, columns: Sequence[str], subject: str, key: str, row
     part_limit = min(limit // MEMORY_PARTS, MAX_CHUNK_BYTES)
     row_bytes = max([1 + declared // max(1, metadata.num_rows), *(chunk.longest for chunk in chunks)])
     batch_rows = max(1, min(part_limit // row_bytes, rows or MAX_BATCH_ROWS, MAX_BATCH_ROWS))
-    # A text that many rows share is read once; its size is checked before each row gets its own copy.
-    shared = {chunk.path: chunk.column for chunk in chunks if chunk.is_shared}
-    texts = [name for name in columns if name in shared and _KINDS_OF_TEXT & {str(schema.field(name).type)}]
-    others = sorted({*shared.values()} - {*texts})
-    counted = decoded_size.DecodedSize(subject, key, limit)
-    for batch in _iterate_batches(source, others, sorted(shared), batch_rows, rows) if others else ():
-        counted.add(sum(map(_count_bytes, batch.columns)))
+    dictionaries = _find_dictionaries(source, chunks, min(limit - declared, MAX_CHUNK_BYTES))
     # The declared sizes may be wrong, so the decoded batches are counted, too.
     size, parts = decoded_size.DecodedSize(subject, key, limit), []
-    for batch in _iterate_batches(source, columns, texts, batch_rows, rows):
-        size.add(sum(map(_count_bytes, batch.columns)))
+    for batch in _iterate_batches(source, columns, dictionaries, batch_rows, rows):
+        size.add(sum(map(count_bytes, batch.columns)))
         parts.append(batch)
-    kinds = pyarrow.schema([schema.field(name) for name in columns])
-    table = Table.from_batches(parts, parts[0].schema if parts else kinds)
+    # Values take their memory only now, in place of the batch that they come from.
+    tables = [decode(Table.from_batches([parts.pop(0)])) for _ in range(len(parts))]
+    kinds = pyarrow.schema([field.with_type(_decoded_type(field.type)) for field in map(schema.field, columns)])
+    table = concat_tables(tables) if tables else kinds.empty_table()
     return table.slice(0, rows).replace_schema_metadata(schema.metadata)
+
+
+def _find_dictionaries(source: Path, chunks: Sequence[_Chunk], limit: int) -> list[str]:
+    """Find the paths of shared values that may take more than `limit` bytes once each row has its own copy."""
+    shared = [chunk for chunk in chunks if chunk.is_shared]
+    paths, columns = sorted({chunk.path for chunk in shared}), sorted({chunk.column for chunk in shared})
+    if not paths:
+        return []
+    # The first row comes with all values that the rows of its group share.
+    with parquet.ParquetFile(source, read_dictionary=paths) as file:
+        groups = range(file.num_row_groups)
+        first_rows = [next(file.iter_batches(1, row_groups=[group], columns=columns), None) for group in groups]
+    leaves = [leaf for row in first_rows if row for array in row.columns for leaf in _iterate_leaves(array)]
+    dictionaries = [leaf.dictionary for leaf in leaves if types.is_dictionary(leaf.type)]
+    lengths = [compute.max(_measure_texts(values)).as_py() for values in dictionaries]
+    is_small = all(lengths) and max(lengths, default=0) * sum(chunk.values for chunk in shared) <= limit
+    return [] if is_small and len(lengths) >= len(shared) else paths
 
 
 def _iterate_batches(
@@ -213,6 +233,8 @@ class _Chunk:
     """Number of bytes of its values, if none is shared."""
     longest: int
     """Number of bytes that one row may take; 0 if the mean tells it."""
+    values: int
+    """Number of values."""
     is_shared: bool
     """Whether texts are written once, and rows refer to them."""
 
@@ -234,4 +256,4 @@ def _iterate_chunks(opened: Any, columns: Sequence[str]) -> Iterator[_Chunk]:
             longest, values = packed * is_opaque, part.num_values
             # One row may have all values of a list.
             size = max(packed, values * (longest if leaf.max_repetition_level and is_opaque else width))
-            yield _Chunk(column, path, size, longest, is_text and not is_opaque and "DICTIONARY" in encodings)
+            yield _Chunk(column, path, size, longest, values, is_text and not is_opaque and "DICTIONARY" in encodings)
