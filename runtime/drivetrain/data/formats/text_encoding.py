@@ -6,13 +6,14 @@ import codecs
 import math
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF16_MARKS, _UTF32_MARKS = (b"\xff\xfe", b"\xfe\xff"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 _UTF8_MARK = b"\xef\xbb\xbf"
 BLOCK = 1 << 22
 """Bytes that are read at once."""
@@ -24,8 +25,9 @@ _POSSIBLE_ENCODINGS = (
 )
 """Encodings used to show a line if the right encoding is not clear."""
 _CURRENCY = "\u00a4"
+"""The sign that the bytes of a euro sign in ISO 8859-15 become in windows-1252."""
 _IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
-"""Signs of Windows-1252 that can stand between two letters."""
+"""Signs of windows-1252 that can stand between two letters."""
 
 
 def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
@@ -35,15 +37,11 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
         DataError: if the encoding is not clear, or the declared one is wrong; names `key`.
         OSError: if the file cannot be read.
     """
-    with path.open("rb") as file:
-        start = file.read(4096)
-    _check_not_utf32(path, key, start)
+    start = _read_start(path, key)
     declared = files.list_settings.get("encoding")
     marked = "utf-16" if start.startswith(_UTF16_MARKS) else "utf-8" if start.startswith(_UTF8_MARK) else None
     if marked and declared and not declared.startswith(marked):
-        raise _contradiction_error(
-            path, key, files, f"starts with the byte order mark of {marked.upper()}", declared, marked
-        )
+        raise _contradiction_error(path, key, files, f"starts with the byte order mark of {marked.upper()}", marked)
     if marked == "utf-16" or (declared and declared.startswith("utf-16")):
         return declared or "utf-16"
     if not marked and start.count(b"\0") * 5 > len(start):
@@ -53,35 +51,49 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
             f"text in UTF-8, or an encoding in {files.key('encoding')}",
             files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
         )
-    if _is_utf8(path, max_bytes):
-        if declared not in (None, "utf-8") and (accented := next(_iterate_non_ascii_lines(path, max_bytes), None)):
-            example = printable(accented[1].decode(declared, "replace").strip())
-            description = f"is UTF-8: in {declared} a line of it reads `{example}`"
-            raise _contradiction_error(path, key, files, description, declared, "utf-8")
-        return declared or "utf-8"
-    if declared == "utf-8":
-        check(path, key)
-    return declared or _guess_encoding(path, key, files, max_bytes)
+    if not _is_utf8(path, max_bytes):
+        if declared == "utf-8":
+            check(path, key)
+        return declared or _guess_encoding(path, key, files, max_bytes)
+    if declared not in (None, "utf-8") and (accented := next(_iterate_non_ascii_lines(path, max_bytes), None)):
+        example = printable(accented[1].decode(declared, "replace").strip())
+        raise _contradiction_error(path, key, files, f"is UTF-8: in {declared} a line of it reads `{example}`", "utf-8")
+    return declared or "utf-8"
 
 
-def _check_not_utf32(path: Path, key: str, start: bytes) -> None:
-    """Refuse a file in UTF-32, with or without its byte order mark; most of its bytes are zero."""
-    if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        raise _conversion_error(f"{key}: {path} is UTF-32", path, "UTF-32")
-    if start.count(b"\0") * 5 > 3 * len(start):
-        form = "UTF-32BE" if start.startswith(b"\0") else "UTF-32LE"
-        raise _conversion_error(f"{key}: {path} has zero bytes like UTF-32", path, form)
+def check_mark(path: Path, key: str) -> None:
+    """Check that a text file is not UTF-16 with a byte order mark, nor UTF-32.
+
+    Raises:
+        DataError: if it is; names `key`.
+    """
+    if _read_start(path, key).startswith(_UTF16_MARKS):
+        raise _conversion_error(f"{key}: {path} is UTF-16", path, "UTF-16")
 
 
-def _contradiction_error(
-    path: Path, key: str, files: CsvFiles, description: str, declared: str, right: str
-) -> DataError:
-    """Return the error for a declared encoding that contradicts the file."""
-    return DataError(
-        f"{key}: {path} {description}, and {files.key('encoding')} is {declared}",
-        "the encoding of the file",
-        f"{files.advice('encoding', [right])}, or leave it out",
-    )
+def check(path: Path, key: str) -> None:
+    """Check that a text file is UTF-8.
+
+    Raises:
+        DataError: with the first line that is not UTF-8, its text in the likely encoding, and the converting command.
+    """
+    try:
+        bad, accented = _find_bad_lines(path, None, math.inf)
+    except OSError:
+        # The caller reports why the file cannot be opened.
+        return
+    if bad:
+        raise _not_utf8_error(path, key, bad, accented)
+
+
+def _read_start(path: Path, key: str) -> bytes:
+    """Read the start of a file; refuse UTF-32, with or without its byte order mark: most of its bytes are zero."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith(_UTF32_MARKS) or start.count(b"\0") * 5 > 3 * len(start):
+        name = "UTF-32" if start.startswith(_UTF32_MARKS) else "UTF-32BE" if start.startswith(b"\0") else "UTF-32LE"
+        raise _conversion_error(f"{key}: {path} is {name}", path, name)
+    return start
 
 
 def _is_utf8(path: Path, max_bytes: int | None) -> bool:
@@ -129,16 +141,14 @@ def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None
     if files.usual and not files.usual.encoding.startswith("utf-"):
         return files.usual.encoding
     number, line = bad[0]
-    if _is_western([line for _, line in bad]):
+    if _is_western(b"".join(line for _, line in bad)):
         note = f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{_extract(line, 'windows-1252')}`"
         files.notes.append(f"{note}; if it reads wrong, {files.advice('encoding', ['windows-1250', 'windows-1254'])}")
         return "windows-1252"
     names_by_text: dict[str, str] = {}
     for name in _POSSIBLE_ENCODINGS:
-        try:
+        with suppress(UnicodeDecodeError):
             names_by_text.setdefault(_extract(line, name), name)
-        except UnicodeDecodeError:
-            continue
     examples = ", ".join(f"`{text}` in {name}" for text, name in names_by_text.items())
     raise DataError(
         f"{key}: {path} is not UTF-8, and its encoding is not clear: line {number} reads {examples}",
@@ -155,60 +165,27 @@ def _extract(line: bytes, name: str) -> str:
     return f"{'…' * (first > 0)}{printable(text[first:end])}{'…' * (end < len(text))}"
 
 
-def _is_western(lines: list[bytes]) -> bool:
-    """Return whether text in Windows-1252 looks like a language of Western Europe.
+def _is_western(content: bytes) -> bool:
+    """Return whether text in windows-1252 has single accents between plain letters, as in languages of Western Europe.
 
-    Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, or the
-    general currency sign where ISO 8859-15 has the euro sign.
-    """
-    letters = pairs = unlikely = total = 0
-    for line in lines:
-        try:
-            text = line.decode("windows-1252")
-        except UnicodeDecodeError:
-            return False
-        for i, sign in enumerate(text):
-            if sign < "\x80":
-                continue
-            if sign == _CURRENCY:
-                return False
-            before, after = text[i - 1 : i], text[i + 1 : i + 2]
-            total += 1
-            if sign.isalpha():
-                letters += 1
-                pairs += after > "\x7f" and after.isalpha()
-                unlikely += sign.isupper() and before.islower()
-            else:
-                unlikely += before.isalpha() and after.isalpha() and sign not in _IN_WORDS
-    return pairs * 2 <= letters and unlikely * 10 <= total
-
-
-def check_mark(path: Path, key: str) -> None:
-    """Check that a text file is not UTF-16 with a byte order mark, nor UTF-32.
-
-    Raises:
-        DataError: if it is; names `key`.
-    """
-    with path.open("rb") as file:
-        start = file.read(4096)
-        _check_not_utf32(path, key, start)
-        if start.startswith(_UTF16_MARKS):
-            raise _conversion_error(f"{key}: {path} is UTF-16", path, "UTF-16")
-
-
-def check(path: Path, key: str) -> None:
-    """Check that a text file is UTF-8.
-
-    Raises:
-        DataError: with the first line that is not UTF-8, its text in the likely encoding, and the converting command.
+    Text of another encoding has runs of accented letters, capitals after small letters, or signs inside of words.
     """
     try:
-        bad, accented = _find_bad_lines(path, None, math.inf)
-    except OSError:
-        # The caller reports why the file cannot be opened.
-        return
-    if bad:
-        raise _not_utf8_error(path, key, bad, accented)
+        text = content.decode("windows-1252")
+    except UnicodeDecodeError:
+        return False
+    letters = pairs = unlikely = total = 0
+    for before, sign, after in zip(f" {text}", text, f"{text[1:]} ", strict=False):
+        if sign < "\x80":
+            continue
+        total += 1
+        if sign.isalpha():
+            letters += 1
+            pairs += after > "\x7f" and after.isalpha()
+            unlikely += sign.isupper() and before.islower()
+        else:
+            unlikely += before.isalpha() and after.isalpha() and sign not in _IN_WORDS
+    return pairs * 2 <= letters and unlikely * 10 <= total and _CURRENCY not in text
 
 
 def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
@@ -237,3 +214,12 @@ def _find_first_bad_byte(line: bytes) -> int | None:
     except UnicodeDecodeError as error:
         return line[error.start]
     return None
+
+
+def _contradiction_error(path: Path, key: str, files: CsvFiles, description: str, right: str) -> DataError:
+    """Return the error for a declared encoding that contradicts the file."""
+    return DataError(
+        f"{key}: {path} {description}, and {files.key('encoding')} is {files.list_settings['encoding']}",
+        "the encoding of the file",
+        f"{files.advice('encoding', [right])}, or leave it out",
+    )
