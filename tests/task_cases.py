@@ -127,7 +127,7 @@ CASES = {
         image_arrays,
         ".npz",
         "task: image-classification\ndata: {train: train.npz, "
-        "validation: held.npz}\nmodel: {name: resnet18, width: 4}\n",
+        "validation: held.npz, pixel_range: [-12, 21]}\nmodel: {name: resnet18, width: 4}\n",
     ),
     "texts": Case(
         texts,

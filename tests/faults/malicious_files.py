@@ -151,7 +151,7 @@ def model_folder(folder: Path) -> Path:
             "kind": "images",
             **tiny_run.dataset.preprocessing,
             **{"classes": ["a", "b", "c"], "low": 0.0, "high": 255.0, "mean": [0.5], "std": [0.2]},
-            **{"fit": "crop", "interpolation": "bilinear", "crop_share": 1.0, "takes_bytes": True},
+            **{"fit": "crop", "interpolation": "bilinear", "crop_share": 1.0},
             **{"path_column": "path", "label_column": "label"},
         },
         "trained": {},

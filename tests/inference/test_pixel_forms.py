@@ -75,7 +75,8 @@ def test_predict_equals_evaluate_in_every_form(tmp_path: Path, case: str, capsys
         for seed, part in enumerate(("train", "held")):
             write(folder / part, *pictures(low, high, seed))
 
-    run = train_case(Case(data, "", SPEC), tmp_path)
+    spec = SPEC.replace("image_size", f"pixel_range: [{low}, {high}], image_size") if high > 255 else SPEC
+    run = train_case(Case(data, "", spec), tmp_path)
     images, labels = pictures(low, high, 1)
     results = []
     for number, form in enumerate([write, *other_writers]):

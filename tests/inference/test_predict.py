@@ -263,8 +263,8 @@ def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> 
         (["brocken.png"], 3, ["brocken.png: not there", "files or folders", "did you mean", 'broken.png"?']),
         (["broken.png"], 3, ["1 of 1 samples cannot be used", "broken.png: empty file", "name other files"]),
         (["empty"], 3, ["no images in", "at least one image"]),
-        (["one.npz", "broken.png"], 3, ["2 input paths, one of them an .npz", "pass the .npz alone"]),
-        (["bright.npz"], 3, ["are between 0 and 1, but the training images were between 0 and 255", "multiply by 255"]),
+        (["one.npz", "broken.png"], 3, ["2 input paths, one of them an .npz", "one.npz alone"]),
+        (["bright.npz"], 3, ["are between 1 and 1, but the training images were between 0 and 255", "multiply by 255"]),
     ],
 )
 def test_inputs_that_cannot_be_used(
@@ -302,7 +302,7 @@ def test_data_that_changed_since_training(home: Path, capsys: pytest.CaptureFixt
     (home / "changed").mkdir()
     done = train_case(CASES["image arrays"], home / "changed")
     raw = np.load(done.folder.parent / "train.npz")
-    np.savez(done.folder.parent / "train.npz", images=raw["images"] * 2, labels=raw["labels"])
+    np.savez(done.folder.parent / "train.npz", images=raw["images"] + 1, labels=raw["labels"])
     assert main.main(["evaluate", str(done.folder)]) == 3
     assert says(capsys.readouterr().err, "data-changed-since-training-2")
     (done.folder.parent / "train.npz").unlink()

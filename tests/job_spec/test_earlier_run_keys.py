@@ -20,7 +20,7 @@ SERIES = "task: series-classification\ndata: {train: rows.csv, window: 2, "
 PREPROCESSING = {
     "image-classification": {
         **{"kind": "images", "image_size": 32, "channels": 3, "fit": "pad", "classes": ["a", "b"]},
-        **{"interpolation": "bilinear", "crop_share": 1.0, "takes_bytes": True},
+        **{"interpolation": "bilinear", "crop_share": 1.0},
         **{"low": 0, "high": 255, "mean": [0, 0, 0], "std": [1, 1, 1], "path_column": "path", "label_column": "label"},
     },
     "tabular-classification": {

@@ -25,7 +25,7 @@ ENCODER = f"{reports.ENCODER[:-1]}, dropout: 0.1, "
 IMAGES = """
 name: cached
 task: image-classification
-data: {{train: a.npz, validation: 0.25, image_size: 16}}
+data: {{train: a.npz, validation: 0.25, image_size: 16, pixel_range: [-4, 6]}}
 model: {model}
 train: {{epochs: 2, batch_size: 16}}
 """

@@ -14,6 +14,7 @@ from drivetrain.job.values import (
     FilePath,
     Fold,
     Natural,
+    NumberRange,
     OneOrMore,
     Positive,
     PositiveRange,
@@ -206,6 +207,9 @@ class ImageData(TableFileData):
     )
     channels: Literal[1, 3, "auto"] = Field(
         "auto", description="1 for grayscale, 3 for color; auto: chosen from the images"
+    )
+    pixel_range: NumberRange | None = Field(
+        None, description="values of black and white; absent: 0 and 255, 0 and 1, or all 16 bits; all else is an error"
     )
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
 

@@ -311,6 +311,7 @@ Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeVal
 Share = Annotated[float, Field(gt=0, le=1)]
 GpuMemory = Annotated[Share | Size, BeforeValidator(check_share_or_size)]
 Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(check_ascending)]
+NumberRange = Annotated[tuple[float, float], Field(strict=False), AfterValidator(check_ascending)]
 PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(check_ascending)]
 Gpus = Annotated[
     Literal["auto", "all", "none"]

@@ -107,7 +107,6 @@ class _Images(_Preprocessing):
     high: FiniteFloat
     mean: Numbers
     std: Numbers
-    takes_bytes: bool
     path_column: str
     label_column: str | Annotated[Texts, Field(min_length=1)]
     targets: _Targets = _Targets(kind="class", separator="")

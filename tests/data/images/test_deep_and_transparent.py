@@ -59,14 +59,15 @@ def prepare_images(data: Dataset) -> torch.Tensor:
         (12, 65000, (0, 65535)),
     ],
 )
-def test_the_range_is_measured_and_stored(
-    tmp_path: Path, low: int, high: int, scale: tuple[int, int], kind: str
-) -> None:
+def test_the_range_is_usual_or_declared(tmp_path: Path, low: int, high: int, scale: tuple[int, int], kind: str) -> None:
     """What the network sees is what it sees of the same pictures stretched to 8 bits by hand."""
-    data = load(job(deep(tmp_path / "x", low, high, kind=kind), image_size=SIDE))
+    folder = deep(tmp_path / "x", low, high, kind=kind)
+    declared = None if scale in ((0, 255), (0, 65535)) else scale
+    if declared:
+        assert says(read_refusal(job(folder)), "pixel-range-line", list(scale))
+    data = load(job(folder, image_size=SIDE, pixel_range=declared))
     assert data.preprocessing["range_16_bit"] == list(scale)
-    (note,) = [note for note in data.notes if "16 bits" in note]
-    assert f"values from {low:,} to {high:,}, which use {high - low + 1:,} of 65,536 levels" in note
+    assert scale == (0, 255) or any(f"{scale[0]:,} is black, and {scale[1]:,} is white" in note for note in data.notes)
     by_hand = deep(
         tmp_path / "y", low, high, change=lambda x: np.rint((x - low) / (high - low) * 255).astype(np.uint8), kind="png"
     )
@@ -76,11 +77,10 @@ def test_the_range_is_measured_and_stored(
     assert len(pixels.unique()) > min(90, high - low) / 2
 
 
-def test_the_range_is_that_of_the_training_files(tmp_path: Path) -> None:
-    """Validation files do not change it, and those beyond it are cut off."""
+def test_values_beyond_the_range_are_cut_off(tmp_path: Path) -> None:
     deep(tmp_path / "train", 1000, 3000)
     deep(tmp_path / "held", 900, 3100)
-    data = load(job(tmp_path / "train", validation=str(tmp_path / "held"), image_size=SIDE))
+    data = load(job(tmp_path / "train", validation=str(tmp_path / "held"), image_size=SIDE, pixel_range=[1000, 3000]))
     assert data.preprocessing["range_16_bit"] == [1000, 3000]
     (pixels,) = data.validation.gather(np.arange(4))
     assert (int(pixels.min()), int(pixels.max())) == (0, 255)
@@ -91,11 +91,11 @@ def test_a_hot_pixel_does_not_make_the_rest_black(tmp_path: Path) -> None:
         values[5, 5] = 65535
         return values
 
-    data = load(job(deep(tmp_path / "x", 1000, 1200, change=with_hot), image_size=SIDE))
-    low, high = data.preprocessing["range_16_bit"]
-    assert 1000 <= low < 1020
-    assert 1180 < high <= 1200
-    assert says(data.notes, "rare-values-beyond-cut")
+    folder = deep(tmp_path / "x", 1000, 1200, change=with_hot)
+    assert says(read_refusal(job(folder, pixel_range=[1000, 65535])), "correct-pixel-range", 1000, 65535)
+    data = load(job(folder, image_size=SIDE, pixel_range=[1000, 1200]))
+    (pixels,) = data.train.gather(np.arange(4))
+    assert int(pixels.float().quantile(0.9)) in range(150, 256)
 
 
 ELSEWHERE: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -110,12 +110,15 @@ ELSEWHERE: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 @pytest.mark.parametrize("case", ELSEWHERE)
 def test_16_bit_files_on_another_scale_are_refused(tmp_path: Path, case: str) -> None:
     trained, new = (deep(tmp_path / name, *ends) for name, ends in zip("xy", ELSEWHERE[case], strict=True))
-    data = load(job(trained, image_size=SIDE))
+    declared = ELSEWHERE[case][0]
+    data = load(job(trained, image_size=SIDE, pixel_range=declared))
     for labelled in (True, False):
-        with pytest.raises(DataError, match=r"24 files of 16 bits have values from .* but the training images were"):
+        with pytest.raises(
+            DataError, match=r"24 gray files of 16 bits have values from .* but the training images were"
+        ):
             load_data.load_new([new], data.preprocessing, data.heads, labelled=labelled)
-    assert read_refusal(job(trained, validation=str(new), image_size=SIDE)).startswith(
-        "data.validation: 24 files of 16 bits"
+    assert read_refusal(job(trained, validation=str(new), pixel_range=declared)).startswith(
+        "data.validation: 24 gray files of 16 bits"
     )
 
 
@@ -132,7 +135,7 @@ def test_12_bits_for_a_model_of_8_bit_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_picture_with_little_contrast_is_used(tmp_path: Path) -> None:
-    data = load(job(deep(tmp_path / "x", 7820, 7960), image_size=SIDE))
+    data = load(job(deep(tmp_path / "x", 7820, 7960), image_size=SIDE, pixel_range=[7820, 7960]))
     cold = tmp_path / "cold.tif"
     Image.fromarray(stripes(0, 7825, 7829)).save(cold)
     new = load_data.load_new([cold], data.preprocessing, data.heads, labelled=False)

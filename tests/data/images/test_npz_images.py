@@ -58,7 +58,7 @@ PIXELS = {
     "wide": (
         np.where(make_noise(20, 8, 8) > 99, 3.0, -2.0),
         "float32",
-        "pixel values from -2 to 3 are scaled to 0 to 1",
+        "pixels of x.npz are between -2 and 3: -2 is black, and 3 is white",
     ),
 }
 
@@ -66,7 +66,8 @@ PIXELS = {
 @pytest.mark.parametrize("case", PIXELS)
 def test_types_of_pixels(tmp_path: Path, case: str) -> None:
     images, kind, note = PIXELS[case]
-    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(20) % 2)))
+    declared = [-2, 3] if case == "wide" else None
+    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(20) % 2), pixel_range=declared))
     raw = data.train.gather(np.arange(len(data.train)))
     assert str(raw[0].dtype) == f"torch.{kind}"
     assert note == "" or note in data.notes

@@ -125,6 +125,14 @@ OTHERS: dict[str, Any] = {
     "16-bit full png": folders("png", full),
 }
 """Forms on other scales: the same inputs, or refused."""
+RANGES = {
+    "uint16 full": (0, 65535),
+    "16-bit full png": (0, 65535),
+    "int64 times 10": (100, 600),
+    "int32 centered": (-290, -240),
+    "float32 centered": (10 / 127.5 - 1, 60 / 127.5 - 1),
+}
+"""Values of black and white of forms that do not show them."""
 
 
 def prepare_all(data: Dataset) -> torch.Tensor:
@@ -148,12 +156,15 @@ class TrainedForm:
     data: Dataset
     path: Path
     new: torch.Tensor
+    options: dict[str, Any]
+    """Options of the job."""
 
 
-def write_and_load(folder: Path, form: Any, name: str, images: Pixels) -> TrainedForm:
+def write_and_load(folder: Path, form: Any, name: str, images: Pixels, **options: Any) -> TrainedForm:
     path = form(folder / name, images)
-    data = load(job(path, image_size=SIDE))
-    return TrainedForm(data, path, prepare_new(path, data, labelled=True))
+    options["image_size"] = SIDE
+    data = load(job(path, **options))
+    return TrainedForm(data, path, prepare_new(path, data, labelled=True), options)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +188,7 @@ def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name
 def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str) -> None:
     """A model of one scale and images of another, both ways, as new images, as validation data and as a test."""
     one = write_and_load(tmp_path, GRAY[form], "x", pixels())
-    other = write_and_load(tmp_path, OTHERS[name], "y", pixels())
+    other = write_and_load(tmp_path, OTHERS[name], "y", pixels(), pixel_range=RANGES.get(name))
     # Their own statistics make them the same, whatever the scale is, up to the rounding of 8 bits.
     assert torch.allclose(prepare_all(other.data), prepare_all(one.data), atol=0.05)
     for trained, new in ((one, other), (other, one)):
@@ -190,16 +201,16 @@ def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str)
         if isinstance(results[0], str):
             assert results[0] == results[1]
             assert says(results[0], "training-images-between")
-            assert read_refusal(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith(
+            assert read_refusal(job(trained.path, validation=str(new.path), **trained.options)).startswith(
                 "data.validation: "
             )
             with pytest.raises(DataError, match=r"^data\.test: .*but the training images were between"):
-                load_data.add_test(job(trained.path, image_size=SIDE, test=str(new.path)), trained.data)
+                load_data.add_test(job(trained.path, test=str(new.path), **trained.options), trained.data)
         else:
             assert isinstance(results[1], torch.Tensor)
             assert torch.equal(results[0], results[1])
             assert torch.allclose(results[0], trained.new, atol=1e-2)
-            load(job(trained.path, image_size=SIDE, validation=str(new.path)))
+            load(job(trained.path, validation=str(new.path), **trained.options))
 
 
 COLOR: dict[str, Any] = {
@@ -258,3 +269,35 @@ def test_order_of_rows_and_files(tmp_path: Path, base: TrainedForm) -> None:
     path = write_npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
     assert torch.equal(prepare_new(path, base.data, labelled=True), base.new[order])
     assert torch.equal(prepare_new(path, base.data, labelled=False), base.new[order])
+
+
+@pytest.mark.parametrize(
+    ("change", "declared"),
+    [
+        (lambda x: x / 255 * 15.9, "[0.623529, 3.74118]"),
+        (lambda x: x.astype(np.int64) * 10, "[100, 600]"),
+        (lambda x: x.astype(np.float32) - 60, "[-50, 0]"),
+    ],
+    ids=["fractions of a few levels", "more than 8 bits", "negative numbers"],
+)
+def test_values_that_show_no_scale_are_refused(
+    tmp_path: Path, change: Callable[[Pixels], Pixels], declared: str
+) -> None:
+    """The line that the error names makes the job train."""
+    path = arrays(change)(tmp_path / "x", pixels())
+    refusal = read_refusal(job(path))
+    assert says(refusal, "pixel-range-line", declared)
+    pair = [float(number) for number in declared.strip("[]").split(",")]
+    assert torch.allclose(
+        prepare_all(load(job(path, pixel_range=pair))),
+        prepare_all(load(job(arrays(lambda x: x)(tmp_path / "y", pixels())))),
+        atol=0.01,
+    )
+
+
+def test_a_declared_range_that_the_images_do_not_have(tmp_path: Path) -> None:
+    path = arrays(lambda x: x.astype(np.int64) * 10)(tmp_path / "x", pixels())
+    for declared in ([0, 100], [0, 65535], [1000, 2000]):
+        assert says(read_refusal(job(path, pixel_range=declared)), "correct-pixel-range", *declared), declared
+    bytes_ = folders("png")(tmp_path / "y", pixels())
+    assert says(read_refusal(job(bytes_, pixel_range=[0, 4095])), "correct-pixel-range", 0, 4095)

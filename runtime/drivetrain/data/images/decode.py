@@ -17,10 +17,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from functools import wraps
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +65,6 @@ Source = str | bytes
 """Path, or the content of an image file."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 
 class UnreadableImage(Exception):
@@ -98,31 +96,16 @@ class ImageHeader(NamedTuple):
         return self[3:7] == (None, None, None, False)
 
 
-def _completes_jpeg(
-    use: Callable[Concatenate[Source, Arguments], Result],
-) -> Callable[Concatenate[Source, Arguments], Result]:
-    """Decorate a function of an image: if it fails on a JPEG without its last two bytes, it retries with them."""
-
-    @wraps(use)
-    def use_completed(source: Source, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        try:
-            return use(source, *args, **kwargs)
-        except UnreadableImage:
-            completed = _add_end(source)
-            if completed is None:
-                raise
-            return use(completed, *args, **kwargs)
-
-    return use_completed
-
-
-@_completes_jpeg
 def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> npt.NDArray[np.uint8]:
     """Decode an image to a square; shape (channels, size, size), with 1 channel for gray, 3 for red, green, blue.
 
     Raises:
         UnreadableImage: with the reason.
     """
+    return _complete_jpeg(source, lambda content: _decode_square(content, size, channels, resize))
+
+
+def _decode_square(source: Source, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
     mode = "L" if channels == 1 else "RGB"
     with _open(source) as image:
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
@@ -151,13 +134,16 @@ def _resize_to_square(flat: Image.Image, width: float, height: float, size: int,
     return square
 
 
-@_completes_jpeg
 def look(source: Source) -> ImageHeader:
     """Decode the image once, and discard the pixels.
 
     Raises:
         UnreadableImage: with the reason.
     """
+    return _complete_jpeg(source, _read_header)
+
+
+def _read_header(source: Source) -> ImageHeader:
     with _open(source) as image:
         header = ImageHeader(min(image.size), grey=False, oblong=image.width != image.height)
         # Only before it is loaded does a file show whether Pillow keeps only the upper 8 bits.
@@ -178,24 +164,20 @@ def look(source: Source) -> ImageHeader:
         return header._replace(grey=image.mode in _GREY, content=_digest(_to_comparable(image, flat)))
 
 
-def _add_end(source: Source) -> bytes | None:
-    """Add to a JPEG the two end bytes that some cameras and downloads omit; None if it lacks more.
-
-    Extra bytes before the end change nothing after the last pixel, but they do change the image if pixels are lost.
-    """
+def _complete_jpeg(source: Source, decode: Callable[[Source], Result]) -> Result:
+    """Decode an image; a JPEG that lacks nothing but its last two bytes, as some cameras leave them out, gets them."""
     try:
-        # Reading a pipe would block forever.
-        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
-            return None
-        content = source if isinstance(source, bytes) else Path(source).read_bytes()
-        if content[:2] != b"\xff\xd8" or content.endswith(_END):
-            return None
-        content = content.removesuffix(_END[:1])
-        # If extra bytes before the end change the pixels, some pixels are missing, not only the end.
-        decoded = [_decode_fully(content + between + _END) for between in (b"", b"\x55" * 64)]
-    except (OSError, UnreadableImage):
-        return None
-    return content + _END if decoded[0] == decoded[1] else None
+        return decode(source)
+    except UnreadableImage as error:
+        with suppress(OSError, UnreadableImage):
+            # Reading a pipe would block forever.
+            content = Path(source).read_bytes() if isinstance(source, str) and os.path.isfile(source) else source
+            if isinstance(content, bytes) and content[:2] == b"\xff\xd8" and not content.endswith(_END):
+                content = content.removesuffix(_END[:1])
+                # If more bytes before the end change the pixels, some pixels are missing, not only the end.
+                if _decode_fully(content + _END) == _decode_fully(content + b"\x55" * 64 + _END):
+                    return decode(content + _END)
+        raise error
 
 
 def _decode_fully(content: bytes) -> bytes:

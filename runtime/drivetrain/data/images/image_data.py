@@ -33,11 +33,10 @@ from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import (
     BYTES,
     MAX_MEASURED_IMAGES,
-    SHARES,
     ImagePreprocessing,
+    Range,
     channel_statistics,
     from_preprocessing,
-    pixel_range,
 )
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
@@ -85,56 +84,53 @@ def _choose_preprocessing(
     geometry = parts.geometry
     # Only training images decide how files are decoded: validation data must not influence preprocessing.
     source, rows = parts.train, parts.train_rows
-    shape, decoding_notes = geometry.resize, list[str]()
-    if recorded:
-        earlier = from_preprocessing(dict(recorded.preprocessing))
-        source.images, shape = pixel_scale.read_as_trained(
-            source.images, rows, earlier, source.key, starts_from=not recorded.same_data
-        )
-    else:
-        shape, decoding_notes = pixel_scale.measure_training_files(source.images, rows, shape, source.key)
+    source.images, shape, scale, decoding_notes = pixel_scale.choose(
+        source.images, rows, geometry.resize, source.key, job.data.pixel_range, recorded
+    )
+    if not recorded:
+        shape, ground_notes = pixel_scale.choose_ground(source.images, rows, shape)
+        decoding_notes += ground_notes
     source.images = source.images.fit_to(geometry.size, geometry.channels, shape)
 
     build_head = partial(image_targets.build_head, source.target, source.rows, rows, source.key)
     head = recorded.head("", build_head) if recorded else build_head()
     split = parts.build_measured_split(head)
     # Computed for a recorded run too: classes and size come from this data.
-    preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape)
-    takes_bytes = pixel_scale.takes_bytes(source.images, rows, (preprocessing.low, preprocessing.high))
-    preprocessing = replace(preprocessing, takes_bytes=takes_bytes)
+    preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape, scale)
     if recorded:
         preprocessing = replace(preprocessing, image_size=geometry.size)
-        preprocessing, notes = _restore_preprocessing(job, recorded, split, preprocessing, notes)
+        preprocessing, notes = _restore_preprocessing(job, recorded, preprocessing, notes)
     return head, preprocessing, [*geometry.notes, *decoding_notes], notes
 
 
 def _restore_preprocessing(
-    job: ImageJob, recorded: InputRecord, train: ImageSplit, current: ImagePreprocessing, notes: list[str]
+    job: ImageJob, recorded: InputRecord, current: ImagePreprocessing, notes: list[str]
 ) -> tuple[ImagePreprocessing, list[str]]:
     """Return the stored preprocessing with classes and size of `current`, computed from this data; and notes."""
     stored = from_preprocessing(dict(recorded.preprocessing))
     if not recorded.same_data:
-        stored = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype)
-        stored, notes = replace(stored, resize=current.resize), []
+        stored, notes = replace(stored, low=current.low, high=current.high, resize=current.resize), []
     augment = Augment(job.data.augment, job.train.seed, stored.mean)
     return replace(stored, augment=augment, classes=current.classes, image_size=current.image_size), notes
 
 
 def _compute_preprocessing(
-    job: ImageJob, train: ImageSplit, classes: tuple[str, ...], expected: ExpectedInput | None, shape: Resize
+    job: ImageJob,
+    train: ImageSplit,
+    classes: tuple[str, ...],
+    expected: ExpectedInput | None,
+    shape: Resize,
+    scale: Range,
 ) -> tuple[ImagePreprocessing, list[str]]:
     """Compute the preprocessing with statistics of training images or of the pretrained network; also returns notes."""
     measured_rows = stateless_random.make_generator(job.train.seed, "statistics").permutation(len(train))[
         :MAX_MEASURED_IMAGES
     ]
     (raw,) = train.gather(np.sort(measured_rows).astype(np.int64))
-    low, high = shape.range_16_bit or pixel_range(raw)
-    mean, std = channel_statistics(raw, *(BYTES if raw.dtype == torch.uint8 else (low, high)))
+    mean, std = channel_statistics(raw, *(BYTES if raw.dtype == torch.uint8 else scale))
     if expected is not None and expected.mean and expected.std:
         mean, std = list(expected.mean), list(expected.std)
     notes = pixel_scale.check_visible(raw, "data.train")
-    if (low, high) not in (SHARES, BYTES) and not shape.range_16_bit:
-        notes.append(f"pixel values from {low:g} to {high:g} are scaled to 0 to 1")
     if 0 in std:
         notes.append("one channel is constant; it is centered but not scaled")
     if expected is not None:
@@ -148,8 +144,8 @@ def _compute_preprocessing(
         image_size=raw.shape[-1],
         channels=raw.shape[1],
         classes=classes,
-        low=low,
-        high=high,
+        low=scale[0],
+        high=scale[1],
         mean=tuple(mean),
         std=tuple(value or 1.0 for value in std),
         augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
@@ -194,7 +190,9 @@ class ImageParts:
         if validation is self.train:
             rows, code_notes = target_columns.keep_scored(validation.target, self.validation_rows, head)
             return train, _build_split(validation, rows, head), code_notes
-        images, shape = pixel_scale.read_as_trained(validation.images, validation.rows, prepare, validation.key)
+        images, shape = pixel_scale.convert(
+            validation.images, validation.rows, prepare.scale, prepare.resize, validation.key
+        )
         validation.images = images.fit_to(self.geometry.size, self.geometry.channels, shape)
         rows, code_notes = target_columns.keep_scored(validation.target, validation.rows, head)
         split = _build_split(validation, rows, head)
@@ -292,7 +290,7 @@ def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mappin
             f"at least one image of the kinds {' '.join(EXTENSIONS)}",
             "name other files",
         )
-    images, shape = pixel_scale.read_as_trained(images, rows, preparer, key)
+    images, shape = pixel_scale.convert(images, rows, preparer.scale, preparer.resize, key)
     target_values = part.build_tensor(rows, heads[""]) if part else None
     split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
     # A single blank image may be predicted, but a score on blank images says nothing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,10 +44,6 @@ class ImageArrays:
     def gather(self, rows: Ids) -> Tensor:
         """Return the images of these rows, shape (len(rows), C, H, W)."""
         return self.pixels[torch.from_numpy(rows)]
-
-    def map_array(self, change: Callable[[Any], Any]) -> ImageArrays:
-        """Return the same images with `change(pixels)` as their array."""
-        return replace(self, pixels=change(self.pixels))
 
     def title(self, row: int) -> str:
         """Return the number of an image in the file."""
@@ -135,7 +130,7 @@ def _convert_pixels(images: npt.NDArray[np.generic], path: Path, key: str) -> tu
     if data_type.kind not in "iuf":
         raise DataError(f"{key}: images of {path} are {data_type}", POSSIBLE_SHAPES, "convert them to uint8 or float32")
     low, high, whole_numbers = measure_array(images)
-    if whole_numbers and find_scale(low, high, whole_numbers=True) == BYTES:
+    if find_scale(low, high, whole_numbers=whole_numbers) == BYTES:
         note = f"{path.name}: {data_type} images with whole numbers from {low:g} to {high:g} become uint8"
         return np.ascontiguousarray(images, np.uint8), "" if data_type == np.uint8 else note
     note = "" if data_type == np.float32 else f"{path.name}: {data_type} images become float32"

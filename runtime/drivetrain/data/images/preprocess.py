@@ -1,4 +1,4 @@
-"""Converts raw pixels to network inputs; the range of their values determines their scale.
+"""Converts raw pixels to network inputs, by the scale of their values.
 
 One object serves training, validation and prediction.
 """
@@ -25,19 +25,18 @@ BYTES, SHARES, FULL = (0.0, 255.0), (0.0, 1.0), (0.0, 65535.0)
 """Scales of 8-bit values, of shares of white, and of 16-bit values."""
 COLORS = (BYTES, SHARES, FULL)
 """Scales of the same colors."""
-_MIN_BYTE_HIGH = 16
-"""Smallest maximum of fractions that are taken for resized bytes."""
+_FULL_SPAN = 2**15
+"""Smallest difference of the darkest and the brightest value of images that use 16 bits: half of the levels."""
 
 
-def find_scale(low: float, high: float, *, whole_numbers: bool) -> Range:
-    """Find the scale of values from `low` to `high`; `whole_numbers` says whether all of them are whole."""
+def find_scale(low: float, high: float, *, whole_numbers: bool = True) -> Range | None:
+    """Find the scale of values from `low` to `high`; `whole_numbers` says whether all of them are whole. None if unclear."""
     if low >= 0 and high <= 1:
         return SHARES
-    if low >= 0 and high <= 255 and (whole_numbers or high >= _MIN_BYTE_HIGH):
-        return BYTES
-    if whole_numbers and 0 <= low < 2**14 and 2**15 <= high < 2**16:
-        return FULL
-    return (low, high) if low < high else SHARES
+    if not whole_numbers or low < 0:
+        return None
+    is_full = high < 2**16 and (high - low >= _FULL_SPAN or low == high)
+    return BYTES if high <= 255 else FULL if is_full else None
 
 
 def measure_array(values: npt.NDArray[Any]) -> tuple[float, float, bool]:
@@ -74,8 +73,11 @@ class ImagePreprocessing:
     augment: Augment | None = None
     resize: Resize = DEFAULT_RESIZE
     """Rule for making an image square."""
-    takes_bytes: bool = True
-    """Whether 8-bit images are on the scale of the training images."""
+
+    @property
+    def scale(self) -> Range:
+        """Raw values of black and white."""
+        return self.low, self.high
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Convert raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
@@ -104,7 +106,6 @@ class ImagePreprocessing:
             "high": self.high,
             "mean": list(self.mean),
             "std": list(self.std),
-            "takes_bytes": self.takes_bytes,
         }
 
 
@@ -119,15 +120,7 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         resize=resize.of(data),
-        takes_bytes=data["takes_bytes"],
     )
-
-
-def pixel_range(raw: Tensor) -> tuple[float, float]:
-    """Find the raw values that are mapped to 0 and 1: a usual scale or, for other values, minimum and maximum."""
-    if raw.dtype == torch.uint8:
-        return 0.0, 255.0
-    return find_scale(float(raw.min()), float(raw.max()), whole_numbers=bool((raw == raw.round()).all()))
 
 
 def channel_statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
