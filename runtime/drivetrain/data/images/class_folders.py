@@ -73,11 +73,11 @@ def read(folder: Path, key: str) -> FolderListing:
     return listing
 
 
-def list_all(folder: Path, key: str) -> tuple[list[str], list[str]]:
-    """List the paths of all images in a folder and its subfolders, as `read` lists those of a class; also returns notes."""
+def list_all(folder: Path, key: str) -> FolderListing:
+    """List all images in a folder and its subfolders, without labels, as `read` lists those of a class."""
     skipped = _SkippedFiles()
     names = list(_iterate_images(folder, "", (), skipped, key))
-    return [os.path.join(folder, name) for name in names], list(skipped.notes(folder))
+    return FolderListing(names, notes=list(skipped.notes(folder)))
 
 
 @dataclass

@@ -30,7 +30,7 @@ _TABLE_SUFFIXES = (".parquet", ".arrow")
 
 @dataclass(frozen=True)
 class ImageCells:
-    """Encoded images in a column of a table; implements `image_files.Cells`."""
+    """Encoded images in a column of a table."""
 
     table: Path
     name: str

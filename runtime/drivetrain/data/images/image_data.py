@@ -16,20 +16,17 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import (
-    class_folders,
     held_out,
-    image_files,
     image_targets,
     mirroring,
     near_copies,
-    npz_images,
     pixel_scale,
     source,
 )
 from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_files import Files, Listing
 from drivetrain.data.images.image_paths import EXTENSIONS
-from drivetrain.data.images.image_targets import LabelForm, ManifestRows
+from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import (
     BYTES,
     MAX_MEASURED_IMAGES,
@@ -39,9 +36,9 @@ from drivetrain.data.images.preprocess import (
     from_preprocessing,
 )
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.images.source import Geometry, Images, ImageSource, ImageSplit
+from drivetrain.data.images.source import Geometry, ImageSource, ImageSplit
 from drivetrain.data.partition import Division
-from drivetrain.data.source import BadSample, Source
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
@@ -281,9 +278,10 @@ def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mappin
         part = source.read(first.path, path_column, form, key, first.files, first.budget)
         images, rows, notes = part.images, part.rows, part.notes
     else:
-        images, broken, listed = _read_unlabelled(sources, path_column)
-        rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
-        notes = [*listed.notes, *first.check_bad([*listed.bad, *broken.values()], len(images) + len(listed.bad))]
+        listing = _list_unlabelled(sources, path_column)
+        images, notes = listing.open_images(), listing.notes
+        rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(listing.broken), np.int64))
+        notes += listing.check_bad(len(images), first.budget, key)
     if not len(rows):
         raise DataError(
             "\n    ".join(notes) or f"{key}: no images in {', '.join(str(one.path) for one in sources)}",
@@ -312,36 +310,22 @@ def _check_has_labels(sources: Sequence[Source]) -> None:
         )
 
 
-def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Images, dict[int, BadSample], ManifestRows]:
-    """Read one .npz file, or manifests, folders and single files; also returns the unusable images, by row."""
-    listed = ManifestRows()
-    for one in sources:
-        path, key = one.path, one.key
-        if path.suffix.lower() == ".npz":
-            if len(sources) > 1:
-                raise DataError(
-                    f"{key}: {len(sources)} input paths, one of them an .npz",
-                    "a single .npz, or any number of other files",
-                    "pass the .npz alone",
-                )
-            images, _, broken, listed.notes = npz_images.read(path, key, None)
-            return images, broken, listed
-        if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
-            rows = source.read_manifest(path, path_column, None, key, one.files)
-            listed.names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
-            listed.cells = rows.cells or listed.cells
-            listed.bad += rows.bad
-            listed.notes += rows.notes
-        elif path.is_dir():
-            names, notes = class_folders.list_all(path, key)
-            listed.names += names
-            listed.notes += notes
-        else:
-            listed.names.append(str(path))
-    if listed.cells and len(sources) > 1:
-        raise DataError(
-            f"{sources[0].key}: {len(sources)} input paths, one of them a table with images in it",
-            "a single table with images, or any number of other files",
-            f"pass {listed.cells.table} alone",
-        )
-    return *image_files.check_images("", listed.names, listed.cells), listed
+def _list_unlabelled(sources: Sequence[Source], path_column: str) -> Listing:
+    """List one .npz file or table of images, or manifests, folders and single files together."""
+    listings = [source.list_images(one.path, path_column, None, one.key, one.files) for one in sources]
+    if len(listings) == 1:
+        # The titles of images in a table have no folder.
+        return replace(listings[0], root="") if listings[0].cells else listings[0]
+    joined = Listing()
+    for one, listing in zip(sources, listings, strict=True):
+        if listing.arrays is not None or listing.cells:
+            kind = "an .npz" if listing.cells is None else "a table with images in it"
+            raise DataError(
+                f"{one.key}: {len(sources)} input paths, one of them {kind}",
+                "one file with images in it, or any number of other files",
+                f"pass {one.path} alone",
+            )
+        joined.names += [os.path.join(listing.root, name) for name in listing.names]
+        joined.bad += listing.bad
+        joined.notes += listing.notes
+    return joined

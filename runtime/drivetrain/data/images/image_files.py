@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,9 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.fingerprint import stamp
 from drivetrain.data.images import decode
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.source import BadSample
+from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
+from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError, StorageError
 from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage
@@ -44,21 +45,9 @@ from drivetrain.system import file_lock
 from drivetrain.system.files import make_folder, reserve_space, storage_error
 from drivetrain.system.version import VERSION
 
-
-class Cells(Protocol):
-    """Encoded images that are not files: cells of a table, or contents in memory."""
-
-    def source(self, index: int) -> decode.Source:
-        """Return the content of an image, or the path of its file."""
-        ...
-
-    def stamps(self) -> list[object]:
-        """Return values that change if one of the images changes, for the key of a cache."""
-        ...
-
-    def file_names(self) -> list[str]:
-        """Return the original file names of the images; empty if they are not known."""
-        ...
+if TYPE_CHECKING:
+    from drivetrain.data.images.image_column import ImageCells
+    from drivetrain.data.images.npz_images import ImageArrays
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ class Files:
     """Side in pixels of the squares that `gather` returns; 0 until `fit_to` sets it."""
     channels: int = 0
     resize: Resize = DEFAULT_RESIZE
-    cells: Cells | None = None
+    cells: ImageCells | None = None
     """The images in a table; None if they are files."""
 
     def __len__(self) -> int:
@@ -118,7 +107,9 @@ class Files:
         return [(path, stamp(path)) for path in map(os.path.abspath, map(self.path, range(len(self))))]
 
 
-def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
+def check_images(
+    root: str, names: Sequence[str], cells: ImageCells | None = None
+) -> tuple[Files, dict[int, BadSample]]:
     """Check each file, or each image of a table, by decoding it; returns all, and the unusable ones by row."""
 
     def read_header(row: int) -> decode.ImageHeader | str:
@@ -144,6 +135,56 @@ def check_images(root: str, names: Sequence[str], cells: Cells | None = None) ->
     for row, header in enumerate(headers):
         unusual_headers[row] = None if header.is_usual() else header
     return Files(root, names, sides, grey, oblong, unusual_headers, contents, cells=cells), bad
+
+
+@dataclass
+class Listing:
+    """Images of one path, with their targets, and the rows that cannot be used."""
+
+    root: str = ""
+    """Folder of the paths in `names`."""
+    names: list[str] = field(default_factory=list)
+    """Path of each usable image, as written."""
+    numbers: list[int] = field(default_factory=list)
+    """Row of each of these in the table, from 0."""
+    target: TargetColumn | None = None
+    """Targets; None if they are not needed."""
+    bad: list[BadSample] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """Group names as written, if the form has a group column; empty text for no group."""
+    separator: str = ""
+    """Separator of the labels in a cell; empty if no cell has several."""
+    cells: ImageCells | None = None
+    """Images in the table; `names` are then their titles. None for files and arrays."""
+    arrays: ImageArrays | None = None
+    """Images of an .npz."""
+    broken: dict[int, BadSample] = field(default_factory=dict)
+    """Unusable images, by row."""
+    notes: list[str] = field(default_factory=list)
+    unsure: int = 0
+    """Number of rows that have -1 or nothing in a label column."""
+
+    def open_images(self) -> ImageArrays | Files:
+        """Decode each image once as a check, and add the unusable ones to `broken`."""
+        if self.arrays is not None:
+            return self.arrays
+        files, self.broken = check_images(self.root, self.names, self.cells)
+        return files
+
+    def check_bad(self, count: int, budget: float, key: str) -> list[str]:
+        """Check the unusable images: bad rows, and those among `count` images that are broken; returns notes."""
+        broken = self.broken.values()
+        try:
+            return check_bad_samples([*self.bad, *broken], count + len(self.bad), budget, key)
+        except DataError as error:
+            if not self.unsure:
+                raise
+            # Data sets of medical images have both forms.
+            action = (
+                f"{self.unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
+                f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
+            )
+            raise DataError(error.given, error.possible, action) from None
 
 
 def decode_all(

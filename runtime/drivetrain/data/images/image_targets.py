@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from drivetrain.data import labels, partition, target_columns
 from drivetrain.data.dataset import Head
 from drivetrain.data.notes import list_names
-from drivetrain.data.source import BadSample, check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata, TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import OFF, ImageClassificationData, ImageData
-
-if TYPE_CHECKING:
-    from drivetrain.data.images.image_column import ImageCells
 
 
 @dataclass(frozen=True)
@@ -120,38 +116,3 @@ def note_targets(target: TargetColumn, rows: Ids) -> list[str]:
         f"{name} from {column.min():g} to {column.max():g}, mean {column.mean():g}"
         for name, column in zip(target.names, values.T, strict=True)
     ]
-
-
-@dataclass
-class ManifestRows:
-    """Paths and targets as written, and the rows without a path or a target."""
-
-    names: list[str] = field(default_factory=list)
-    """Path of each usable image, as written."""
-    numbers: list[int] = field(default_factory=list)
-    """Row of each of these in the table, from 0."""
-    target: TargetColumn | None = None
-    bad: list[BadSample] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
-    """Group names as written, if the form has a group column; empty text for no group."""
-    separator: str = ""
-    """Separator of the labels in a cell; empty if no cell has several."""
-    cells: ImageCells | None = None
-    """Images in the table; `names` are then their titles. None for files."""
-    notes: list[str] = field(default_factory=list)
-    unsure: int = 0
-    """Number of rows that have -1 or nothing in a label column."""
-
-    def check_bad(self, broken: Sequence[BadSample], count: int, budget: float, key: str) -> list[str]:
-        """Check the unusable images: bad rows, and those among `count` images that are broken; returns notes."""
-        try:
-            return check_bad_samples([*self.bad, *broken], count + len(self.bad), budget, key)
-        except DataError as error:
-            if not self.unsure:
-                raise
-            # Data sets of medical images have both forms.
-            action = (
-                f"{self.unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
-                f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
-            )
-            raise DataError(error.given, error.possible, action) from None

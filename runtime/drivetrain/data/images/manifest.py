@@ -17,7 +17,8 @@ from drivetrain.data.formats import column_values, csv_dialect, table_file, tabl
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets
 from drivetrain.data.images.image_column import ImageCells
-from drivetrain.data.images.image_targets import LabelForm, ManifestRows
+from drivetrain.data.images.image_files import Listing
+from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.partition import Division, hold_out, hold_out_groups, number_groups
 from drivetrain.data.source import BadSample
 from drivetrain.data.stateless_random import Ids
@@ -29,7 +30,7 @@ Reasons = dict[int, str]
 """Reasons why rows cannot be used, by row."""
 
 
-def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
+def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> Listing:
     """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
 
     Without a form no targets are read, and a row needs only a path. If one cell has all labels, an empty cell is an
@@ -39,7 +40,7 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         DataError: if the file is not a table with these columns, or the form of the labels is not clear; names `key`.
     """
     columns = form.columns if form else ()
-    rows = ManifestRows()
+    rows = Listing(os.path.dirname(file) or ".")
     embedded_column = image_column.find(file, path_column, key)
     if embedded_column not in ("", path_column):
         rows.notes.append(f'{key}: the images are those in column "{embedded_column}"')
@@ -92,7 +93,7 @@ def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
         path, key = job.resolve(text), f"data.{part}"
         rows = read(path, job.data.path_column, form, key, files)
         assert rows.target is not None
-        paths = [] if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
+        paths = [] if rows.cells else [os.path.join(rows.root, name) for name in rows.names]
         missing = {
             index: BadSample(
                 f"{path.name} {csv_dialect.name_row(path, rows.numbers[index] + 1)}",
@@ -103,7 +104,8 @@ def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
         }
         image_paths.check_links((paths[index] for index in missing), path.parent, key)
         usable = np.setdiff1d(np.arange(len(rows.names), dtype=np.int64), np.array(list(missing), np.int64))
-        notes += [*rows.notes, *rows.check_bad(list(missing.values()), len(rows.names), job.data.bad_samples, key)]
+        rows.broken = missing
+        notes += [*rows.notes, *rows.check_bad(len(rows.names), job.data.bad_samples, key)]
         if head is None:
             image_targets.check(rows.target, usable, key)
             head = image_targets.build_head(rows.target, usable, usable, key)
@@ -113,7 +115,7 @@ def check(job: ImageJob, recorded: InputRecord | None, files: CsvFiles) -> tuple
     return count, notes
 
 
-def _count_training(job: ImageJob, rows: ManifestRows, usable: Ids) -> int:
+def _count_training(job: ImageJob, rows: Listing, usable: Ids) -> int:
     """Count the images for training; without looking at them, so copies and images of one source count as others.
 
     Raises:
@@ -154,7 +156,7 @@ def _combine_reasons(paths: list[str], path_column: str, target_reasons: Reasons
     return reasons
 
 
-def read_target(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str) -> TargetColumn:
+def read_target(rows: Listing, table: pyarrow.Table, form: LabelForm, file: Path, key: str) -> TargetColumn:
     """Read the targets of all rows of a table; the separator of the labels is stored in `rows`.
 
     Raises:
@@ -177,7 +179,7 @@ def read_target(rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file:
 
 
 def _read_label_sets(
-    rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
+    rows: Listing, table: pyarrow.Table, form: LabelForm, file: Path, key: str
 ) -> list[tuple[str, ...]]:
     column = form.columns[0]
     if types.is_list(table[column].type) or types.is_large_list(table[column].type):

@@ -103,8 +103,8 @@ def read(
         target = target_columns.of_classes(_read_classes(raw_labels, path, key), "label")
     else:
         target = _read_label_numbers(raw_labels, form, path, key)
-    broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
-    return images, target, broken, notes
+    unlabelled = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()}
+    return images, target, unlabelled | broken, notes
 
 
 def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:

@@ -3,11 +3,9 @@ channels, and the rule for making an image square."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +16,8 @@ from drivetrain.data.dataset import Head, InputRecord, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, image_paths, npz_images, resize
-from drivetrain.data.images.image_targets import LabelForm, ManifestRows
+from drivetrain.data.images.image_files import Listing
+from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.stateless_random import Ids
@@ -80,42 +79,49 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
             f"a column of a manifest (a .csv, .tsv, .jsonl or .parquet); for a folder of classes {FOLDERS}, {NAMES} or {OFF}",
             "write a manifest, or remove data.groups and name a path for data.validation",
         )
-    images: Images
-    rows = ManifestRows()
-    if suffix == ".npz" and path.is_file():
-        images, rows.target, broken, rows.notes = npz_images.read(path, key, form)
-    elif path.is_dir():
+    if path.is_dir():
         _check_folder(path, form, key)
-        listing = class_folders.read(path, key)
-        images, broken = image_files.check_images(str(path), listing.names)
-        rows.target, rows.notes = target_columns.of_classes(listing.labels, "label"), listing.notes
-    elif suffix in table_file.SUFFIXES:
-        rows = read_manifest(path, path_column, form, key, files)
-        images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
-        # Links in class folders are already checked when the folders are listed.
-        image_paths.check_links((images.path(row) for row in broken), path.parent, key)
-    else:
-        table_paths.check_is_table(path, key)
-        raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
-    assert rows.target is not None
-    left_out = rows.check_bad(list(broken.values()), len(images), budget, key)
+    listing = list_images(path, path_column, form, key, files)
+    images = listing.open_images()
+    if isinstance(images, image_files.Files):
+        image_paths.check_links((images.path(row) for row in listing.broken), path.parent, key)
+    left_out = listing.check_bad(len(images), budget, key)
+    assert listing.target is not None
     return ImageSource(
         key=key,
         images=images,
-        target=rows.target,
-        rows=np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64)),
-        notes=[*rows.notes, *left_out],
-        separator=rows.separator,
-        groups=rows.groups,
+        target=listing.target,
+        rows=np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(listing.broken), np.int64)),
+        notes=[*listing.notes, *left_out],
+        separator=listing.separator,
+        groups=listing.groups,
     )
 
 
-def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
-    """Read a manifest with `manifest.read`, whose module is imported here: only tables need its pyarrow."""
-    table_file.check_installed(file, key)
-    from drivetrain.data.images import manifest
+def list_images(path: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> Listing:
+    """List the images of a folder, a table or an .npz with their targets; without a form, images alone, or one image.
 
-    return manifest.read(file, path_column, form, key, files)
+    Raises:
+        DataError: if there are none, or the file is none of these; names `key`.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npz" and path.is_file():
+        arrays, target, broken, notes = npz_images.read(path, key, form)
+        return Listing(target=target, arrays=arrays, broken=broken, notes=notes)
+    if path.is_dir():
+        folder = class_folders.read(path, key) if form else class_folders.list_all(path, key)
+        target = target_columns.of_classes(folder.labels, "label") if form else None
+        return Listing(str(path), folder.names, target=target, notes=folder.notes)
+    if suffix in table_file.SUFFIXES and path.is_file():
+        # Imported here: only tables need its pyarrow.
+        table_file.check_installed(path, key)
+        from drivetrain.data.images import manifest
+
+        return manifest.read(path, path_column, form, key, files)
+    if form is None:
+        return Listing(names=[str(path)])
+    table_paths.check_is_table(path, key)
+    raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
 
 
 def _check_folder(path: Path, form: LabelForm, key: str) -> None:
@@ -129,25 +135,13 @@ def _check_folder(path: Path, form: LabelForm, key: str) -> None:
         )
 
 
-class ImageRows(Protocol):
-    """Images that are read by their row numbers: files, arrays, or a cache of decoded images."""
-
-    def gather(self, rows: Ids) -> Tensor:
-        """Return the images of these rows, shape (len(rows), channels, size, size)."""
-        ...
-
-    def title(self, row: int) -> str:
-        """Return a name for one image in lists: its path or its row."""
-        ...
-
-
 class ImageSplit:
     """Some rows of a source of images, with their targets; images to predict have none.
 
     `ids` index the samples of this split, `rows` the rows of `images`.
     """
 
-    def __init__(self, images: ImageRows, rows: Ids, targets: Tensor | None) -> None:
+    def __init__(self, images: Images | image_files.Decoded, rows: Ids, targets: Tensor | None) -> None:
         self.images = images
         self.rows = rows
         # The only head has no name.
