@@ -79,7 +79,7 @@ MOST: dict[str, tuple[int, int]] = {
     "job": (23, 3_363),
     "job_spec": (12, 2_244),
     "launch": (19, 2_687),
-    "models": (39, 5_432),
+    "models": (39, 5_454),
     "optimizations": (26, 2_182),
     "plan": (7, 755),
     "pretrained": (14, 2_492),

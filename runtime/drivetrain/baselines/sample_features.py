@@ -23,6 +23,7 @@ from drivetrain.data.dataset import Dataset, Preprocessing, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text.encoded import Ragged
 from drivetrain.data.text.split import TextSplit
+from drivetrain.models.networks.cnn_lstm import compute_statistics
 from drivetrain.training.head_solver import Matrix, RarityScaling, Scaling, Standardization
 from drivetrain.training.sparse_rows import SparseRows
 
@@ -122,17 +123,7 @@ class SeriesFeatures(Features):
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """Compute eight statistics of each channel, shape (N, 8 * channels)."""
-        return torch.cat([_statistics(windows) for windows in _read_prepared(split, ids, self.dataset.prepare)])
-
-
-def _statistics(windows: Tensor) -> Tensor:
-    """Compute the statistics (N, 8 * channels) of windows (N, time, channels)."""
-    time = torch.linspace(-1, 1, windows.shape[1]).view(1, -1, 1)
-    slope = (windows * time).sum(1) / (time**2).sum().clamp_min(1e-9)
-    steps = windows.diff(dim=1).abs().mean(1) if windows.shape[1] > 1 else torch.zeros_like(slope)
-    spread = windows.std(1, correction=0)
-    first_and_last = (windows[:, 0], windows[:, -1])
-    return torch.cat([windows.mean(1), spread, windows.amin(1), windows.amax(1), *first_and_last, slope, steps], dim=1)
+        return torch.cat([compute_statistics(windows) for windows in _read_prepared(split, ids, self.dataset.prepare)])
 
 
 @dataclass

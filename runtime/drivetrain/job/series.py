@@ -141,6 +141,11 @@ class CnnLstmSpec(WithWeights):
     lstm_layers: Annotated[int, Field(ge=1, le=16)] = Field(1, description="LSTMs on top of each other")
     bidirectional: bool = Field(False, description="a second LSTM that reads backwards")
     dropout: Fraction = Field(0.1, description="dropout between LSTM layers and before the outputs")
+    skip: bool = Field(
+        False,
+        description="adds a linear model of simple statistics of each channel to the outputs. It is solved in place of the first "
+        "epoch, which the next ones continue: with few windows a network alone loses to it",
+    )
 
 
 SeriesModel = Annotated[

@@ -76,7 +76,7 @@ def build(job: Job, dataset: Dataset) -> BuiltModel:
         built_model.notes += notes
     freeze(built_model.module, built_model.freeze, job)
     built_model.unfreezing = find_unfreezing(built_model.module, getattr(spec, "unfreeze", ()), job)
-    if isinstance(spec, MlpSpec) and spec.skip and spec.name != "linear":
+    if getattr(built_model.module, "skip", None) is not None and isinstance(spec, MlpSpec | CnnLstmSpec):
         built_model.unfreezing = train_skip_first(built_model.module, built_model.unfreezing)
     lr_groups.make_groups(job, built_model.module, built_model.list_trained())
     built_model.notes += note_random_frozen(

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from drivetrain.data.series import series_data as data
+from drivetrain.job_spec import load_job
 from drivetrain.models import frozen_split
 from drivetrain.models.networks import cnn_lstm
+from drivetrain.training import train
+from tests import tiny
 from tests.data.series.series_rows import job, write_npz
 from tests.models.networks.short_training import train_network
 
@@ -27,6 +30,7 @@ SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm
         {"pool": 1},
         {"cnn_channels": [4], "pool": 4},
         {"dropout": 0.0},
+        {"skip": True},
     ],
 )
 def test_shapes(change: dict[str, object]) -> None:
@@ -106,3 +110,28 @@ def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shu
     (validation_inputs,) = dataset.validation.gather(np.arange(len(dataset.validation)))
     accuracy = float((network(validation_inputs).argmax(1) == dataset.validation.targets[""]).float().mean())
     assert 0.3 < accuracy < 0.7 if shuffled else accuracy > 0.95
+
+
+def test_it_begins_with_a_linear_model_of_statistics() -> None:
+    network = cnn_lstm.CnnLstm(**SMALL | {"skip": True}).eval()  # type: ignore[arg-type]
+    windows = torch.randn(5, 16, 3)
+    assert not network(windows).any()
+    assert network.skip is not None
+    torch.nn.init.ones_(network.skip.weight)
+    sums = cnn_lstm.compute_statistics(windows).sum(1, keepdim=True)
+    torch.testing.assert_close(network(windows), sums.expand(-1, 4))
+    assert network.split_at_frozen(windows) is None
+
+
+def test_the_linear_model_is_solved_first(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    levels = draw.normal(size=120)
+    x = levels[:, None, None] + 0.1 * draw.normal(size=(120, 16, 2))
+    np.savez(tmp_path / "a.npz", x=x.astype(np.float32), y=(levels > 0).astype(np.int64))
+    spec = "name: a\ntask: series-classification\ndata: {train: a.npz, validation: 0.25}\nmodel: {name: cnn-lstm, skip: true}\n"
+    (tmp_path / "a.yaml").write_text(spec + "train: {epochs: 2}\noptimize: {cpu_threads: 1}\nbaselines: 'off'\n")
+    run = tiny.assemble_plain_run(load_job.load(tmp_path / "a.yaml"), tmp_path)
+    train.train(run)
+    assert run.counters.solved
+    assert run.last_metrics["validation/accuracy"] > 0.9
+    assert all(parameter.requires_grad for parameter in run.model.parameters())

@@ -77,7 +77,9 @@ def _draft(
         draft.train = settings.training(len(targets), 36_000, (5, 30), 32, noun, "3e-3")
     else:
         window = max((*shape[1:], 1)[:2])
-        draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")
+        draft.model = Entry(
+            "model", network(window, len(targets)), "convolutions for short patterns, then an LSTM for their order"
+        )
         draft.train = settings.training(len(targets), 100_000, (5, 30), 256, noun, "3e-3")
     return draft
 
@@ -124,10 +126,11 @@ def _describe_targets(
     return task, [], settings.describe_classes(_count_classes(path, targets.reshape(len(targets))))
 
 
-def network(window: int) -> str:
-    """Return the network for windows of `window` rows; below 4 rows it has no pooling, which halves them twice."""
+def network(window: int, count: int) -> str:
+    """Return the network for `count` windows of `window` rows; below 4 rows it has no pooling, which halves them twice."""
     pool = "" if window >= 4 else ", pool: 1"
-    return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}}}"
+    skip = ", skip: true" if count <= settings.MOST_SKIP_SAMPLES else ""
+    return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}{skip}}}"
 
 
 def _count_classes(path: Path, labels: npt.NDArray[np.generic]) -> Counter[str]:

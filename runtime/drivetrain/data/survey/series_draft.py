@@ -135,7 +135,9 @@ def _draft(
         Entry("validation", str(VALIDATION_SHARE), "the last fifth of the time; no window crosses the boundary"),
         *settings.bad_samples(max(sample.lost(used_columns), sample.lost(guess.names)), "have an empty cell"),
     ]
-    draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")
+    draft.model = Entry(
+        "model", network(window, count), "convolutions for short patterns, then an LSTM for their order"
+    )
     draft.train = settings.training(count, 100_000, (5, 30), 256, "windows", "3e-3")
     return draft
 

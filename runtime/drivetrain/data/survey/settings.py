@@ -12,6 +12,10 @@ from drivetrain.data.notes import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job.draft import Entry, quote
 
+MOST_SKIP_SAMPLES = 2_000
+"""Largest number of rows or windows for which a network is drafted with a linear model that is solved first. On 455 rows in
+ten divisions the network alone was 0.8 points less accurate than the linear model, and begun with it 0.3 more.
+"""
 KEY = "init"
 """Stand-in for the spec key in messages about the data, since there is no spec yet."""
 

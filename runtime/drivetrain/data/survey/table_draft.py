@@ -29,10 +29,6 @@ MOST_ENSEMBLE_ROWS = 50_000
 """Largest number of rows for which classes are drafted with tabm. Its steps take five times as long as the steps of one
 perceptron, and with more rows one perceptron learns enough.
 """
-MOST_SKIP_ROWS = 2_000
-"""Largest number of rows for which the network is drafted with a linear model that is solved first. On 455 rows in ten
-divisions the network alone was 1.0 points less accurate than the linear model, and begun with it 0.3.
-"""
 MAX_LISTED_COLUMNS = 4
 """Largest number of ignored columns whose reason is listed."""
 MOST_HEADS = 4
@@ -95,7 +91,7 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     count = sum(c.kind == "number" or c.numeric for c in features)
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
     network, reason = _choose_network(task, sample.rows)
-    skip = ", skip: true" if sample.rows <= MOST_SKIP_ROWS else ""
+    skip = ", skip: true" if sample.rows <= settings.MOST_SKIP_SAMPLES else ""
     draft.model = Entry("model", f"{{name: {network}, hidden: [256, 128], dropout: 0.2{skip}}}", f"{kinds}; {reason}")
     samples_in_all = TRAINING_STEPS * int(settings.batch_size(sample.rows, LARGEST_BATCH).value)
     draft.train = settings.training(sample.rows, samples_in_all, (3, 25), LARGEST_BATCH, "rows", "3e-3")

@@ -11,6 +11,19 @@ from torch import Tensor, nn
 
 from drivetrain.models.frozen_split import FrozenSplit, count_leading_frozen
 
+STATISTICS = 8
+"""Number of statistics of a channel."""
+
+
+def compute_statistics(windows: Tensor) -> Tensor:
+    """Compute eight statistics of each channel of windows (N, time, channels): (N, 8 * channels)."""
+    time = torch.linspace(-1, 1, windows.shape[1]).view(1, -1, 1)
+    slope = (windows * time).sum(1) / (time**2).sum().clamp_min(1e-9)
+    steps = windows.diff(dim=1).abs().mean(1) if windows.shape[1] > 1 else torch.zeros_like(slope)
+    spread = windows.std(1, correction=0)
+    first_and_last = (windows[:, 0], windows[:, -1])
+    return torch.cat([windows.mean(1), spread, windows.amin(1), windows.amax(1), *first_and_last, slope, steps], dim=1)
+
 
 class CnnLstm(nn.Module):
     """Convolutions with ReLU and max pooling detect short patterns, the LSTM models their order.
@@ -30,6 +43,7 @@ class CnnLstm(nn.Module):
         lstm_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.1,
+        skip: bool = False,
     ) -> None:
         super().__init__()
         widths = [channels, *cnn_channels]
@@ -46,9 +60,15 @@ class CnnLstm(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.classifier = nn.Linear(lstm_hidden * (1 + bidirectional), outputs)
         self._initialize()
+        # A linear model of statistics; the other outputs begin at 0.
+        self.skip = nn.Linear(STATISTICS * channels, outputs) if skip else None
+        if self.skip is not None:
+            for tensor in (*self.skip.parameters(), self.classifier.weight):
+                nn.init.zeros_(tensor)
 
     def forward(self, windows: Tensor) -> Tensor:
-        return self.outputs(self.state(self.convolve(windows.transpose(1, 2), self.convolutions)))
+        outputs = self.outputs(self.state(self.convolve(windows.transpose(1, 2), self.convolutions)))
+        return outputs if self.skip is None else outputs + self.skip(compute_statistics(windows))
 
     def convolve(self, x: Tensor, convolutions: Iterable[nn.Module]) -> Tensor:
         """Convolve and pool in turn: (N, channels, T) to (N, channels of the last convolution, remaining T)."""
@@ -67,6 +87,8 @@ class CnnLstm(nn.Module):
 
     def split_at_frozen(self, windows: Tensor) -> FrozenSplit | None:
         """Split before the first trainable convolution, or after the LSTM if it is frozen too."""
+        if self.skip is not None:
+            return None  # the windows are needed again
         convolutions = list(self.convolutions)
         count = count_leading_frozen(convolutions)
         frozen, trainable = convolutions[:count], convolutions[count:]
