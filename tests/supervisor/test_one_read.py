@@ -153,5 +153,5 @@ def test_a_node_with_other_code_is_refused(spec: Path, tmp_path: Path, monkeypat
     refusal = handshake._find_difference(introductions[0], introductions[1], 1)
     assert refusal is not None
     assert refusal["exit_code"] == SpecError.exit_code
-    assert says(refusal["parts"][0], "has-another-than-leader", "late.py")
+    assert says(refusal["texts"][0], "has-another-than-leader", "late.py")
     assert handshake._find_difference(introductions[0], introductions[0], 1) is None
