@@ -340,6 +340,8 @@ class NewSamples:
     """Notes for the user: skipped files or rows, and why."""
     row_numbers: Ids | None = None
     """Row of each sample in its table, from 1, without the header; None if they are not from a single table."""
+    files: Sequence[str] = ()
+    """Names of the files of samples, relative to their folder; empty if samples are no files."""
 
 
 def longest_samples(split: Split, count: int) -> Ids:

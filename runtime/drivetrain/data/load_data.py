@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -135,13 +134,8 @@ def add_test(job: Job, dataset: Dataset) -> None:
         dataset.test = load_new([path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=bad_samples)
     except DataError as error:
         raise DataError(f"data.test: {error.given}", error.possible, error.action) from None
-    from drivetrain.data.images.image_files import Files  # for images alone: it imports Pillow
-
-    images = getattr(dataset.test.split, "images", None)
-    if isinstance(images, Files) and not images.cells:
-        dataset.files["data.test"] = [
-            os.path.relpath(os.path.join(images.root, name), images.root) for name in images.names
-        ]
+    if dataset.test.files:
+        dataset.files["data.test"] = dataset.test.files
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
     dataset.notes += [f"test: {note}" for note in dataset.test.notes]
     # Test samples that are also in another split make the scores too good, so a note lists them.

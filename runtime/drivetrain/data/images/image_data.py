@@ -206,11 +206,7 @@ class ImageParts:
             decoded=not isinstance(self.train.images, Files),
             notes=[*dataset.notes, *self.train.notes],
             facts={"oblong": {"share": share, "fit": self.geometry.resize.fit}},
-            files={
-                one.key: one.images.names
-                for one in (self.train, self.validation)
-                if isinstance(one.images, Files) and not one.images.cells
-            },
+            files={one.key: names for one in (self.train, self.validation) if (names := _list_files(one.images))},
         )
 
 
@@ -294,7 +290,12 @@ def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mappin
     # A single blank image may be predicted, but a score on blank images says nothing.
     if part:
         notes += pixel_scale.check_some(split, preparer, key)
-    return NewSamples(split, preparer, notes)
+    return NewSamples(split, preparer, notes, files=_list_files(split.images))
+
+
+def _list_files(images: object) -> Sequence[str]:
+    """List the names of image files; empty for pixels and for images in cells of a table."""
+    return images.names if isinstance(images, Files) and not images.cells else ()
 
 
 def _check_has_labels(sources: Sequence[Source]) -> None:

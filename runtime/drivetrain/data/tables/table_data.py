@@ -30,9 +30,6 @@ from drivetrain.job.tables import TableJob
 if TYPE_CHECKING:
     import pyarrow
 
-_OPTIONS = ("ignore", "dates", "categorical", "numeric", "features", "target")
-"""Keys of `data:` that name columns; a message on a missing column names the last of them."""
-
 
 @dataclass(frozen=True)
 class TableRows:
@@ -68,7 +65,9 @@ def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earli
         DataError: if they cannot be used.
     """
     data, classes = job.data, not job.PREDICTS_NUMBERS
-    required = {name: f"data.{option}" for option in _OPTIONS for name in getattr(data, option) or ()}
+    # A message on a missing column names the first key.
+    options = ("ignore", *reversed(data.COLUMN_KEYS))
+    required = {name: f"data.{option}" for option in options for name in job.list_columns(option)}
     text = [*_select_class_column(data.target, classes), *(data.categorical or ())]
     if data.groups:
         text.append(data.groups)
