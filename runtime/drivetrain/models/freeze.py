@@ -225,10 +225,10 @@ def _describe_unmatched(model: nn.Module, pattern: str, first_epochs: Mapping[st
 
 def train_skip_first(model: nn.Module, later: Unfreezing) -> Unfreezing:
     """Freeze all but the linear model of `model.skip` in the first epoch; `later` epochs unfreeze other layers."""
-    others = {name: p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("skip.")}
-    for parameter in others.values():
+    delayed = {name: p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("skip.")}
+    for parameter in delayed.values():
         parameter.requires_grad_(False)
-    return Unfreezing({**dict.fromkeys(others, 1), **later.first_epochs})
+    return Unfreezing({**dict.fromkeys(delayed, 1), **later.first_epochs})
 
 
 def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
