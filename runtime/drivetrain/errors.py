@@ -102,9 +102,18 @@ class UserCodeError(Failure):
 
 
 class DataError(Failure):
-    """The data cannot be used."""
+    """The data cannot be used.
+
+    Args:
+        description: what was given or found, without its key.
+        key: spec key of the data, with dots; empty if no key names them.
+    """
 
     exit_code = 3
+
+    def __init__(self, description: str, possible: str = "", action: str = "", *, key: str = "") -> None:
+        super().__init__(f"{key}: {description}" if key else description, possible, action)
+        self.description, self.key = description, key
 
 
 class CheckpointError(Failure):

@@ -64,7 +64,9 @@ def test_each_label_column_has_its_own(tmp_path: Path) -> None:
     assert (weights_by_head["kind"], weights_by_head["red"]) == ([1.0, 1.0, 3.0], None)
     assert weights_by_head["rare"] is not None
     assert weights_by_head["rare"][1] > 3
-    with pytest.raises(SpecError, match=r"job\.yaml:7:28: data\.labels\.kind\.class_weights\.od: \"od\" is no class"):
+    with pytest.raises(
+        SpecError, match=r"job\.yaml:7:28: data\.labels\.kind\.class_weights\.od: \"od\" is not a class"
+    ):
         load(job(tmp_path, text.replace("odd", "od")))
     with pytest.raises(SpecError, match=r"move it: data\.labels\.kind\.class_weights"):
         job(tmp_path, f"{text}train: {{class_weights: {{odd: 3}}}}\n")

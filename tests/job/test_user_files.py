@@ -64,7 +64,7 @@ BAD = {
         {"train": "loss: {file: my_loss.py}"},
         (
             "job.yaml:5:43: train.loss.file: my_loss.py:2:15: invalid syntax\n    return 1 +",
-            "what Python {python} understands",
+            "code for Python {python}",
             "fix this line, or the one before it",
         ),
     ),

@@ -150,7 +150,7 @@ def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[st
             "train.epochs=:1:14",
             "train.epochs: is null",
             "a whole number",
-            "give a value, or leave the key out",
+            "give a value, or remove the key",
         ),
         (
             ["train.optimizer.lr=x"],

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from drivetrain.cli import main
+from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
-from drivetrain.job import JOBS
+from drivetrain.job import JOBS, Job
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
 from tests.messages import says
@@ -82,6 +83,21 @@ def test_bad_cells_are_found(
     error = capsys.readouterr().err
     assert "job.yaml:3:" in error
     assert not [part for part in parts if part not in error], error
+
+
+def test_an_error_has_the_position_of_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key comes from the error, whatever its text says."""
+
+    def refuse(job: Job) -> tuple[int, list[str]]:
+        raise DataError("data.train: quoted text", "other data", "change it", key="data.numeric")
+
+    monkeypatch.setattr(load_data, "check", refuse)
+    path = write(tmp_path, GOOD)
+    assert main.main(["validate", str(path)]) == 3
+    column = path.read_text().splitlines()[2].index("numeric") + 1
+    assert f"{path}:3:{column}: data.numeric: data.train: quoted text\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sign", [",", ";"])

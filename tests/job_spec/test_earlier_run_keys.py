@@ -41,13 +41,13 @@ REFUSED = {
         f"{IMAGES}fit: squash}}",
         "data.fit: is squash, and the earlier run was trained on pad",
         "pad",
-        "write pad, or leave it out",
+        "write pad, or remove the key",
     ),
     "channels": (
         f"{IMAGES}channels: 1}}",
         "data.channels: is 1, and the earlier run was trained on 3",
         "3",
-        "write 3, or leave it out",
+        "write 3, or remove the key",
     ),
     "target": (
         f"{TABLE}target: city}}",
@@ -65,19 +65,19 @@ REFUSED = {
         f"{TABLE}target: kind, features: [age, price]}}",
         "data.features: is age, price, and the earlier run was trained on age, city",
         "the same columns",
-        "leave data.features out",
+        "remove data.features",
     ),
     "numeric": (
         f"{TABLE}target: kind, numeric: [price]}}",
-        "data.numeric: has 'price', which is no numeric feature of the earlier run",
+        "data.numeric: has 'price', which is not a numeric feature of the earlier run",
         "its numeric features: age",
-        "leave data.numeric out",
+        "remove data.numeric",
     ),
     "categorical": (
         f"{TABLE}target: kind, categorical: [age]}}",
-        "data.categorical: has 'age', which is no categorical feature of the earlier run",
+        "data.categorical: has 'age', which is not a categorical feature of the earlier run",
         "its categorical features: city",
-        "leave data.categorical out",
+        "remove data.categorical",
     ),
     "time": (
         f"{SERIES}label: kind, time: heat}}",
@@ -89,7 +89,7 @@ REFUSED = {
         f"{SERIES}label: kind, time: time, features: [noise, heat]}}",
         "data.features: is noise, heat, and the earlier run was trained on heat, noise",
         "the same columns in the same order",
-        "leave features out",
+        "remove features",
     ),
 }
 ALLOWED = {

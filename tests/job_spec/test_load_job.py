@@ -220,8 +220,8 @@ def not_for_the_schema(row: Row) -> bool:
         "next to the job",
         "finite",
         "write ",
-        "no CSV",
-        "is no table",
+        "is not a CSV file",
+        "is not a table",
         "'6/5'",
         "pretrained weights",
         "and weights too",
@@ -230,7 +230,7 @@ def not_for_the_schema(row: Row) -> bool:
         "has no stem",
         "in every step",
         "has no columns",
-        "or from 2 on",
+        "or 2 and more",
     )
     return any(word in row.possible + row.action + row.given for word in phrases)
 

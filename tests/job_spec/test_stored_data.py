@@ -97,9 +97,9 @@ def test_tar_files_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore
 @pytest.mark.parametrize(
     ("train", "error", "said"),
     [
-        ("s3://bucket/nothing/t.csv", DataError, "nothing is there"),
+        ("s3://bucket/nothing/t.csv", DataError, "s3://bucket/nothing/t.csv does not exist"),
         ("s3://nowhere/t.csv", StorageError, "there is no bucket nowhere"),
-        ("s3:/bucket/t.csv", SpecError, "no address of a store"),
+        ("s3:/bucket/t.csv", SpecError, "not an address of a store"),
         ("s3://user:secret@bucket/t.csv", SpecError, "user or password"),
         ("https://127.0.0.1:9/t.csv", StorageError, "does not answer"),
     ],

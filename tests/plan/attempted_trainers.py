@@ -18,6 +18,8 @@ from drivetrain.system.files import write_json
 from tests import tiny
 
 KILLED = 137
+ATTEMPT = 2
+"""Number of the attempt in which all trainers are started."""
 
 
 class Trainers:
@@ -77,7 +79,7 @@ def run_attempts(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: 
     monkeypatch.setattr(cgroup, "read_oom_kills", lambda root: trainers.kills)
     run = run_folder.RunFolder(trainers.run, False, -1)
     request = TrainRequest(SpecSource(trainers.run.parent / "tiny.yaml"))
-    return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
+    return supervisor._run_attempt(request, job, machine, plan.resolve(job, machine), run, ATTEMPT)
 
 
 def find_decision(job_plan: plan.Plan, name: str) -> plan.Decision:

@@ -19,7 +19,7 @@ from drivetrain.system.files import read_json, write_json
 from drivetrain.training.checkpoints import resume
 from tests import tiny
 from tests.messages import get_message, says_each, says_only
-from tests.plan.attempted_trainers import KILLED, Trainers, find_decision, folder, run_attempts
+from tests.plan.attempted_trainers import ATTEMPT, KILLED, Trainers, find_decision, folder, run_attempts
 
 __all__ = ["folder"]
 
@@ -125,3 +125,12 @@ def test_a_new_cap_on_the_instruction_set_is_reported_on_resume() -> None:
         [line.partition(":")[0] for line in resume.list_changes(old_identity, new_identity)],
         [get_message("cpu-kept-back-onednn", machine.cpu.model)],
     )
+
+
+@pytest.mark.parametrize(("attempt", "code"), [(ATTEMPT, 0), (ATTEMPT - 1, 9)])
+def test_a_trainer_that_fails_after_its_result_has_completed_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, code: int
+) -> None:
+    """The result of an earlier attempt does not count, however new its file is."""
+    write_json(folder / "result.json", {"attempt": attempt})
+    assert run_attempts(Trainers(folder, 9), monkeypatch) == code

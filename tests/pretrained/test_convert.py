@@ -76,12 +76,12 @@ def test_names(data: dict[str, Any], names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"a": A, "epoch": 3}, r"holds epoch \(int\) where tensors by name should be"),
+        ({"a": A, "epoch": 3}, r"contains epoch \(int\) instead of tensors by name"),
         ({"a": [A, B]}, r"a \(list\)"),
         ({"encoder": {"a": A}}, r"encoder \(dict\)"),
-        ([A, B], r"holds list \(list\)"),
-        (A, "holds nothing"),
-        ({}, "holds nothing"),
+        ([A, B], r"contains list \(list\)"),
+        (A, "contains nothing"),
+        ({}, "contains nothing"),
     ],
 )
 def test_factories_that_return_no_network(tmp_path: Path, data: Any, message: str) -> None:
@@ -158,7 +158,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.bin").write_bytes(content)
     with pytest.raises(DataError) as caught:
         convert.convert_local(tmp_path)
-    assert "executed" in caught.value.given or "holds nothing" in caught.value.given
+    assert "executed" in caught.value.given or "contains nothing" in caught.value.given
     assert caught.value.possible
     assert caught.value.action
     assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]

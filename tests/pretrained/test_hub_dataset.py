@@ -223,7 +223,7 @@ def test_the_branch_of_parquet_files(hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["hf://datasets/casa/frases/../x", "hf://casa/frases", "hf://spaces/a/b"])
 def test_an_address_that_is_none(hub: Hub, tmp_path: Path, text: str) -> None:
-    assert "hf://datasets/OWNER/NAME, with @REVISION" in str(catch_spec_error(tmp_path, text))
+    assert "hf://datasets/OWNER/NAME, optionally with @REVISION" in str(catch_spec_error(tmp_path, text))
     assert hub.requests == []
 
 

@@ -239,15 +239,19 @@ def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_pa
         (
             CONFIG | {"architecture": "resnet34"},
             SMALL,
-            ("weights is resnet34", "a folder with config.json and model.safetensors of timm", "use one of resnet18"),
+            (
+                "weights is resnet34",
+                "a folder with config.json and model.safetensors of timm",
+                "use weights of resnet18",
+            ),
         ),
-        ({}, SMALL, ("is no network of timm", "a folder with", "use one of resnet18")),
+        ({}, SMALL, ("is not a network of timm", "a folder with", "use weights of resnet18")),
         (
             {"architecture": "resnet18"},
             SMALL,
-            ("does not say what its images looked like", "input_size, mean, std", "use another folder"),
+            ("does not describe the training images", "input_size, mean, std", "use another folder"),
         ),
-        (CONFIG, f"{SMALL}, channels: 1", ("data.channels: is 1, and", "possible: 3", "write 3, or leave it out")),
+        (CONFIG, f"{SMALL}, channels: 1", ("data.channels: is 1, and", "possible: 3", "write 3, or remove the key")),
     ],
 )
 def test_weights_that_do_not_fit(folder: Path, config: dict[str, Any], data: str, messages: tuple[str, ...]) -> None:

@@ -53,7 +53,7 @@ def fail_first(count: int, fault: Fault, method: str = "") -> Callable[[int, str
 
 
 def test_written_read_listed_removed(store: ObjectStore, tmp_path: Path) -> None:
-    (tmp_path / "long").write_bytes(content(2 * object_store.PART_BYTES + 5))
+    (tmp_path / "long").write_bytes(content(2 * object_store.CHUNK_BYTES + 5))
     store.put("a/one", b"1")
     store.put("a/b/two", b"22")
     store.put("a name with ü and +/x", b"3")
@@ -62,12 +62,12 @@ def test_written_read_listed_removed(store: ObjectStore, tmp_path: Path) -> None
     assert store.get("a/one") == b"1"
     digest = hashlib.sha256()
     for piece in store.stream("a/long"):
-        assert len(piece) <= 3 * object_store.PART_BYTES
+        assert len(piece) <= 3 * object_store.CHUNK_BYTES
         digest.update(piece)
     assert digest.digest() == hashlib.sha256((tmp_path / "long").read_bytes()).digest()
     assert [(entry.name, entry.bytes) for entry in store.objects("a")] == [
         ("a/b/two", 2),
-        ("a/long", 2 * object_store.PART_BYTES + 5),
+        ("a/long", 2 * object_store.CHUNK_BYTES + 5),
         ("a/one", 1),
     ]
     assert store.folders() == ["a", "a name with ü and +"]
@@ -108,12 +108,12 @@ def test_an_answer_that_is_cut_is_taken_up_again(store: ObjectStore, proxy: Faul
 
 
 def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyStore, tmp_path: Path) -> None:
-    (tmp_path / "long").write_bytes(content(3 * object_store.PART_BYTES))
+    (tmp_path / "long").write_bytes(content(3 * object_store.CHUNK_BYTES))
     proxy.fault = lambda number, method, path: Fault("slow down") if number % 3 == 1 else None
     with (tmp_path / "long").open("rb") as file:
         store.put_file("long", file)
     proxy.fault = lambda number, method, path: None
-    assert store.get("long") == content(3 * object_store.PART_BYTES)
+    assert store.get("long") == content(3 * object_store.CHUNK_BYTES)
 
 
 @pytest.mark.parametrize("fault", [Fault("slow down"), Fault("gone"), Fault("silent")], ids=lambda f: f.kind)

@@ -115,7 +115,7 @@ def test_rights_are_not_hidden_by_a_copy(tmp_path: Path, proxy: FaultyStore) -> 
     path = write_spec(tmp_path, TABLE, "s3://bucket/denied/t.csv")
     load(path, locate=fetch)
     proxy.fault = lambda number, method, name: Fault("denied")
-    with pytest.raises(RemoteError, match="refuses it"):
+    with pytest.raises(RemoteError, match="refuses the request"):
         load(path, locate=fetch)
 
 

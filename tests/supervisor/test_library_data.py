@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two sizes": (
         DataLoader(CirclePoints(), 8),
         {"batch_size": 9},
-        "batch_size: is 9, and that of the DataLoader is 8",
+        "batch_size: is 9, and the DataLoader has 8",
     ),
     "batches": (
         DataLoader(CirclePoints(), batch_size=None),

@@ -41,7 +41,7 @@ def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: py
     model[0].requires_grad_(False)
     train(model, tmp_path)
     assert int(model[0][1].num_batches_tracked) > 0
-    line = "frozen, and still in training mode: 0.1 normalizes by each batch"
+    line = "frozen, but still in training mode: 0.1 normalizes by each batch"
     assert f"\nmodel: {line}" in capsys.readouterr().out
     assert line in (tmp_path / "objects-001" / "events.jsonl").read_text()
 

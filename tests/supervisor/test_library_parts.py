@@ -253,7 +253,7 @@ class Low(Counter):
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another model": (
         {"optimizer": other_parameters},
-        "optimizer: has 4 parameters that are not the model's, the first",
+        "optimizer: has 4 parameters that are not in the model, the first",
     ),
     "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() needs a closure"),
     "a list": (

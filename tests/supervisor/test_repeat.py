@@ -270,7 +270,7 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path, started_runs: list[
     same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})
     file.write_bytes(file.read_bytes() + b" ")
     record(runs[1])
-    with pytest.raises(CheckpointError, match=r"seed0-001 and .*seed1-001 were trained with other data"):
+    with pytest.raises(CheckpointError, match=r"seed0-001 and .*seed1-001 were trained with different data"):
         same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})
     assert start(job, "--seeds", "2") == 4  # the new run of seed 0 recorded nothing
     assert started_runs[2:] == ["small-seed0-002"]
@@ -289,5 +289,5 @@ def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "my_model.py").write_text(own_job.MODEL.replace("relu", "tanh"))
     assert same_conditions.find_changed_file(runs[0], job) == str(tmp_path / "my_model.py")
     (runs[1] / "code.json").write_text(json.dumps({"my_model.py": hash_file(tmp_path / "my_model.py")}))
-    with pytest.raises(CheckpointError, match=r"one and .*two were trained with other code"):
+    with pytest.raises(CheckpointError, match=r"one and .*two were trained with different code"):
         same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})

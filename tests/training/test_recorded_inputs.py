@@ -250,7 +250,7 @@ def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
         change(saved / name)
         with pytest.raises(CheckpointError) as caught:
             attempt(tmp_path)
-        assert f"saved/{name} has other content (model.name)" in caught.value.given
+        assert f"saved/{name} was changed (model.name)" in caught.value.given
         (saved / name).write_bytes(before)
     attempt(tmp_path)
     assert (tmp_path / "run" / "model").exists()

@@ -24,7 +24,7 @@ MAX_WEIGHTS_LISTED = 30
 UNEVEN_RATIO = 4
 """Smallest ratio of largest to smallest class, in samples, at which accuracy does not choose the best checkpoint."""
 UNEVEN_TABLE_RATIO = 2
-"""Smallest such ratio at which tables use the loss for the best checkpoint."""
+"""Smallest ratio of largest to smallest class at which tables use the loss for the best checkpoint."""
 
 
 def count_classes(dataset: Dataset) -> dict[str, npt.NDArray[np.int64]]:
@@ -52,7 +52,7 @@ def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> 
 
 
 def note_unvalidated(dataset: Dataset) -> list[str]:
-    """Return notes on classes without a validation sample, by head: the scores say nothing about them."""
+    """Return a note for each head that has classes without a validation sample, about which no score tells anything."""
     notes: list[str] = []
     if isinstance(dataset.validation, JointTargets):  # targets that are read late
         return notes
@@ -63,16 +63,16 @@ def note_unvalidated(dataset: Dataset) -> list[str]:
         counts = np.bincount(targets[targets != NO_LABEL], minlength=len(head.classes))
         missing = [printable(head.classes[index]) for index in np.flatnonzero(counts == 0)]
         if missing:
-            place = f' of "{printable(name)}"' if name else ""
+            head_text = f' of "{printable(name)}"' if name else ""
             notes.append(
-                f"{len(missing):,} of {len(head.classes):,} classes{place} have no validation sample: {list_names(missing)}; "
-                "no score of the validation says anything about them, and F1 counts one that is predicted as 0"
+                f"{len(missing):,} of {len(head.classes):,} classes{head_text} have no validation sample: {list_names(missing)}; "
+                "no validation score tells anything about them, and F1 of such a class is 0 if it is predicted"
             )
     return notes
 
 
 def choose_best_metric(job: Job, dataset: Dataset) -> str:
-    """Choose the metric of the best checkpoint: the job's metric, or another one for uneven classes.
+    """Choose the metric of the best checkpoint: the job's metric, or a different one for uneven classes.
 
     A network that always predicts the largest of uneven classes has a high accuracy, but is useless: macro F1 replaces
     accuracy. For tables, whose own metric is F1, the loss replaces it: F1 at a threshold of 0.5 chose epochs with some
@@ -90,19 +90,20 @@ def choose_best_metric(job: Job, dataset: Dataset) -> str:
 
 def measure_imbalance(dataset: Dataset) -> float:
     """Compute largest class / smallest class, in samples, of the most uneven head; 0 without classes."""
-    return float(max((counts.max() / max(1, counts.min()) for counts in count_classes(dataset).values()), default=0.0))
+    ratios = [counts.max() / max(1, counts.min()) for counts in count_classes(dataset).values()]
+    return float(max(ratios, default=0.0))
 
 
 def check_weights(job: Job, dataset: Dataset) -> list[str]:
     """Check that every class with a weight occurs in the data.
 
     Returns:
-        A note on the class weights of each head that has some.
+        A note on the class weights of each head with weights.
 
     Raises:
-        SpecError: if a class is not in the data, at the place of its name.
+        SpecError: if a class is not in the data; names the position of each such class.
     """
-    # All unknown names are reported at once, so that one correction is enough.
+    # Collect all unknown names, so that one correction is enough.
     notes, problems = [], []
     for name, head in dataset.heads.items():
         weights = head.class_weights or job.train.class_weights
@@ -114,7 +115,7 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
         problems += [
             job.problem(
                 (*key, weighted_class),
-                f'"{weighted_class}" is no class of the data',
+                f'"{weighted_class}" is not a class of the data',
                 list_names(head.classes, MAX_WEIGHTS_LISTED),
                 nearest(weighted_class, head.classes) or "use one of these",
             )
@@ -127,10 +128,10 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
             MAX_WEIGHTS_LISTED,
         )
         unweighted = [class_name for class_name in head.classes if class_name not in weights]
-        notes.append(
-            f"{kind}{f' of {name}' if name else ''}: {listed_weights}"
-            + (f"; 1 for {list_names(unweighted)}, which have none in the job" if unweighted else "")
-        )
+        note = f"{kind}{f' of {name}' if name else ''}: {listed_weights}"
+        if unweighted:
+            note += f"; 1 for {list_names(unweighted)}, which have no weight in the job"
+        notes.append(note)
     if problems:
         raise SpecError(problems)
     return notes
@@ -145,7 +146,7 @@ def check_metrics(job: Job, dataset: Dataset) -> None:
     problems: list[Problem] = []
     for path, metric in job.watched_metrics().items():
         *_, head_name, name = ("", *(metric or "").removeprefix("validation/").split("/"))
-        head = dataset.heads.get(head_name) or dataset.heads.get("")  # a column of numbers is no head
+        head = dataset.heads.get(head_name) or dataset.heads.get("")  # a column of numbers is not a head
         if head is not None and name in (KAPPA, MAPE):
             problems += _check_values(job, path, str(metric), head, dataset)
         if name not in (*RANKING_METRICS, KAPPA) or head is None or head.several or not head.classes:
@@ -158,7 +159,7 @@ def check_metrics(job: Job, dataset: Dataset) -> None:
             targets = dataset.validation.targets[head.name]
             if len(np.unique(targets[targets != NO_LABEL].numpy())) > 1:
                 continue
-            reason = "and the validation samples are all of one class"
+            reason = "and all validation samples are of one class"
         problems.append(
             job.problem(
                 path, f"is {metric}, {reason}", "two classes, both in the validation samples", "name another metric"
@@ -183,5 +184,5 @@ def _check_values(job: Job, path: tuple[str, ...], metric: str, head: Head, data
         zeros = is_zero(dataset.validation.targets[head.name].double() * std + mean, mean, std)
         column = metric.split("/")[-2]
         if bool((zeros[:, head.columns.index(column)] if column in head.columns else zeros).any()):
-            reason = "and a validation sample has the number 0"
+            reason = "and the number of a validation sample is 0"
             yield job.problem(path, f"is {metric}, {reason}", "numbers other than 0", "name mae or rmse")

@@ -1,7 +1,7 @@
 """Finds samples that are copies of each other; `drivetrain.data.partition` keeps copies on one side of a split.
 
-If one copy is in training and another in validation, the score of the second says nothing: a network that only
-memorized its samples answers it correctly.
+If one copy is in training and the other in validation, the score of the second is meaningless: a network that only
+memorizes its samples predicts it correctly.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from drivetrain.data.stateless_random import Ids
 Contents = npt.NDArray[np.int64]
 """Digest of each sample, shape (N,): equal for samples with the same content."""
 MAX_MEAN_REPEATS = 20
-"""Largest mean number of repeats of copies; samples that repeat more often, such as short texts, are a few kinds."""
+"""Largest mean number of equal samples that count as copies; if more are equal, as short texts are, they are frequent kinds."""
 MAX_LISTED_SAMPLES = 3
 """Largest number of samples that a note lists."""
 TOLERATED_SHARE = 0.01
-"""Largest share of repeated texts that does not affect the split; the score is wrong by no more than this share."""
+"""Largest share of repeated texts that does not affect the split; the error of the score is at most this share."""
 SAMPLED_ROWS = 10_000
 """Largest number of rows used to estimate how often the values of a column coincide."""
 MAX_CHANCE_SHARE = 0.01
@@ -100,10 +100,13 @@ def note_contradictions(
     first_rows, labels_by_content = dict[int, int](), defaultdict[int, set[str]](set)
     for row, content in zip(copies, content_numbers[copies].tolist(), strict=True):
         first_rows.setdefault(content, row)
-        if (label := labels[row]) is not None:
+        label = labels[row]
+        if label is not None:
             labels_by_content[content].add(label)
-    in_order = sorted(labels_by_content.items())
-    contradictions = [(first_rows[content], sorted(names)) for content, names in in_order if len(names) > 1]
+    contradictions = []
+    for content, names in sorted(labels_by_content.items()):
+        if len(names) > 1:
+            contradictions.append((first_rows[content], sorted(names)))
     if not contradictions:
         return []
     titles = [f"{title(row)} ({list_names(names, 3)})" for row, names in contradictions[:MAX_LISTED_SAMPLES]]

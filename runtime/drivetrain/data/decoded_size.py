@@ -1,7 +1,7 @@
 """Stops the decoding of data that would take more memory than is free.
 
 A small file can unpack to more than a machine's memory: a compressed array of zeros, or one text that a million rows
-share. The size that a file declares is compared with the free memory before decoding; if the file is decoded in parts,
+share. The size that a file declares is compared with the free memory before decoding. If a file is decoded in chunks,
 their sizes are added up.
 """
 
@@ -35,7 +35,7 @@ class DecodedSize:
     """Sum of the bytes of decoded data; raises an error if it exceeds the memory that was free at first."""
 
     subject: str
-    """File, and part of it that is decoded, for messages."""
+    """File and decoded array or column, for messages."""
     key: str
     """Spec key that names the file; empty for a file of the command line."""
     limit: int = field(default_factory=lambda: free_memory())
@@ -58,10 +58,11 @@ def too_large_error(description: str, key: str, limit: int | None = None) -> Dat
     `description` is a sentence without a period; `key` is empty for a file of the command line.
     """
     return DataError(
-        f"{key}: {description}" if key else description,
+        description,
         f"up to {format_bytes(free_memory() if limit is None else limit)}: the memory that is free here",
         "raise limits.memory, or write fewer or smaller samples into the file; a small file that unpacks to so much is damaged, "
         "or made to exhaust memory",
+        key=key,
     )
 
 

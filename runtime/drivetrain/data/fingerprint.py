@@ -39,19 +39,17 @@ def fingerprint_files(base: Path, names: Iterable[str]) -> Fingerprints:
 
 
 def list_changed(base: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each file whose fingerprint differs from the recorded one, and the change in words."""
+    """Yield the name of each file whose fingerprint differs from the recorded fingerprint, and a description of the change."""
     for name, fingerprint in recorded.items():
         path = os.path.join(base, name)
         recorded_stamp, _, digest = fingerprint.rpartition(" ")
         if recorded_stamp and recorded_stamp == stamp(path):
             continue
-        now = _fingerprint_file(path)
-        if now.rpartition(" ")[2] != digest:
-            if now == GONE:
-                change = "is not there any more"
-            else:
-                change = "was not there" if fingerprint == GONE else "has other content"
-            yield name, change
+        current = _fingerprint_file(path)
+        if current == GONE != fingerprint:
+            yield name, "was deleted"
+        elif current.rpartition(" ")[2] != digest:
+            yield name, "was added" if fingerprint == GONE else "was changed"
 
 
 def _fingerprint_file(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Converts labels, as written in the data, to class names and class indices; also several labels in one cell.
+"""Converts labels, as written in the data, to class names and class indices, also several labels in one cell.
 
 Cells that can be read in two ways are refused.
 """
@@ -49,13 +49,14 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
     unknown = Counter(label for label in labels if label not in index_of)
     if unknown:
         examples = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(unknown.items())[:5])
-        first = min(unknown)
-        similar = next((name for name in classes if spelling.find_similar_names([name, first])), None)
-        hint = f'did you mean "{printable(similar)}"?' if similar is not None else nearest(first, classes)
+        label = min(unknown)
+        similar = next((name for name in classes if spelling.find_similar_names([name, label])), None)
+        hint = f'did you mean "{printable(similar)}"?' if similar is not None else nearest(label, classes)
         raise DataError(
-            f"{key}: classes that are not in the training data: {examples}",
+            f"classes that are not in the training data: {examples}",
             f"the {len(classes)} classes of the training data: {list_names(classes)}",
             hint or "add samples of these classes to the training data, or remove them here",
+            key=key,
         )
     return np.fromiter((index_of[label] for label in labels), np.int64, len(labels))
 
@@ -63,12 +64,13 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
 def match_labels(labels: Iterable[str], classes: Sequence[str]) -> dict[str, int]:
     """Return the class index of each class, and of labels in another spelling, by their normalized form."""
     index_of = {name: i for i, name in enumerate(classes)}
+    # Of two classes with one normalized form, the first counts.
     index_of_code = {_normalize(name): i for i, name in reversed(list(enumerate(classes)))}
-    return index_of | {
-        label: index_of_code[code]
-        for label in set(labels) - index_of.keys()
-        if (code := _normalize(label)) in index_of_code
-    }
+    for label in set(labels) - index_of.keys():
+        code = _normalize(label)
+        if code in index_of_code:
+            index_of[label] = index_of_code[code]
+    return index_of
 
 
 def _normalize(label: str) -> str:
@@ -87,16 +89,16 @@ def note_similar_names(column: str, classes: Iterable[str]) -> list[str]:
 
 
 _NO_VALUE = {"nan", "na", "n/a", "#n/a", "null"}
-"""Names that stand for no value. `none` and `-` are not among them: they can be the class of parts without a defect."""
+"""Names for a missing value. `none` and `-` are not among them: they can be the class of objects without a defect."""
 
 
 def looks_empty(name: str) -> bool:
-    """Return whether a class name is one that spreadsheets and libraries write for no value."""
+    """Return whether spreadsheets and libraries write this class name for a missing value."""
     return name.strip().lower() in _NO_VALUE
 
 
 SEPARATORS = {"|": "a bar", ";": "a semicolon", ",": "a comma"}
-"""Recognized separators. A space is reported too, but never assumed, since labels can have spaces."""
+"""Recognized separators. A space is reported, too, but never assumed, because labels can contain spaces."""
 MAX_FRACTION_CLASSES = 10
 """Largest number of distinct numbers with fractions that are accepted as classes."""
 _LIST = re.compile(r"\[(.*)\]", re.DOTALL)
@@ -110,8 +112,10 @@ def find_separator(cells: Iterable[str], column: str, path: Path, declared: str)
     """Find the separator of the labels in a cell; empty if no cell has several labels.
 
     Args:
-        cells: the text of each row; empty without a label.
-        declared: the separator that the job declares; `auto` to find it.
+        cells: text of each row; empty without a label.
+        column: name of the column, for messages.
+        path: file of the column, for messages.
+        declared: separator that the job declares; `auto` to find it.
 
     Raises:
         DataError: if the separator is not clear.
@@ -119,24 +123,26 @@ def find_separator(cells: Iterable[str], column: str, path: Path, declared: str)
     if declared != "auto":
         return declared
     filled = [cell for cell in cells if cell and not _LIST.fullmatch(cell)]
-    cells_by_mark = {mark: [cell for cell in filled if mark in cell] for mark in SEPARATORS}
-    cells_by_mark = {mark: matching_cells for mark, matching_cells in cells_by_mark.items() if matching_cells}
-    if len(cells_by_mark) > 1:
+    cells_by_separator: dict[str, list[str]] = {}
+    for separator in SEPARATORS:
+        matching_cells = [cell for cell in filled if separator in cell]
+        if matching_cells:
+            cells_by_separator[separator] = matching_cells
+    if len(cells_by_separator) > 1:
         examples = " and ".join(
-            f"{_quote(matching_cells[0])} with {SEPARATORS[mark]}" for mark, matching_cells in cells_by_mark.items()
+            f"{_quote(matching_cells[0])} with {SEPARATORS[separator]}"
+            for separator, matching_cells in cells_by_separator.items()
         )
-        raise _unclear(f'column "{column}" of {path} has {examples}', "one separator", *cells_by_mark)
-    if "," in cells_by_mark and all(_DECIMAL.fullmatch(cell) for cell in cells_by_mark[","]):
-        description = (
-            f'column "{column}" of {path} has {_quote(cells_by_mark[","][0])}: two labels, or a decimal number?'
-        )
+        raise _unclear(f'column "{column}" of {path} has {examples}', "one separator", *cells_by_separator)
+    if "," in cells_by_separator and all(_DECIMAL.fullmatch(cell) for cell in cells_by_separator[","]):
         raise DataError(
-            f"data.label_column: {description}",
+            f'column "{column}" of {path} has {_quote(cells_by_separator[","][0])}: two labels, or a decimal number?',
             "labels that are declared, or numbers",
             'add `label_separator: ","` for labels; for numbers use the task image-regression, without multi_label',
+            key="data.label_column",
         )
-    if cells_by_mark:
-        return next(iter(cells_by_mark))
+    if cells_by_separator:
+        return next(iter(cells_by_separator))
     spaced = [cell for cell in filled if " " in cell]
     if spaced:
         description = (
@@ -146,56 +152,60 @@ def find_separator(cells: Iterable[str], column: str, path: Path, declared: str)
     return ""
 
 
-def split_labels(cell: str, mark: str) -> tuple[str, ...]:
+def split_labels(cell: str, separator: str) -> tuple[str, ...]:
     """Split a cell into distinct labels without blanks around them; `["cat", "dog"]` and `['cat', 'dog']` are lists."""
-    if (inner := _LIST.fullmatch(cell)) is not None:
-        parts = ["".join(groups) for groups in _ITEM.findall(inner[1])]
+    list_match = _LIST.fullmatch(cell)
+    if list_match:
+        labels = ["".join(groups) for groups in _ITEM.findall(list_match[1])]
     else:
-        parts = cell.split(mark) if mark else [cell]
-    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+        labels = cell.split(separator) if separator else [cell]
+    return tuple(dict.fromkeys(label.strip() for label in labels if label.strip()))
 
 
 def check_cells_are_classes(cells: Sequence[str], column: str, path: Path) -> None:
-    """Check that a class column holds neither several labels in a cell nor numbers.
+    """Check that a class column contains neither several labels in a cell nor numbers.
 
     Raises:
-        DataError: if it looks like one of these and `data.multi_label` is not set.
+        DataError: if it seems to contain one of these and `data.multi_label` is not set.
     """
     counts = Counter(cells)
-    if cell := find_several_labels(counts):
+    cell = find_several_labels(counts)
+    if cell:
         number = ", or a decimal number" if _DECIMAL.fullmatch(cell) else ""
         numbers_hint = "; for numbers the task image-regression" if number else ""
         raise DataError(
-            f'data.label_column: column "{column}" of {path} has {_quote(cell)} ({counts[cell]:,} rows), and other rows '
+            f'column "{column}" of {path} has {_quote(cell)} ({counts[cell]:,} rows), and other rows '
             f"with the same parts: several labels, or one class{number}?",
             f"multi_label: true for several labels in a cell, false for one class{numbers_hint}",
             "add `multi_label: true` to data, or `multi_label: false`",
+            key="data.label_column",
         )
     numbers = all(_FRACTION.fullmatch(cell) or _WHOLE.fullmatch(cell) for cell in counts)
     fractions = [cell for cell in counts if _FRACTION.fullmatch(cell)]
     if numbers and fractions and len(counts) > MAX_FRACTION_CLASSES:
         raise DataError(
-            f'data.label_column: column "{column}" of {path} has {len(counts):,} different numbers such as {fractions[0]}',
+            f'column "{column}" of {path} has {len(counts):,} different numbers such as {fractions[0]}',
             "classes: text or whole numbers",
             "use the task image-regression, or add `multi_label: false` to data if each number is a class",
+            key="data.label_column",
         )
 
 
 def find_several_labels(cells: Collection[str]) -> str:
-    """Find a cell that looks like several labels, since other cells repeat its parts; empty if there is none."""
-    for mark in SEPARATORS:
-        several = [cell for cell in cells if mark in cell]
-        parts = {part for cell in cells for part in split_labels(cell, mark)}
-        with_known_part = [cell for cell in several if any(part in cells for part in split_labels(cell, mark))]
-        if several and (with_known_part or len(parts) < len(cells)):
-            return (with_known_part or several)[0]
+    """Find a cell that seems to have several labels, because other cells repeat them; empty if there is none."""
+    for separator in SEPARATORS:
+        several = [cell for cell in cells if separator in cell]
+        labels = {label for cell in cells for label in split_labels(cell, separator)}
+        with_known_label = [cell for cell in several if any(label in cells for label in split_labels(cell, separator))]
+        if several and (with_known_label or len(labels) < len(cells)):
+            return (with_known_label or several)[0]
     return ""
 
 
-def _unclear(description: str, possible: str, *marks: str) -> DataError:
-    """Return the error for cells that can be read in several ways; `marks` are the separators to choose from."""
-    options = " or ".join(f'`label_separator: "{mark}"`' for mark in marks)
-    return DataError(f"data.label_column: {description}", possible, f"add {options} to data")
+def _unclear(description: str, possible: str, *separators: str) -> DataError:
+    """Return the error for cells that can be read in several ways, with the separators to choose from."""
+    options = " or ".join(f'`label_separator: "{separator}"`' for separator in separators)
+    return DataError(description, possible, f"add {options} to data", key="data.label_column")
 
 
 def _quote(cell: str) -> str:

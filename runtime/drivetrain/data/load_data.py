@@ -133,7 +133,7 @@ def add_test(job: Job, dataset: Dataset) -> None:
     try:
         dataset.test = load_new([path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=bad_samples)
     except DataError as error:
-        raise DataError(f"data.test: {error.given}", error.possible, error.action) from None
+        raise DataError(error.description, error.possible, error.action, key="data.test") from None
     if dataset.test.files:
         dataset.files["data.test"] = dataset.test.files
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
@@ -191,4 +191,4 @@ def _check_paths_exist(paths: Sequence[Path]) -> None:
         )
     special = [f"{path} {kind}" for path in paths if (kind := describe_special_file(path))]
     if special:
-        raise DataError(f"data: {', '.join(special[:5])}", "files or folders", TAKE_FILE)
+        raise DataError(f"{', '.join(special[:5])}", "files or folders", TAKE_FILE, key="data")

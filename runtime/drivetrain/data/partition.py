@@ -55,9 +55,10 @@ def divide_by_group(labels: Ids, groups: Groups, data: Data, seed: int) -> tuple
     group_count = int(groups.max()) + 1
     if group_count < part_count:
         raise DataError(
-            f"data.train: data.groups has {group_count:,} group{'s' * (group_count > 1)}",
+            f"data.groups has {group_count:,} group{'s' * (group_count > 1)}",
             f"{part_count} groups or more, since each is on one side only",
             "fewer folds, more data, or another column",
+            key="data.train",
         )
     is_validation = assign_parts(labels, groups, shares, seed) == validation_part - 1
     return np.flatnonzero(~is_validation).astype(np.int64), np.flatnonzero(is_validation).astype(np.int64)
@@ -246,9 +247,10 @@ def hold_out(job: Job, strata: Strata, division: Division) -> Partition:
     training, validation = division.divide(strata.numbers, job.data, job.train.seed)
     if not len(validation):
         raise DataError(
-            f"data.train: {len(strata.numbers):,} usable {division.sample_noun}, too few to leave any for validation",
+            f"{len(strata.numbers):,} usable {division.sample_noun}, too few to leave any for validation",
             f"two {division.sample_noun} or more, in a classification of one class",
             f"add {division.sample_noun}, or set data.validation to a path",
+            key="data.train",
         )
     return Partition(training, validation, division.describe(training, validation))
 

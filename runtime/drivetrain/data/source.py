@@ -43,7 +43,7 @@ def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: 
     lines = [str(sample) for sample in bad[:MAX_LISTED_SAMPLES]]
     if len(bad) > MAX_LISTED_SAMPLES:
         lines.append(f"and {len(bad) - MAX_LISTED_SAMPLES:,} more")
-    head = f"{key}: {len(bad):,} of {total:,} samples cannot be used"
+    head = f"{len(bad):,} of {total:,} samples cannot be used"
     if len(bad) > budget * total:
         raise DataError(
             "\n    ".join([head, *lines]),
@@ -52,8 +52,10 @@ def check_bad_samples(bad: Sequence[BadSample], total: int, budget: float, key: 
             "repair or remove them, or raise data.bad_samples to skip them"
             if len(bad) <= MAX_SKIPPED_SHARE * total
             else "repair them: without them, most samples would be gone",
+            key=key,
         )
-    return [f"{head} and {'is' if len(bad) == 1 else 'are'} skipped", *(f"left out: {line}" for line in lines)]
+    verb = "is" if len(bad) == 1 else "are"
+    return [f"{key}: {head} and {verb} skipped", *(f"left out: {line}" for line in lines)]
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,10 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
     if constant_names:
         kind = "label" if target.several else "number"
         raise DataError(
-            f"{key}: {list_names(constant_names)} is {values[0, target.names.index(constant_names[0])]:g} in all {len(train):,} training rows",
+            f"{list_names(constant_names)} is {values[0, target.names.index(constant_names[0])]:g} in all {len(train):,} training rows",
             f"a {kind} that differs between rows",
             f"remove {constant_names[0]}, or add rows",
+            key=key,
         )
     if target.several:
         return Head("", classes=target.names, several=True)
@@ -145,9 +146,10 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
     if not spread.all():
         name = target.names[int(spread.argmin())]
         raise DataError(
-            f"{key}: the numbers of {name} are too close to each other to be scaled: their standard deviation is 0",
+            f"the numbers of {name} are too close to each other to be scaled: their standard deviation is 0",
             "numbers whose squares are not 0",
             f"write {name} in a smaller unit",
+            key=key,
         )
     scales = [fit_scale(column) for column in values.T]
     numbers = collect_fields(scales)
@@ -252,9 +254,10 @@ def encode(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> npt.
         values = np.append(values, np.zeros((len(rows), 1)), axis=1)[:, [index_of.get(name, -1) for name in names]]
     elif names != target.names:
         raise DataError(
-            f"{key}: the columns of labels are {list_names(target.names)}",
+            f"the columns of labels are {list_names(target.names)}",
             f"as in the training data: {list_names(names)}",
             "write the file again",
+            key=key,
         )
     if not target_head.several:
         scales = list_scales(target_head)
@@ -272,9 +275,10 @@ def _read_class_texts(column: pyarrow.ChunkedArray, name: str, option: str, sour
         fractions = values[np.isfinite(values) & (values != np.floor(values))]
         if len(fractions):
             raise DataError(
-                f'{option}: column "{name}" of {source} has fractions such as {fractions[0]:g}',
+                f'column "{name}" of {source} has fractions such as {fractions[0]:g}',
                 "classes: text or whole numbers",
                 "use a regression for numbers, or write ranges of them as text",
+                key=option,
             )
     return texts
 
@@ -288,15 +292,17 @@ def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     names = sort_class_names(find_strata(target, rows).classes)
     if len(names) < 2:
         raise DataError(
-            f"{key}: {len(rows):,} rows, and {target.names[0]} is {list_names(names) or 'empty'} in all of them",
+            f"{len(rows):,} rows, and {target.names[0]} is {list_names(names) or 'empty'} in all of them",
             "two classes or more",
             "add rows of another class",
+            key=key,
         )
     if len(names) > max(MAX_CLASSES_OF_FEW_ROWS, len(rows) / 2):
         raise DataError(
-            f"{key}: {target.names[0]} has {len(names):,} different values in {len(rows):,} rows",
+            f"{target.names[0]} has {len(names):,} different values in {len(rows):,} rows",
             "classes that repeat",
             "use a regression for numbers, or name the column of the class",
+            key=key,
         )
     return names
 

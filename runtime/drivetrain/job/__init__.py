@@ -1,4 +1,4 @@
-"""The job spec as classes: values, the parts of a spec, and one class per task."""
+"""The job spec as classes: value types, the sections of a spec, and one class per task."""
 
 from drivetrain.errors import nearest
 from drivetrain.job.custom import CustomJob
@@ -27,7 +27,7 @@ FORECASTING = (
     "a column is not forecast from its own past: add columns of its earlier values (in pandas: df['y_1'] = df['y'].shift(1)), "
     "predict it from them by tabular-regression, and put the latest rows into a file for data.validation"
 )
-"""Tasks that are not offered, and the alternative to each."""
+"""Advice for forecasting, which is not a task here."""
 
 JOBS: dict[str, type[Job]] = {
     "image-classification": ImageClassificationJob,
@@ -42,5 +42,5 @@ JOBS: dict[str, type[Job]] = {
 
 
 def suggest_task(name: str) -> str:
-    """Suggest what to do about a task that does not exist."""
+    """Return advice for the name of a task that does not exist."""
     return FORECASTING if "forecast" in name.casefold() else nearest(name, JOBS) or "pick one"

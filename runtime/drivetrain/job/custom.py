@@ -1,6 +1,6 @@
-"""User code in a spec: data, network and loss from Python files beside the job.
+"""User code in a spec: data, network and loss from Python files next to the job file.
 
-Every task can have a user network; with user data or a user loss the task is `custom`.
+Every task accepts a user network; user data or a user loss need the task `custom`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from drivetrain.job.values import Column, Count, FilePath, Spec, accept_name, ch
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
 OFFERED_ARGUMENTS = ("outputs", "classes", "inputs", "vocabulary", "categories")
-"""Arguments that the runtime offers to the factory of a network, which gets those that its signature names."""
+"""Arguments that the runtime can pass to the factory of a network; it passes the ones that the signature names."""
 
 
 class CustomData(Spec):
-    """Your own data: a function that returns training and validation data, and data for a final test if wanted.
+    """Your own data: a function that returns training data, validation data and, optionally, data for a final test.
 
     Each is a torch Dataset of (inputs, target), a TensorDataset, an iterable, or a tuple of arrays with the targets last.
     """
@@ -56,12 +56,12 @@ class CustomLossSpec(Spec):
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     weight_of: str | None = Field(
         None,
-        description="function in the file that returns for targets what the loss divides by, which lets batches be split",
+        description="function in the file that returns the divisor of the loss for some targets, which lets batches be split",
     )
 
 
 def _add_name(value: object) -> object:
-    """Let `{file: my_loss.py}` do without a name."""
+    """Add the name to `{file: my_loss.py}`."""
     return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
 
 
@@ -88,13 +88,13 @@ class CustomTrain(Train):
 
 
 class CustomTask(Job):
-    """The base of the task `custom` and of training from Python; the data determines which metrics there are."""
+    """Base of the task `custom` and of training from Python; the kind of targets determines the metrics."""
 
     train: CustomTrain = Field(CustomTrain(), description="training settings")
     METRICS = tuple(dict.fromkeys((*CLASS_METRICS, *LABEL_METRICS, *NUMBER_METRICS)))
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
-        """None: only the user's code knows where its data is."""
+        """Return no path, because only the user's code knows where its data is."""
         return []
 
     def has_own_loss(self) -> bool:
@@ -102,7 +102,7 @@ class CustomTask(Job):
         return getattr(self.train.loss, "name", "") == "own"
 
     def list_watched_metrics(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield every metric that the job uses for a decision, with its key."""
+        """Yield every metric that decides something, with its key."""
         yield ("checkpoint", "best"), self.best()
         if self.train.early_stopping:
             yield ("train", "early_stopping", "metric"), self.train.early_stopping.metric
@@ -110,7 +110,7 @@ class CustomTask(Job):
             yield ("train", "schedule", "metric"), self.train.schedule.metric
 
     def problems(self) -> Iterator[Problem]:
-        """Check that class weights are used with built-in losses only."""
+        """Yield a problem if class weights are set together with a user loss."""
         if self.has_own_loss() and self.train.class_weights != "none":
             yield self.problem(
                 ("train", "class_weights"),
@@ -129,7 +129,7 @@ class CustomJob(CustomTask):
 
 
 def list_user_functions(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
-    """Yield each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
+    """Yield the key and settings of each user function of a job, and the arguments that the runtime can pass to it."""
     model: Any = getattr(job, "model", None)
     data: Any = job.data
     loss = job.train.loss
@@ -142,15 +142,15 @@ def list_user_functions(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.
 
 
 def find_problems(job: Job) -> Iterator[Problem]:
-    """Find problems of the user's files without running them."""
-    for key, part, offered in list_user_functions(job):
-        yield from user_files.find_problems(job, key, part, offered)
+    """Yield the problems of the user's files without running them."""
+    for key, settings, offered in list_user_functions(job):
+        yield from user_files.find_problems(job, key, settings, offered)
         for name in ("reader", "weight_of"):
-            yield from _check_function_name(job, (*key, name), part.file, getattr(part, name, None))
+            yield from _check_function_name(job, (*key, name), settings.file, getattr(settings, name, None))
 
 
 def _check_function_name(job: Job, key: tuple[str, ...], file: str, name: str | None) -> Iterator[Problem]:
-    """The problem of a key that names a function which its file does not have."""
+    """Yield a problem if a key names a function that does not exist in the file."""
     if name is None:
         return
     functions = user_files.find_functions(job, key[:-1], file)

@@ -37,19 +37,20 @@ class Data(Spec):
         description="training data: a file or folder, relative to the job's folder, then the project; or an address: "
         "hf://datasets/OWNER/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, https://HOST/PATH"
     )
-    validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
+    validation: Validation = Field(0.1, description="a fraction of the training data, or the path of separate data")
     test: FilePath | None = Field(
         None,
         description="data for a final test: evaluated once, after the training, with the best weights; no decision uses it",
     )
     fold: Fold | None = Field(
         None,
-        description="such as 2/5: the second of five parts of the training data is for validation; `drivetrain repeat JOB "
-        "--folds 5` trains with each",
+        description="such as 2/5: validate on the second of five parts of the training data; `drivetrain repeat JOB "
+        "--folds 5` trains once for each part",
     )
     bad_samples: BadShare = Field(
         0.05,
-        description="share of samples that may be unreadable; they are listed and skipped, more is an error (exit code 3)",
+        description="share of samples that may be unreadable; they are listed and skipped; a larger share is an error (exit "
+        "code 3)",
     )
 
 
@@ -79,14 +80,16 @@ Encoding = Literal[
 
 
 class CsvOptions(Spec):
-    """How CSV and TSV files are written. auto: found in each file; an error if it can be read in two ways."""
+    """Format of CSV and TSV files. auto: detected in each file; a file that fits two formats is an error."""
 
-    delimiter: Literal["auto", "comma", "semicolon", "tab", "pipe"] = Field("auto", description="what separates cells")
+    delimiter: Literal["auto", "comma", "semicolon", "tab", "pipe"] = Field(
+        "auto", description="separator of the cells"
+    )
     decimal: Literal["auto", "point", "comma"] = Field(
-        "auto", description="point: 1,234.5 is a thousand; comma: 1.234,5 is; auto: as the numbers of the file show"
+        "auto", description="point: as in 1,234.5; comma: as in 1.234,5; auto: detected from the numbers of the file"
     )
     encoding: Encoding = Field(
-        "auto", description="how characters are stored; auto: UTF-8, UTF-16 with a byte order mark, or windows-1252"
+        "auto", description="character encoding; auto: UTF-8, UTF-16 with a byte order mark, or windows-1252"
     )
 
     skip: Natural = Field(0, description="lines above the header: titles, comments and empty lines")
@@ -99,10 +102,10 @@ class CsvOptions(Spec):
 class TableFileData(Data):
     """Keys of the tasks that read tables from files."""
 
-    csv: CsvOptions = Field(CsvOptions(), description="how CSV and TSV files are written, if it is not to be found out")
+    csv: CsvOptions = Field(CsvOptions(), description="format of CSV and TSV files, if it must not be detected")
     missing: Cells | None = Field(
         None,
-        description='cells that mean no value, besides empty ones, NA, NaN, NULL and the like: "?" or -999',
+        description='cells that mean no value, in addition to empty cells, NA, NaN, NULL and similar: "?" or -999',
     )
 
 
@@ -143,7 +146,7 @@ class Mixup(Spec):
 
 
 class Cutmix(Spec):
-    """CutMix (Yun et al. 2019): replaces a rectangle by that of another image, and mixes the labels by area."""
+    """CutMix (Yun et al. 2019): replaces a rectangle by the same rectangle of another image, and mixes labels by area."""
 
     alpha: Positive = Field(1.0, description="both parameters of the Beta distribution of the area")
     probability: Probability = Field(1.0, description="share of the steps that are mixed")
@@ -164,19 +167,19 @@ class ImageAugment(Spec):
     )
     views: Count | None = Field(
         None,
-        description="augment each image in this many ways in turn, so that outputs of frozen layers can be cached; absent: in "
-        "a new way in every epoch",
+        description="number of variants of each image that the epochs use in turn, so that outputs of frozen layers can be "
+        "cached; absent: a new variant in every epoch",
     )
 
     @property
     def of_single_images(self) -> tuple[str, ...]:
-        """The requested changes of each image by itself."""
+        """Names of the requested changes that each image gets independently of its batch."""
         of_batches = ("mixup", "cutmix", "views")
         return tuple(name for name, requested in self if requested and name not in of_batches)
 
 
 OFF, FOLDERS, NAMES = "off", "folders", "names"
-"""Values of `data.groups` of images that are no column."""
+"""Values of `data.groups` of images that are not the name of a column."""
 
 
 class ImageData(TableFileData):
@@ -195,14 +198,14 @@ class ImageData(TableFileData):
         None,
         description="column that groups images, such as a patient: a fraction or a fold takes whole groups. In folders: "
         "`folders` or `names` (of files, without a number at their end). Absent: images of one source are "
-        "recognized; off: not",
+        "recognized; off: every image is on its own",
     )
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
     )
     fit: Fit = Field(
         "crop",
-        description="how to make an image square; crop: its center; pad: all of it between black bars; "
+        description="how to make an image square; crop: keep its center; pad: add black bars; "
         "squash: resize without keeping the aspect ratio",
     )
     channels: Literal[1, 3, "auto"] = Field(
@@ -221,7 +224,7 @@ class ImageClassificationData(ImageData):
 
     label_column: OneOrMore = Field(
         ("label",),
-        description="column of a manifest that holds the label; several columns: labels of 0 and 1, of which each can be true",
+        description="column of a manifest with the label; several columns: independent labels, each 0 or 1",
     )
     multi_label: bool | None = Field(
         None,
@@ -230,7 +233,7 @@ class ImageClassificationData(ImageData):
     )
     label_separator: Annotated[str, Field(min_length=1, max_length=4)] = Field(
         "auto",
-        description="what separates the labels of a cell; auto: one of | ; , as found, or lists of JSONL and Parquet",
+        description="separator of the labels in a cell; auto: | ; or , as detected, or lists of JSONL and Parquet",
     )
 
     @property

@@ -24,11 +24,11 @@ class Document:
     """Paths of values that could not be read, and are None."""
 
     def place(self, path: Path) -> str:
-        """`file:line:column` of `path`, or of its nearest ancestor in the file."""
+        """Return `file:line:column` of a path, or of its nearest ancestor in the file."""
         return self.places.get(self.nearest(path), f"{self.name}:1:1")
 
     def nearest(self, path: Path) -> Path:
-        """`path`, or its nearest ancestor that exists in the document."""
+        """Return a path, or its nearest ancestor that exists in the document."""
         while path and path not in self.places:
             path = path[:-1]
         return path

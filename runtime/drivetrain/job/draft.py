@@ -28,7 +28,7 @@ class Entry:
 
     key: str
     value: str
-    """In YAML notation."""
+    """Value in YAML notation."""
     reason: str = ""
 
 
@@ -61,14 +61,14 @@ class Draft:
 
 
 def quote(text: str) -> str:
-    """Text as a YAML scalar on one line, quoted if needed."""
+    """Return a text as a YAML scalar on one line, in quotes if needed."""
     if _PLAIN_SCALAR.fullmatch(text) and text.isprintable() and text.lower() not in _RESERVED_WORDS:
         return text
     return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=1 << 30)).strip()
 
 
 def quote_all(texts: Iterable[str]) -> str:
-    """Texts as a YAML list on one line."""
+    """Return texts as a YAML list on one line."""
     return f"[{', '.join(map(quote, texts))}]"
 
 
@@ -85,7 +85,7 @@ def make_run_name(text: str) -> str:
 
 
 def _format_lines(entries: Iterable[Entry], indent: str = "") -> list[str]:
-    """Format each key with its reason beside it, or above it if the value is long."""
+    """Format each key with its reason on the same line, or on the line above if the value is long."""
     lines = []
     for entry in entries:
         line, reason = f"{indent}{entry.key}: {entry.value}", printable(entry.reason, MAX_COMMENT_CHARACTERS)

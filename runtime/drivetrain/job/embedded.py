@@ -1,4 +1,4 @@
-"""The spec of a training that a Python program requests, with its network, data and loss in memory."""
+"""The spec of a training from a Python program, whose network, data and loss are objects in memory."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from drivetrain.job.values import Natural, Spec, accept_name
 
 
 class EmbeddedData(Spec):
-    """Data that the program passed in; a resumed run is checked for having the same."""
+    """Data that the program passed in; a resumed run must get the same data."""
 
-    targets: Kind = Field("auto", description="classes, labels, numbers or other; auto looks at them")
+    targets: Kind = Field("auto", description="classes, labels, numbers or other; auto inspects them")
     names: tuple[str, ...] | None = Field(None, description="names of the classes, labels or numbers", strict=False)
     train: Natural = Field(0, description="training samples")
     validation: Natural = Field(0, description="validation samples")
@@ -46,7 +46,7 @@ class EmbeddedModel(Spec):
     """A network that the program passed in."""
 
     kind: str = Field("", description="its class")
-    parameters: Natural = Field(0, description="how many it has")
+    parameters: Natural = Field(0, description="number of its parameters")
 
 
 class EmbeddedLoss(Spec):
@@ -107,7 +107,7 @@ AnyCallersSchedule = Annotated[
 
 
 class EmbeddedTrain(CustomTrain):
-    """How to train."""
+    """Training settings of a call from Python."""
 
     optimizer: AnyCallersOptimizer = Field(  # type: ignore[assignment]
         Adam(), description="the optimizer and its settings", validate_default=False
@@ -131,11 +131,11 @@ class EmbeddedJob(CustomTask):
     own_metrics: dict[str, EmbeddedMetric] = Field({}, description="metrics of the program, by name")
 
     def metrics(self) -> list[str]:
-        """Return every metric of an evaluation, with those of the program."""
+        """Return every metric of an evaluation, including the metrics of the program."""
         return [*super().metrics(), *(f"validation/{name}" for name in self.own_metrics)]
 
     def problems(self) -> Iterator[Problem]:
-        """Also refuse settings that need a process of our own: the host program may use SIGUSR1 for something else."""
+        """Yield also settings that a call from Python cannot follow, because it is one process of the program."""
         yield from super().problems()
         gpus, processes = self.limits.gpus, self.limits.processes
         if gpus == "all" or (isinstance(gpus, list) and len(gpus) > 1):
@@ -150,12 +150,12 @@ class EmbeddedJob(CustomTask):
                 ("limits", "processes"),
                 f"is {processes} in a call from Python, which is one process",
                 "1",
-                "leave it out; `drivetrain train` starts several",
+                "remove it; `drivetrain train` starts several",
             )
         if self.checkpoint.copy_to is not None:
             yield self.problem(
                 ("checkpoint", "copy_to"),
                 f"is {self.checkpoint.copy_to!r} in a call from Python",
                 "checkpoint.copy_to in a job that `drivetrain train` runs",
-                "leave it out",
+                "remove it",
             )

@@ -1,4 +1,4 @@
-"""Reads which finished run the run of a folder extends, and whether it has trained."""
+"""Reads the name of the finished run that a run extends, and whether the extension has begun to train."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from drivetrain.system.run_files import EXTENSION_FILE, RunFiles
 
 
 def read_name(folder: Path) -> str:
-    """Read the name of the run that the run of a folder extends; empty if it began from scratch."""
+    """Read the name of the run that a run extends; empty if it began from scratch."""
     return str(RunFiles(folder).read_object(EXTENSION_FILE).get("run") or "")
 
 
 def is_untouched(folder: Path) -> bool:
-    """Return whether a folder is a copy of a finished run that was not trained yet, such as after a refusal."""
+    """Return whether a folder is a copy of a finished run that has not trained yet, for example because it was refused."""
     record = RunFiles(folder).read_object(EXTENSION_FILE)
     checkpoints = run_files.list_checkpoints(folder / run_files.CHECKPOINTS)
     return bool(record) and (not checkpoints or run_files.parse_suffix(checkpoints[-1]) == record.get("step"))
 
 
 def describe_unfinished(folder: Path) -> str:
-    """Return the beginning of a message about an unfinished run: which run it continues, if it continues one."""
+    """Return the beginning of a message about an unfinished run, with the run that it continues, if any."""
     name = read_name(folder)
     return f"{folder} is unfinished" + (f" and continues {name}" if name else "")

@@ -1,4 +1,4 @@
-"""Formats key paths and values for messages: on one line, printable, not too long."""
+"""Formats key paths and values for messages: on one line, printable, limited in length."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ import re
 from collections.abc import Iterable, Mapping
 
 DETAILED_METRICS = ("balanced_accuracy", "log_loss", "brier", "ece", "average_precision", "kappa", "mape")
-"""Metrics that are recorded and reported, but left out of lines on the terminal."""
+"""Metrics that are recorded and reported, but not shown in the lines on the terminal."""
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a document."""
 
 
 def dot_key(path: Path) -> str:
-    """Such as `train.optimizer.lr` or `data.labels[2]`, printable."""
+    """Format a path as printable text, such as `train.optimizer.lr` or `data.labels[2]`."""
     text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}" if text else printable(part)
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        else:
+            text += f".{printable(key)}" if text else printable(key)
     return text
 
 
 def readable(name: str) -> str:
-    """The name of a file with `\\udcf1` for each byte that is not UTF-8, which no terminal and no text file can hold."""
+    """Return a file name with `\\udcf1` for each byte that is not UTF-8, so that it can be printed and stored."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def printable(text: str, max_characters: int = 60) -> str:
-    """Text on one line without control characters, truncated to `max_characters` characters."""
+    """Return a text on one line without control characters, truncated to `max_characters` characters."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: max_characters + 1])
     return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
 _CREDENTIAL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@|^((?:s3|gs|az)://[^?]*\?).+", re.DOTALL)
-"""Credentials in an address: the part before its @, and the query of a signed one."""
+"""Credentials in an address: everything before its @, and the query of a signed address."""
 
 
 def _hide_credential(match: re.Match[str]) -> str:
@@ -55,14 +58,14 @@ def format_value(value: object) -> str:
 
 
 def format_metric(value: float) -> str:
-    """Format a loss or metric: four decimals, or four digits if they would not show it; six digits of a large one."""
+    """Format a loss or metric: four decimals, four significant digits of a small value, six digits of a large value."""
     if abs(value) >= 1000:
         return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
 
 
 def choose_score(metric: str, names: Iterable[str]) -> str:
-    """Return the metric that a person can judge a model by: for a loss, the accuracy or the first other score of its head."""
+    """Return a metric that people can judge: for a loss, accuracy or else the first other score of the same output."""
     head, _, kind = metric.rpartition("/")
     scores = [name for name in names if name.rpartition("/")[0] == head]
     scores = [name for name in scores if name.rpartition("/")[2] not in ("loss", *DETAILED_METRICS)]
@@ -72,6 +75,6 @@ def choose_score(metric: str, names: Iterable[str]) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float], required: str, separator: str) -> str:
-    """A line of names and values, without the detailed ones; `required` is the name of one that is always in it."""
+    """Format names and values on one line, without detailed metrics except the `required` one."""
     visible = [name for name in metrics if name == required or name.rsplit("/", 1)[-1] not in DETAILED_METRICS]
     return separator.join(f"{name} {format_metric(metrics[name])}" for name in visible)

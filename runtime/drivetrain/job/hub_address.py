@@ -1,4 +1,4 @@
-"""Addresses of data on the Hugging Face hub, as its own libraries write them: hf://datasets/OWNER/NAME[@REVISION][/PATH]."""
+"""Addresses of data on the Hugging Face hub, in the form of its own libraries: hf://datasets/OWNER/NAME[@REVISION][/PATH]."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 from urllib.parse import quote, unquote
 
 SCHEME = "hf://"
-FORM = "hf://datasets/OWNER/NAME, with @REVISION and a path of the repository if wanted"
+FORM = "hf://datasets/OWNER/NAME, optionally with @REVISION and a path in the repository"
 MAIN = "main"
-_PART = r"[A-Za-z0-9][\w.-]*"
+_NAME = r"[A-Za-z0-9][\w.-]*"
 _ADDRESS = re.compile(
-    rf"hf://datasets/(?P<name>{_PART}/{_PART}|{_PART}(?=(@[^/]*)?$))"
+    rf"hf://datasets/(?P<name>{_NAME}/{_NAME}|{_NAME}(?=(@[^/]*)?$))"
     r"(@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[\w.%-]+))?(/(?P<path>.*))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -20,13 +20,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A dataset on the hub, or a file or folder of it."""
+    """A dataset on the hub, or a file or folder in it."""
 
     name: str
     revision: str = MAIN
-    """A branch, a tag or a commit."""
+    """Branch, tag or commit."""
     path: str = ""
-    """Of a file or folder; empty for the whole dataset."""
+    """Path of a file or folder; empty for the whole dataset."""
 
     @property
     def is_fixed(self) -> bool:
@@ -35,23 +35,23 @@ class HubAddress:
 
     @property
     def root(self) -> str:
-        """The dataset, without a path."""
+        """Address of the dataset, without a path."""
         return f"{SCHEME}datasets/{self.name}" + ("" if self.revision == MAIN else f"@{quote(self.revision, safe='')}")
 
     def __str__(self) -> str:
         return f"{self.root}/{self.path}" if self.path else self.root
 
     def at(self, commit: str) -> HubAddress:
-        """Return the same at a commit."""
+        """Return the same address at a commit."""
         return replace(self, revision=commit)
 
     def below(self, path: str) -> HubAddress:
-        """Another path of the same dataset."""
+        """Return the address of another path in the same dataset."""
         return replace(self, path=path)
 
 
 def is_on_hub(text: object) -> bool:
-    """Return whether a path in a spec means the hub."""
+    """Return whether a path in a spec is an address on the hub."""
     return isinstance(text, str) and text.startswith("hf:")
 
 

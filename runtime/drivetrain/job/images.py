@@ -1,4 +1,4 @@
-"""Image tasks: one of several classes, several labels that can be true together, or numbers."""
+"""Image tasks: one of several classes, several labels at once, or numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork, ImageTimm
 
 MANIFESTS = (".csv", ".tsv", ".jsonl")
-"""Tables that name image files beside them."""
+"""Endings of tables that name image files."""
 
 
 class ImageJob(Job):
@@ -24,13 +24,13 @@ class ImageJob(Job):
     model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """Settings of a network that contradict its pretrained weights."""
+        """Yield settings that contradict each other, such as settings of a network and its pretrained weights."""
         yield from self._check_idle_keys()
         augment = self.data.augment
         if augment.views and not augment.of_single_images:
             yield self.problem(
                 ("data", "augment", "views"),
-                f"is {augment.views}, and no image is augmented by itself",
+                f"is {augment.views}, and no augmentation changes single images",
                 "with flip, crop_padding, resized_crop, randaugment, color_jitter or erasing",
                 "add one of them, or remove it",
             )
@@ -47,7 +47,7 @@ class ImageJob(Job):
         if model.pretrained is True and isinstance(model, ImageTimm) and "." not in model.name:
             yield self.problem(
                 key,
-                f"is true, and {model.name} has no tag that says which of its weights",
+                f"is true, and {model.name} has no tag that selects its weights",
                 f"timm.list_pretrained('{model.name}*') lists them",
                 f"write the name with its tag, such as {model.name}.a1_in1k",
             )
@@ -55,13 +55,13 @@ class ImageJob(Job):
             yield from self._check_resnet_weights(model)
 
     def _check_resnet_weights(self, model: ImageNetwork) -> Iterator[Problem]:
-        """Find settings that contradict the pretrained weights of a built-in ResNet."""
+        """Yield settings that contradict the pretrained weights of a built-in ResNet."""
         if model.name not in RESNET_WEIGHTS:
             description, names = f"there are no pretrained weights for {model.name}", ", ".join(RESNET_WEIGHTS)
             yield self.problem(("model", "pretrained"), description, f"for {names}", "remove it, or use source: timm")
         if model.stem == "small":
             yield self.problem(
-                ("model", "stem"), "is small, and the pretrained weights are of the large one", "large", "remove it"
+                ("model", "stem"), "is small, and the pretrained weights have the large stem", "large", "remove it"
             )
         if model.width not in (None, 64):
             yield self.problem(
@@ -69,7 +69,7 @@ class ImageJob(Job):
             )
 
     def _check_idle_keys(self) -> Iterator[Problem]:
-        """Keys that would change nothing."""
+        """Yield keys that would have no effect."""
         augment, model = self.data.augment, self.model
         if isinstance(model, ImageNetwork) and model.name == "small-cnn" and model.stem != "auto":
             yield self.problem(
@@ -83,13 +83,13 @@ class ImageJob(Job):
             yield self.problem(
                 ("data", "augment", "views"),
                 f"is {augment.views}, and data.augment.{mixing_key} changes the inputs in every step",
-                "without mixup and cutmix: images that repeat, so that outputs of frozen layers can be kept",
+                "without mixup and cutmix: images that repeat, so that outputs of frozen layers can be cached",
                 "remove one of the two",
             )
 
 
 class ImageClassificationJob(ImageJob):
-    """Classification of images: one of several classes, or several labels each of which can be true (multi-label)."""
+    """Classification of images: one of several classes, or several independent labels (multi-label)."""
 
     METRICS = CLASS_METRICS
     BEST = "accuracy"
@@ -102,22 +102,22 @@ class ImageClassificationJob(ImageJob):
         return ("bce",) if self.data.several else ("cross-entropy", "focal")
 
     def scores(self) -> tuple[str, ...]:
-        """Those of labels in place of those of classes."""
+        """Return the metrics of labels if an image can have several, else the metrics of classes."""
         return LABEL_METRICS if self.data.several else self.METRICS
 
     def best(self) -> str:
-        """Macro F1 of labels: all labels of an image are rarely right at first."""
+        """Return macro F1 for several labels, because all labels of an image are rarely right in the first epochs."""
         return "validation/f1" if self.data.several and not self.checkpoint.best else super().best()
 
     def problems(self) -> Iterator[Problem]:
-        """Keys of labels that contradict each other."""
+        """Yield also keys of labels that contradict each other."""
         yield from super().problems()
         data = self.data
         if data.multi_label is False and len(data.label_column) > 1:
             yield self.problem(
                 ("data", "multi_label"),
                 f"is false, and data.label_column names {len(data.label_column)} columns",
-                "several columns of 0 and 1 are labels, each of which can be true",
+                "several columns of 0 and 1 are independent labels",
                 "remove it, or name one column",
             )
         if data.label_separator != "auto" and (not data.multi_label or len(data.label_column) > 1):
@@ -130,7 +130,7 @@ class ImageClassificationJob(ImageJob):
 
 
 class ImageRegressionJob(ImageJob):
-    """One or several numbers for each image."""
+    """Regression on images, with one or several numbers."""
 
     PREDICTS_NUMBERS = True
     METRICS = NUMBER_METRICS
@@ -140,16 +140,16 @@ class ImageRegressionJob(ImageJob):
     task: Literal["image-regression"]
 
     def number_columns(self) -> tuple[str, ...]:
-        """Those of the labels."""
+        """Return the label columns."""
         return self.data.label_column
 
     def problems(self) -> Iterator[Problem]:
-        """Refuse augmentation that is for classes."""
+        """Yield also augmentation that is only for classes."""
         yield from super().problems()
         if self.data.augment.cutmix:
             yield self.problem(
                 ("data", "augment", "cutmix"),
                 "mixes labels by area",
-                "for classes and labels: a number of a patch is not its share of the number of the image",
+                "for classes and labels: the number of a patch is not a share of the number of the image",
                 "remove it, or use mixup",
             )

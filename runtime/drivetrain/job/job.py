@@ -1,4 +1,4 @@
-"""The job: the user's request, validated and frozen. One class per task; without torch or network access."""
+"""The job: the validated, frozen request of the user. It has one class per task, and needs neither torch nor a network."""
 
 from __future__ import annotations
 
@@ -19,30 +19,22 @@ from drivetrain.job.limits import Limits
 from drivetrain.job.sweep import Parameter, Sweep
 from drivetrain.job.track import Track
 from drivetrain.job.train import Plateau, Train
-from drivetrain.job.values import (
-    Count,
-    Duration,
-    Interval,
-    Name,
-    Spec,
-    StoreAddress,
-    VariableName,
-)
+from drivetrain.job.values import Count, Duration, Interval, Name, Spec, StoreAddress, VariableName
 from drivetrain.storage.remote_address import is_remote
 
 Setting = bool | int | float | str
 LABEL_METRICS = ("loss", "accuracy", "f1", "micro_f1", "map")
-"""Metrics of labels that can be true together: accuracy is the share with all labels right, f1 the mean over the labels."""
+"""Metrics of independent labels: accuracy is the share of samples with all labels right, f1 the mean over the labels."""
 CLASS_METRICS = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece")
 """Metrics of exclusive classes."""
 KAPPA = "kappa"
-"""Cohen's kappa with quadratic weights: of two classes, or of classes whose names are whole numbers, such as grades."""
+"""Cohen's kappa with quadratic weights, for two classes or for classes named by whole numbers, such as grades."""
 MAPE = "mape"
-"""The mean absolute error as a share of the true number, of which none may be 0."""
+"""Mean absolute error as a share of the true number; recorded only if no true number is 0."""
 NUMBER_METRICS = ("loss", "mae", "rmse", "r2", MAPE)
 """Metrics of numbers."""
 RANKING_METRICS = ("auc", "average_precision")
-"""Metrics of two exclusive classes, which only the data can say to be two."""
+"""Metrics of two exclusive classes; only the data tells that there are two."""
 SCALED_RMSE = "scaled_rmse"
 """RMSE of several columns of numbers, each divided by its standard deviation, so that no unit dominates."""
 FOLDERS = ("transformers", "run")
@@ -50,18 +42,15 @@ FOLDERS = ("transformers", "run")
 
 
 class Checkpoint(Spec):
-    """When checkpoints are saved, and which are kept."""
+    """When to save checkpoints, and which to keep."""
 
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
-    keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
-    best: str | None = Field(
-        None,
-        description="metric of the best checkpoint, which is kept; by task if absent",
-    )
+    keep: Count = Field(2, description="number of newest checkpoints to keep, in addition to the best")
+    best: str | None = Field(None, description="metric of the best checkpoint, which is kept; by task if absent")
     copy_to: StoreAddress | None = Field(
         None,
-        description="a folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH, to which the run is copied, and from "
-        "which the same command resumes elsewhere",
+        description="a folder in an object store, s3://BUCKET/PATH or gs://BUCKET/PATH, to which the run is copied, so that "
+        "the same command resumes it on another machine",
     )
 
 
@@ -90,17 +79,17 @@ class Job(Spec):
 
     baselines: Literal["auto", "full", "off"] = Field(
         "auto",
-        description="simple models fitted to the same data afterwards. auto: in a tenth of the training time, 15 to 60 s; "
-        "full: all samples; off: none",
+        description="simple models fitted to the same data after the training. auto: in a tenth of the training time, 15 to "
+        "60 s; full: to all samples; off: none",
     )
     track: Track | None = Field(None, description="a tracking server that gets a copy of the run's metrics and report")
     environment: tuple[VariableName, ...] = Field(
         (),
         strict=False,
-        description="names of environment variables that the run gets from the caller; their values are stored nowhere",
+        description="names of environment variables that the run gets from the caller; their values are never stored",
     )
     sweep: Sweep | None = Field(
-        None, description="the keys that `drivetrain sweep` varies; `train` ignores it and says so"
+        None, description="the keys that `drivetrain sweep` varies; `train` ignores it and prints a note"
     )
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
@@ -113,17 +102,17 @@ class Job(Spec):
 
     @property
     def document(self) -> Document:
-        """The document, with the position of every key."""
+        """Document with the position of every key."""
         return self._document
 
     @property
     def folder(self) -> Path:
-        """The folder from which relative paths start."""
+        """Folder from which relative paths start."""
         return self._folder
 
     @property
     def pretrained_commit(self) -> str:
-        """The commit of the pretrained network on the hub, once it is known; empty before, and without such a network."""
+        """Commit of the pretrained network on the hub; empty until it is known, and without a network from the hub."""
         return self._pretrained_commit
 
     def fix_commit(self, commit: str) -> None:
@@ -132,12 +121,12 @@ class Job(Spec):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user on the data, from when the spec was loaded."""
+        """Notes for the user about the data, made while the spec was loaded."""
         return self._notes
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The keys that a sweep varies, checked; empty without `sweep:`."""
+        """Checked keys that a sweep varies; empty without `sweep:`."""
         return self._parameters
 
     def heads(self) -> tuple[str, ...]:
@@ -145,7 +134,7 @@ class Job(Spec):
         return ("",)
 
     def losses(self) -> tuple[str, ...]:
-        """Return the names of the losses that fit the task; empty if any does."""
+        """Return the names of the losses that fit the task; empty if every loss fits."""
         return self.LOSSES
 
     def scores(self) -> tuple[str, ...]:
@@ -157,13 +146,15 @@ class Job(Spec):
         return ()
 
     def metrics(self) -> list[str]:
-        """Return every metric of an evaluation, which the job can use for decisions."""
+        """Return every metric of an evaluation that the job can use for decisions."""
         names = ["validation/loss"]
+        # Only the data tells whether there are two classes, which are ranked, or grades, which have kappa.
+        data_dependent = (*RANKING_METRICS, KAPPA) if "balanced_accuracy" in self.scores() else ()
         for head in self.heads():
-            start = f"validation/{head}/" if head else "validation/"
-            metrics_of_some = (*RANKING_METRICS, KAPPA) if "balanced_accuracy" in self.scores() else ()
-            names += [start + metric for metric in (*self.scores(), *metrics_of_some) if start + metric not in names]
-        if len(columns := self.number_columns()) > 1:
+            prefix = f"validation/{head}/" if head else "validation/"
+            names += [prefix + metric for metric in (*self.scores(), *data_dependent) if prefix + metric not in names]
+        columns = self.number_columns()
+        if len(columns) > 1:
             scores = [metric for metric in self.METRICS if metric != "loss"]
             names += [f"validation/{column}/{metric}" for column in columns for metric in scores]
         return names
@@ -181,20 +172,22 @@ class Job(Spec):
         """Return the metric that selects the best checkpoint."""
         if self.checkpoint.best:
             return self.checkpoint.best
-        first, metric = self.heads()[0], SCALED_RMSE if len(self.number_columns()) > 1 else self.BEST
-        return f"validation/{first}/{metric}" if first else f"validation/{metric}"
+        head, metric = self.heads()[0], SCALED_RMSE if len(self.number_columns()) > 1 else self.BEST
+        return f"validation/{head}/{metric}" if head else f"validation/{metric}"
 
     def resolve(self, path: str) -> Path:
-        """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
-        folder; of an address on the Hugging Face hub, in a store or on the web the path in the cache, once it was fetched.
+        """Resolve a path of the spec relative to the job's folder, or to the working folder if it only exists there.
+
+        An address on the Hugging Face hub, in a store or on the web resolves to its path in the cache if it was fetched.
         """
-        if (local_copy := self._find_copy(path)) is not None:
+        local_copy = self._find_copy(path)
+        if local_copy is not None:
             return local_copy
         if is_on_hub(path):
             address = parse(path)
             folder = self._hub_folders.get(address.root) if address else None
             return folder / address.path if folder and address else Path(path)
-        # Functions of os.path return a result where Path raises: for an unknown ~user, or a name that is too long.
+        # os.path returns a result in cases where Path raises: for an unknown ~user, or a name that is too long.
         expanded = Path(os.path.expanduser(path))
         if expanded.is_absolute():
             return expanded
@@ -218,7 +211,7 @@ class Job(Spec):
         return paths
 
     def data_path(self, option: str) -> str | None:
-        """Return the path at `data.OPTION`; None if it is absent, or no path."""
+        """Return the path at `data.OPTION`; None if it is absent or not a path."""
         return dict(self.data_paths()).get(("data", option))
 
     def list_columns(self, option: str) -> tuple[str, ...]:
@@ -227,12 +220,12 @@ class Job(Spec):
         return (value,) if isinstance(value, str) else tuple(value)
 
     def csv_settings(self) -> dict[str, str]:
-        """Return how the spec says that CSV files are written; empty for data without such files."""
+        """Return the settings of CSV files that are not auto; empty for data without CSV files."""
         csv = getattr(self.data, "csv", None)
         return csv.list_settings() if csv else {}
 
     def list_unfetched(self) -> list[tuple[tuple[str, ...], str]]:
-        """Addresses among `data_paths`, with their keys, that are not in the cache: on the Hugging Face hub or in a store."""
+        """List the keys and addresses of `data_paths`, on the Hugging Face hub or in a store, that are not in the cache."""
         return [(key, text) for key, text in self.data_paths() if not self._is_local(text)]
 
     def _is_local(self, text: str) -> bool:
@@ -244,7 +237,7 @@ class Job(Spec):
         return address is not None and address.root in self._hub_folders
 
     def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
-        """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""
+        """Return every path in `model:` except user code, with its key; the name of a pretrained network can be a path."""
         model = getattr(self, "model", None)
         candidates = [("name", getattr(model, "name", None))] if getattr(model, "source", None) in FOLDERS else []
         candidates += [(key, getattr(model, key, None)) for key in ("weights", "pretrained")]
@@ -259,12 +252,13 @@ class Job(Spec):
         """Check that every environment variable that the job names is set.
 
         Args:
-            environ: the variables of the process that trains, or that starts the container.
+            environ: variables of the process that trains or starts the container.
 
         Raises:
-            SpecError: with all that are missing.
+            SpecError: if variables are missing; names all of them.
         """
-        if missing := [name for name in self.environment if not environ.get(name)]:
+        missing = [name for name in self.environment if not environ.get(name)]
+        if missing:
             raise self.spec_error(
                 ("environment",),
                 f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set here",
@@ -273,30 +267,28 @@ class Job(Spec):
             )
 
     def problems(self) -> Iterator[Problem]:
-        """Problems of this task's values that are valid by themselves, but not together."""
+        """Yield problems of this task's values that are valid alone, but not together."""
         yield from ()
 
     def refuse_idle_keys(self, keys: Sequence[str], possible: str) -> Iterator[Problem]:
-        """Yield the problems of keys of `model:` without an effect on the network of that name.
-
-        The spec that a run stores has every key with its default.
-        """
+        """Yield a problem for each of these keys of `model:` that is set without an effect on the network of that name."""
         model: Any = getattr(self, "model", None)
         for key in keys:
+            # The stored spec of a run contains every key, so a key with its default counts as not written.
             if getattr(model, key) != type(model).model_fields[key].default:
                 description = f"has no effect on model.name: {model.name}"
                 yield self.problem(("model", key), description, possible, f"remove {key}")
 
     def locate_key(self, path: KeyPath) -> str:
-        """`file:line:column: key`, with which a message about the value at `path` begins."""
+        """Return `file:line:column: key`, the beginning of a message about the value at a path."""
         return f"{self.document.place(path)}: {dot_key(path)}"
 
     def problem(self, path: KeyPath, description: str, possible: str, action: str) -> Problem:
-        """Return a problem of the value at `path` of the spec."""
+        """Return a problem of the value at a path of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)
 
     def spec_error(self, path: KeyPath, description: str, possible: str, action: str) -> SpecError:
-        """Return the error about the value at `path` of the spec, if it has only this one problem."""
+        """Return the error about the value at a path of the spec, as its only problem."""
         return SpecError(self.problem(path, description, possible, action))
 
     def dump(self) -> dict[str, object]:
@@ -305,7 +297,7 @@ class Job(Spec):
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a smaller value of the metric is an improvement."""
+    """Return whether a smaller value of the metric is better."""
     name = metric.rsplit("/", 1)[-1]
     return name in ("loss", "mse", "mae", "rmse", SCALED_RMSE, MAPE, "error", "brier", "ece") or name.endswith(
         ("-loss", "_loss", "-error", "_error")

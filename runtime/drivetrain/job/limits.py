@@ -1,4 +1,4 @@
-"""`limits:` of the spec: what the container may use, and how many processes and machines train together."""
+"""The `limits:` section of the spec: resources of the container, and number of processes and machines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from drivetrain.job.values import Count, GpuMemory, Gpus, Positive, Size, Spec
 
 
 class NodeRange(Spec):
-    """Machines that train together, as many as there are: each start of the run may have another number."""
+    """Bounds for the number of machines, which may differ between the starts of a run."""
 
-    least: Count = Field(description="the run does not begin or go on with fewer machines")
-    most: Count | None = Field(None, description="the largest number; as many as were started if absent")
+    least: Count = Field(description="smallest number of machines with which the run begins or resumes")
+    most: Count | None = Field(None, description="largest number of machines; no limit if absent")
 
     @field_validator("most")
     @classmethod
@@ -29,7 +29,7 @@ class NodeRange(Spec):
 
 
 def _check_node_count(value: Any) -> Any:
-    """Check that it is a number or a mapping, with one message for both."""
+    """Check that a value is a number or a mapping, with one message for both."""
     if isinstance(value, dict | NodeRange) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise PydanticCustomError("nodes", "a whole number, or bounds such as {least: 2, most: 4}")
@@ -43,33 +43,32 @@ Nodes = Annotated[
 
 
 class Limits(Spec):
-    """Resources that the container may use; enforced by the engine, checked in the plan."""
+    """Resources that the container may use. The container engine enforces them, and the plan checks them."""
 
     cpus: Positive | None = Field(None, description="CPUs, fractions allowed; if absent, all but one and at least 2")
     memory: Size | None = Field(
-        None, description="memory without swap; if absent, that of the host less 4g, and at least 4g"
+        None, description="memory without swap; if absent, the memory of the host less 4g, and at least 4g"
     )
     shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
-    gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
+    gpus: Gpus = Field("auto", description="auto: the best GPU; all: all GPUs of its kind; none; or a list of numbers")
     gpu_memory: GpuMemory | None = Field(
-        None, description="GPU memory that tensors may take: a share such as 0.5, or a size such as 6g; all if absent"
+        None, description="GPU memory for tensors: a share such as 0.5, or a size such as 6g; all if absent"
     )
     processes: Count | None = Field(
         None,
-        description="processes that train together on each machine's CPUs, 1 if absent; on GPUs there is one for each GPU",
+        description="processes that train together on the CPUs of each machine, 1 if absent; on GPUs there is one per GPU",
     )
     nodes: Nodes | None = Field(
-        None,
-        description="machines that train together, a number or `{least: 2, most: 4}`; others are refused",
+        None, description="machines that train together: a number, or bounds as in `{least: 2, most: 4}`"
     )
 
     def allows(self, nodes: int) -> bool:
-        """Return whether so many machines may train together."""
+        """Return whether this number of machines may train together."""
         if isinstance(self.nodes, NodeRange):
             return self.nodes.least <= nodes <= (self.nodes.most or nodes)
         return self.nodes in (None, nodes)
 
     @property
     def several_nodes(self) -> bool:
-        """Whether more than one machine may train together, as far as the job says."""
+        """Whether the job names several machines."""
         return self.nodes.most != 1 if isinstance(self.nodes, NodeRange) else (self.nodes or 1) > 1

@@ -1,4 +1,4 @@
-"""The `model:` part of the spec: a built-in network, one from a library, or the user's."""
+"""The `model:` section of the spec: a built-in network, one from a library, or the user's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from drivetrain.job.values import Count, FilePath, Fraction, Natural, Revision, 
 
 
 class Freeze(Spec):
-    """Parts that are not trained; they run in evaluation mode by default."""
+    """Layers that are not trained; they run in evaluation mode by default."""
 
-    body: bool = Field(False, description="freeze all but the outputs, which are then solved (train.solve_heads)")
+    body: bool = Field(
+        False, description="freeze all layers but the outputs, which are then solved (train.solve_heads)"
+    )
     embeddings: bool = Field(False, description="freeze the embeddings")
     layers: Natural = Field(0, description="freeze the first N layers")
     names: tuple[str, ...] = Field((), description="freeze parameters by name pattern: `conv*`", strict=False)
@@ -20,14 +22,14 @@ class Freeze(Spec):
 
     @property
     def any(self) -> bool:
-        """Whether something is frozen."""
+        """Whether anything is frozen."""
         return bool(self.body or self.embeddings or self.layers or self.names)
 
 
 class Unfreeze(Spec):
     """Frozen layers that are trained from an epoch on."""
 
-    epoch: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(description="the first epoch in which they are trained")
+    epoch: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(description="first epoch in which the layers are trained")
     names: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         description="layers or parameters by name pattern, as in freeze: [stages.3]", strict=False
     )
@@ -59,23 +61,23 @@ class EarlierRun(BuiltIn):
 
 
 RESNET_WEIGHTS = {name: f"timm/{name}.a1_in1k" for name in ("resnet18", "resnet34", "resnet50")}
-"""Weights on the Hugging Face hub for `pretrained: true`, of ImageNet (Wightman et al. 2021)."""
+"""ImageNet weights on the Hugging Face hub (Wightman et al. 2021), for `pretrained: true`."""
 
 
 class ImageNetwork(WithWeights):
     """Convolutional networks for images."""
 
-    name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"] = Field(description="which of the networks")
+    name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"] = Field(description="architecture")
     width: Count | None = Field(None, description="channels of the first stage; 32 for small-cnn, 64 for a ResNet")
     dropout: Fraction = Field(0.0, description="dropout before the classifier")
     stem: Literal["small", "large", "auto"] = Field(
         "auto",
-        description="small: 3x3 stride 1; large: 7x7 stride 2 and pooling, a sixteenth of the pixels; auto: "
-        "small up to image_size 96 without pretrained weights",
+        description="first layers. small: 3x3 with stride 1; large: 7x7 with stride 2, then pooling, which keeps a sixteenth of "
+        "the pixels; auto: small up to image_size 96 without pretrained weights",
     )
     pretrained: bool | FilePath = Field(
         False,
-        description="start a ResNet from ImageNet weights on the Hugging Face hub, or from such a folder or name",
+        description="true: start a ResNet from ImageNet weights on the Hugging Face hub; or a folder or another name there",
     )
     revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
 
@@ -99,7 +101,7 @@ class ImageTimm(BuiltIn):
     )
     pretrained: bool | FilePath = Field(
         False,
-        description="start from the weights of this name on the Hugging Face hub, or from such a folder or name",
+        description="true: start from the weights of this architecture on the Hugging Face hub; or a folder or name there",
     )
     revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
     weights: FilePath | None = Field(None, description=".safetensors file with its weights; random ones if absent")
@@ -107,7 +109,7 @@ class ImageTimm(BuiltIn):
 
 
 class CustomModel(Spec):
-    """Your own network: a file beside the job with a function that returns a torch.nn.Module."""
+    """Your own network: a file next to the job file with a function that returns a torch.nn.Module."""
 
     file: FilePath = Field(description="Python file next to the job file")
     factory: str = Field("build", description="function in the file that returns the module")
@@ -120,7 +122,7 @@ class CustomModel(Spec):
 
 
 def choose_model_kind(value: object) -> str:
-    """Choose the form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
+    """Choose the tag for a value of `model:`: `own` for a file, the `source:` if there is one, else `built-in`."""
     keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if "file" in keys:
         return "own"

@@ -1,4 +1,4 @@
-"""Data that a job reads from an object store or a web server: the keys that name an address, and checks of it."""
+"""Data that a job reads from an object store or a web server: lists the keys with addresses, and checks them."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from drivetrain.job.job import Job
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
 
 _LIKE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""The scheme of an address, at least two letters: one letter is a drive of Windows."""
+"""Scheme of an address: at least two letters, because one letter is a drive of Windows."""
 
 
 def list_remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """List the data and the weights of a job that are in a store, with their keys."""
+    """List the keys and addresses of a job's data and weights in stores."""
     return [(key, text) for key, text in (*job.data_paths(), *job.model_paths()) if is_remote(text)]
 
 
 def list_schemes(job: Job) -> list[str]:
     """List the schemes of the stores that a run reads and writes."""
-    copy_address = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
-    return sorted({parse(text).scheme for text in (*copy_address, *(text for _, text in list_remote_paths(job)))})
+    addresses = [text for _, text in list_remote_paths(job)]
+    if job.checkpoint.copy_to:
+        addresses.append(job.checkpoint.copy_to)
+    return sorted({parse(address).scheme for address in addresses})
 
 
 def list_local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """List the data of a job that is elsewhere, with its keys."""
+    """List the keys and paths of a job's data that is not in a store."""
     return [(key, text) for key, text in job.data_paths() if not is_remote(text)]
 
 
 def list_readable_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
-    """List the keys and paths of a job's data, except data in a store that has no copy here."""
+    """List the keys and paths of a job's data, except data in a store without a local copy."""
     absent = job.list_unfetched()
     return [(key, text) for key, text in job.data_paths() if not is_remote(text) or (key, text) not in absent]
 
 
 def find_problems(job: Job) -> Iterator[Problem]:
-    """List the addresses that cannot be read, also texts that only look like addresses."""
+    """Yield a problem for each address that is not valid, also for a text that only looks like an address."""
     for key, text in list_local_paths(job):
         if _LIKE_ADDRESS.match(text) and not is_on_hub(text) and not Path(job.resolve(text)).exists():
             yield job.problem(
                 key,
-                f"is {format_value(text)}, which is no address of a store",
+                f"is {format_value(text)}, which is not an address of a store",
                 POSSIBLE,
                 "correct the address, or name a path",
             )

@@ -31,10 +31,10 @@ _LONG = ("time", "date_format", "features", "label", "group", "window", "stride"
 
 
 class WindowWarp(Spec):
-    """Window warping (Le Guennec et al. 2016): a part of the window is played faster or slower."""
+    """Window warping (Le Guennec et al. 2016): a segment of the window is played faster or slower."""
 
-    share: Share = Field(0.1, description="length of the part, as a share of the window")
-    speeds: PositiveRange = Field((0.5, 2.0), description="the part is played at one of these two speeds")
+    share: Share = Field(0.1, description="length of the segment, as a share of the window")
+    speeds: PositiveRange = Field((0.5, 2.0), description="the segment is played at one of these two speeds")
     probability: Probability = Field(1.0, description="share of the windows that are warped")
 
 
@@ -47,37 +47,37 @@ class TimeWarp(Spec):
 
 
 class TimeMask(Spec):
-    """Time masking (Park et al. 2019): some rows in a row are hidden."""
+    """Time masking (Park et al. 2019): consecutive rows are hidden."""
 
-    share: Share = Field(0.1, description="largest part that is hidden, as a share of the window")
-    probability: Probability = Field(1.0, description="share of the windows with a hidden part")
+    share: Share = Field(0.1, description="largest hidden segment, as a share of the window")
+    probability: Probability = Field(1.0, description="share of the windows with a hidden segment")
 
 
 class SeriesAugment(Spec):
-    """Random augmentation of training windows, by (seed, epoch, window) alone; targets never change."""
+    """Random augmentation of training windows; random numbers depend only on (seed, epoch, window), and targets stay."""
 
     jitter: Positive | None = Field(
-        None,
-        description="standard deviation of normal noise, as a share of the channel's deviation",
+        None, description="standard deviation of normal noise, as a share of the channel's deviation"
     )
     scaling: Positive | None = Field(
-        None,
-        description="standard deviation around 1 of a factor for each channel of a window",
+        None, description="standard deviation of a random factor around 1 for each channel of a window"
     )
     time_warp: TimeWarp | None = Field(None, description="the speed changes smoothly along the window")
-    window_warp: WindowWarp | None = Field(None, description="a part of the window is played faster or slower")
+    window_warp: WindowWarp | None = Field(None, description="a segment of the window is played faster or slower")
     channel_dropout: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="probability that a channel of a window is replaced by its mean; one channel always stays"
     )
-    time_mask: TimeMask | None = Field(None, description="a part of the window is replaced by the mean of each channel")
+    time_mask: TimeMask | None = Field(
+        None, description="a segment of the window is replaced by the mean of each channel"
+    )
     mixup: Mixup | None = Field(None, description="mixup, for the whole batch, with random numbers from (seed, step)")
 
 
 class SeriesData(TableFileData):
     """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row per time, cut into windows, or arrays (.npz).
 
-    The label of a window is that of its last row. A fraction for validation is the last part of the time. Arrays are `x` of
-    shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
+    The label of a window is the label of its last row. A validation fraction is taken from the end of the time. Arrays are
+    `x` of shape (N, T, channels) or (N, channels, T) and `y` of shape (N,) or, for several numbers, (N, K).
     """
 
     COLUMN_KEYS = ("time", "features", "label", "group")
@@ -85,18 +85,19 @@ class SeriesData(TableFileData):
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
     date_format: DateFormat | None = Field(
         None,
-        description="form of the times, where the cells do not show it: as in strptime, or seconds, milliseconds (since 1970), excel",
+        description="format of the times if the cells do not show it: as in strptime, or seconds, milliseconds (since 1970), excel",
     )
     features: OneOrMore | None = Field(
-        None, description="columns that the network sees; all others that are numbers if absent"
+        None, description="input columns of the network; all other columns of numbers if absent"
     )
     label: OneOrMore | None = Field(None, description="column to predict; in a regression also a list of columns")
-    group: Column | None = Field(None, description="column that tells several series apart, such as a machine")
+    group: Column | None = Field(None, description="column that separates several series, such as a machine")
     window: Count | None = Field(None, description="rows in a window")
     stride: Count | None = Field(None, description="rows from the start of one window to the next; window if absent")
     max_gap: Positive | None = Field(
         None,
-        description="longest step of time inside a window, in seconds for dates, else in units of the column; absent: any",
+        description="longest time between two rows of a window, in seconds for dates, else in units of the column; any if "
+        "absent",
     )
     groups: Column | None = Field(
         None,
@@ -105,24 +106,24 @@ class SeriesData(TableFileData):
     )
     axes: Literal["auto", "time-channels", "channels-time"] = Field(
         "auto",
-        description="order of the axes of `x` behind the first; auto: time-channels if windows have more rows than channels, "
-        "else it must be named",
+        description="order of the axes of `x` after the first; auto: time-channels if windows have more rows than channels, "
+        "otherwise the key is required",
     )
     augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")
 
     @property
     def arrays(self) -> bool:
-        """Whether the training data is arrays."""
+        """Whether the training data is an .npz file with arrays."""
         return self.train.lower().endswith(".npz")
 
     @property
     def step(self) -> int:
-        """Rows between the starts of two windows."""
+        """Rows from the start of one window to the start of the next."""
         return self.stride or self.window or 1
 
 
 def check_odd(value: int) -> int:
-    """Check that a kernel has a center."""
+    """Check that a kernel size is odd, so that the kernel has a center."""
     if value % 2 == 0:
         raise PydanticCustomError("odd", "an odd number")
     return value
@@ -131,14 +132,14 @@ def check_odd(value: int) -> int:
 class CnnLstmSpec(WithWeights):
     """Convolutions over time with ReLU and max pooling, then an LSTM whose last state is mapped to the outputs."""
 
-    name: Literal["cnn-lstm"] = Field("cnn-lstm", description="the only built-in network for series")
+    name: Literal["cnn-lstm"] = Field("cnn-lstm", description="architecture; the only built-in one for series")
     cnn_channels: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
         (64, 64), description="channels of each convolution"
     )
-    kernel: Annotated[Count, AfterValidator(check_odd)] = Field(5, description="rows that a convolution sees; odd")
-    pool: Count = Field(2, description="rows of which max pooling after each convolution keeps one; 1 for none")
+    kernel: Annotated[Count, AfterValidator(check_odd)] = Field(5, description="rows of a convolution's kernel; odd")
+    pool: Count = Field(2, description="rows that max pooling after each convolution merges into one; 1 for no pooling")
     lstm_hidden: Count = Field(128, description="size of the LSTM's state")
-    lstm_layers: Annotated[int, Field(ge=1, le=16)] = Field(1, description="LSTMs on top of each other")
+    lstm_layers: Annotated[int, Field(ge=1, le=16)] = Field(1, description="number of stacked LSTMs")
     bidirectional: bool = Field(False, description="a second LSTM that reads backwards")
     dropout: Fraction = Field(0.1, description="dropout between LSTM layers and before the outputs")
     skip: bool = Field(
@@ -162,14 +163,13 @@ class SeriesJob(Job):
     model: SeriesModel = Field(CnnLstmSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """Keys that arrays and long tables require or do not have, and windows that are too short."""
+        """Yield keys that the form of the data does not have or needs, and windows that are too short."""
         yield from self._check_form()
         if isinstance(self.model, CnnLstmSpec) and self.data.window:
             pooled = self.model.pool ** len(self.model.cnn_channels)
             if pooled > self.data.window:
-                description = (
-                    f"is {self.model.pool}: {len(self.model.cnn_channels)} times pooled, {pooled} rows become one"
-                )
+                layers = len(self.model.cnn_channels)
+                description = f"is {self.model.pool}: after pooling {layers} times, {pooled} rows become one"
                 yield self.problem(
                     ("model", "pool"),
                     description,
@@ -178,6 +178,7 @@ class SeriesJob(Job):
                 )
 
     def _check_form(self) -> Iterator[Problem]:
+        """Yield keys that arrays do not have, or that long tables do not have or need."""
         if self.data.fold and not self.data.arrays and self.data_path("validation") is None:
             yield self.problem(
                 ("data", "fold"),
@@ -226,7 +227,7 @@ class SeriesClassificationJob(SeriesJob):
     task: Literal["series-classification"]
 
     def problems(self) -> Iterator[Problem]:
-        """Check that there is one label column only."""
+        """Yield also a problem if there are several label columns."""
         yield from super().problems()
         if len(self.data.label or ()) > 1:
             yield self.problem(
@@ -248,11 +249,11 @@ class SeriesRegressionJob(SeriesJob):
     task: Literal["series-regression"]
 
     def number_columns(self) -> tuple[str, ...]:
-        """Those of the labels."""
+        """Return the label columns."""
         return self.data.label or ()
 
     def problems(self) -> Iterator[Problem]:
-        """Refuse augmentation after which the numbers would not be true."""
+        """Yield also augmentation after which the numbers to predict would be wrong."""
         yield from super().problems()
         for option, reason in (
             ("scaling", "changes the amplitude"),
@@ -262,7 +263,7 @@ class SeriesRegressionJob(SeriesJob):
             if getattr(self.data.augment, option):
                 yield self.problem(
                     ("data", "augment", option),
-                    f"{reason} of a window, and the numbers to predict would stay as they are",
+                    f"{reason} of a window, but not the numbers to predict",
                     "for classes; in a regression jitter, channel_dropout, time_mask, mixup",
                     "remove it",
                 )

@@ -19,52 +19,51 @@ DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 class TableData(TableFileData):
     """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
 
-    Numbers and booleans are numeric, text is categorical. Empty numbers become the median, and are marked; an empty text, and
-    a category that the training rows lack, are categories of their own. Constant columns are dropped.
+    Numbers and booleans are numeric, text is categorical. An empty number becomes the median, with a flag. Empty text is one
+    category, and all categories that the training rows lack are another one. Constant columns are dropped.
     """
 
     COLUMN_KEYS = ("target", "features", "numeric", "categorical", "dates")
 
     target: OneOrMore = Field(
-        description="column to predict; several columns: in a classification labels of 0 and 1, of which each can be "
-        "true, in a regression several numbers"
+        description="column to predict; several columns: independent labels of 0 and 1 in a classification, several numbers "
+        "in a regression"
     )
-    features: OneOrMore | None = Field(None, description="columns to predict from; all others if absent")
+    features: OneOrMore | None = Field(None, description="columns to predict from; all other columns if absent")
     ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
     groups: Column | None = Field(
         None,
-        description="column that groups rows, such as a patient: a fraction or a fold takes whole groups; it is no feature",
+        description="column that groups rows, such as a patient: a fraction or a fold takes whole groups; it is not a feature",
     )
     numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
-    categorical: OneOrMore | None = Field(
-        None, description="columns that are categories, such as codes that are numbers"
-    )
+    categorical: OneOrMore | None = Field(None, description="columns to read as categories, such as numeric codes")
     dates: Annotated[dict[Column, Annotated[tuple[DatePart, ...], Field(strict=False, min_length=1)]], Field()] = Field(
         {},
-        description="columns of dates, each with the numbers to make of it; weekday: Monday is 0; days: since 1970-01-01",
+        description="columns of dates, each with the features to compute; weekday: Monday is 0; days: since 1970-01-01",
     )
     date_format: DateFormat | None = Field(
         None,
-        description="form of dates, where the cells do not show it: as in strptime, or seconds, milliseconds (since 1970), excel",
+        description="format of dates if the cells do not show it: as in strptime, or seconds, milliseconds (since 1970), excel",
     )
 
 
 DEFAULT_MEMBERS = 8
-"""A step takes as many times as long as that of one perceptron. The paper has 32; of 20,000 flights, 4 lowered the log loss
-from 0.483 to 0.479, 8 to 0.474, and 16 no further.
+"""Perceptrons of an ensemble; the time of a step grows in proportion. The paper uses 32. On 20,000 flights, 4 lowered the
+log loss from 0.483 to 0.479, 8 lowered it to 0.474, and 16 were no better.
 """
 
 
 class MlpSpec(WithWeights):
-    """A multilayer perceptron over embedded numbers and categories: linear layers with ReLU and dropout; an ensemble of them; or a
-    linear model.
+    """A multilayer perceptron over embedded numbers and categories, an ensemble of perceptrons, or a linear model.
+
+    A perceptron has linear layers with ReLU and dropout.
     """
 
     name: Literal["mlp", "tabm", "linear"] = Field(
         "mlp",
-        description="tabm: several perceptrons that share their weights but for factors of each layer's inputs and outputs, and "
-        "whose probabilities or numbers are averaged (TabM); linear: the sum of one function for each column, piecewise linear over "
-        "its bins; it is solved in seconds and has bins alone",
+        description="tabm: the average of several perceptrons that share their weights except factors of each layer's inputs and "
+        "outputs (TabM); linear: the sum of one piecewise linear function of each column, solved in seconds; its only setting is "
+        "bins",
     )
     members: Annotated[int, Field(ge=2, le=256)] = Field(
         DEFAULT_MEMBERS, description="perceptrons of tabm; the time of a step grows with them"
@@ -75,7 +74,7 @@ class MlpSpec(WithWeights):
     embedding: Count = Field(8, description="embedding size of a category")
     bins: Annotated[int, Field(ge=0, le=1000)] = Field(
         32,
-        description="bins of equally many training rows for each number, between whose edges its embedding is linear; 0: none",
+        description="bins per number with equally many training rows; the embedding is linear within each bin; 0 for none",
     )
     number_embedding: Count = Field(16, description="embedding size of a number with bins")
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
@@ -100,7 +99,7 @@ class TableJob(Job):
     model: TableModel = Field(MlpSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """Forms of dates without dates, columns that are no features."""
+        """Yield formats of dates without dates, and columns that are not features."""
         yield from self._check_dates()
         data: Any = self.data
         for option in ("numeric", "categorical", "dates"):
@@ -115,11 +114,12 @@ class TableJob(Job):
         yield from self._check_model()
 
     def _check_model(self) -> Iterator[Problem]:
+        """Yield settings that the built-in network cannot use."""
         model = self.model
         if not isinstance(model, MlpSpec):
             return
         if model.bins == 1:
-            yield self.problem(("model", "bins"), "is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32")
+            yield self.problem(("model", "bins"), "is 1", "0 for no bins, or 2 and more", "use 0 or 32")
         unused = {"linear": ("hidden", "embedding", "number_embedding", "dropout", "members"), "mlp": ("members",)}
         possible = "a linear model has bins" if model.name == "linear" else "name: tabm has members"
         yield from self.refuse_idle_keys(unused.get(model.name, ()), possible)
@@ -133,9 +133,7 @@ class TableJob(Job):
 
 
 class TableClassificationJob(TableJob):
-    """Classification of table rows: one of several classes, or several labels each of which can be true (multi-
-    label).
-    """
+    """Classification of table rows: one of several classes, or several independent labels (multi-label)."""
 
     METRICS = CLASS_METRICS
     BEST = "f1"
@@ -143,11 +141,11 @@ class TableClassificationJob(TableJob):
     task: Literal["tabular-classification"]
 
     def scores(self) -> tuple[str, ...]:
-        """Those of labels in place of those of classes, if there are several label columns."""
+        """Return the metrics of labels if there are several target columns, else the metrics of classes."""
         return LABEL_METRICS if len(self.data.target) > 1 else self.METRICS
 
     def losses(self) -> tuple[str, ...]:
-        """Return the losses that fit the number of label columns."""
+        """Return the losses that fit the number of target columns."""
         return ("bce",) if len(self.data.target) > 1 else ("cross-entropy", "focal")
 
 
@@ -162,5 +160,5 @@ class TableRegressionJob(TableJob):
     task: Literal["tabular-regression"]
 
     def number_columns(self) -> tuple[str, ...]:
-        """Those of the target."""
+        """Return the target columns."""
         return self.data.target

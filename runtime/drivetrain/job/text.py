@@ -30,11 +30,11 @@ from drivetrain.system.spelling import clean_text
 Truncation = Literal["right", "left", "middle"]
 
 MAX_TEXT_LENGTH = 4096
-"""Largest `max_length`: the memory of attention grows with its square."""
+"""Largest `max_length`; the memory of attention grows with its square."""
 PART_TOKENS = 512
-"""Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
+"""Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for efficient matrix kernels, with little padding."""
 PASS_TOKENS = 64
-"""Cost of one more pass through a network on a CPU, as a number of tokens."""
+"""Cost of an additional pass through a network on a CPU, expressed in tokens."""
 
 
 class TextHead(Spec):
@@ -42,16 +42,14 @@ class TextHead(Spec):
 
     weight: Positive = Field(1.0, description="weight of this column's loss in the sum")
     class_weights: ClassWeights | None = Field(
-        None, description="for this column, as train.class_weights, which holds if this is absent"
+        None, description="class weights of this column; train.class_weights if absent"
     )
-    label_smoothing: Fraction | None = Field(None, description="for this column; that of train.loss if absent")
+    label_smoothing: Fraction | None = Field(None, description="of this column; the value of train.loss if absent")
 
 
 @dataclass(frozen=True)
 class _ExpandColumns(ShortForm):
-    """Accepts `causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` as short forms of a mapping of columns to
-    settings.
-    """
+    """Accepts `causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` as short forms of a mapping of columns to settings."""
 
     def expand(self, value: object) -> object:
         names = [value] if isinstance(value, str) else value
@@ -62,12 +60,11 @@ class _ExpandColumns(ShortForm):
             names = {name: {} for name in names}
         if not isinstance(names, dict) or not names or "" in names:
             raise PydanticCustomError("columns", "a column, a list of columns, or a mapping of columns to weights")
-        return {
-            clean_text(name) if isinstance(name, str) else name: {"weight": settings}
-            if _is_number(settings)
-            else settings
-            for name, settings in names.items()
-        }
+        expanded: dict[object, object] = {}
+        for name, settings in names.items():
+            column = clean_text(name) if isinstance(name, str) else name
+            expanded[column] = {"weight": settings} if _is_number(settings) else settings
+        return expanded
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, object]:
         long = handler(schema["schema"])
@@ -86,8 +83,8 @@ class TextData(TableFileData):
     COLUMN_KEYS = ("text", "labels")
 
     text: OneOrMore = Field(
-        description="column that holds the texts; or a list of columns: two are encoded as a pair, more are joined, with "
-        "separator tokens between them"
+        description="column of the texts; or a list of columns: two are encoded as a pair, more are joined with separator "
+        "tokens between them"
     )
     labels: Annotated[dict[str, TextHead], _ExpandColumns()] = Field(
         description="label columns: one name, a list of names, or a mapping of names to weights or settings"
@@ -98,14 +95,14 @@ class TextData(TableFileData):
     )
     lower_case: bool = Field(
         True,
-        description="false: a learned vocabulary keeps capital letters apart from small ones",
+        description="false: a learned vocabulary distinguishes capital from small letters",
     )
     max_length: Annotated[int, Field(ge=8, le=MAX_TEXT_LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
     )
     truncation: Truncation = Field(
         "right",
-        description="what is cut from a longer text: its end (right), start (left), or middle",
+        description="side that is cut from a longer text: its end (right), start (left), or middle",
     )
 
 
@@ -113,8 +110,9 @@ Pooling = Literal["cls", "mean", "max"]
 
 
 class TextEncoder(WithWeights):
-    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts; or a
-    linear model of the same tokens.
+    """An encoder as in BERT (Devlin et al. 2019) with random weights, or a linear model of the same tokens.
+
+    The WordPiece vocabulary is learned from the job's texts.
     """
 
     name: Literal["encoder", "linear"] = Field(
@@ -136,11 +134,11 @@ class TextPretrained(BuiltIn):
     source: Literal["transformers"]
     name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
     revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
-    dropout: Fraction | None = Field(None, description="dropout before the outputs; as the folder says if absent")
+    dropout: Fraction | None = Field(None, description="dropout before the outputs; the folder's value if absent")
     pooling: Pooling | Literal["auto"] = Field(
         "auto",
-        description="a text's vector: first token (cls), mean or largest values (max) of its tokens; auto: as "
-        "1_Pooling/config.json in the folder says, else by family",
+        description="a text's vector: first token (cls), mean or largest values (max) of its tokens; auto: from "
+        "1_Pooling/config.json in the folder, else by family",
     )
 
 
@@ -166,41 +164,42 @@ class TextJob(Job):
     model: TextModel = Field(TextEncoder(name="encoder"), description="the network")
 
     def heads(self) -> tuple[str, ...]:
-        """The label columns; a single one has the empty name, so that its metrics are called `validation/accuracy`."""
+        """Return the label columns; a single column has an empty name, so that its metrics are `validation/accuracy` etc."""
         return tuple(self.data.labels) if len(self.data.labels) > 1 else ("",)
 
     @property
     def learns_vocabulary(self) -> bool:
-        """Whether the vocabulary is learned from the texts, and not that of a trained network."""
+        """Whether the vocabulary is learned from the texts, and does not come from a trained network."""
         return not isinstance(self.model, TextPretrained | EarlierRun)
 
     def best(self) -> str:
-        """F1 of the column with the largest weight, the first one among equals."""
+        """Return the metric of the best checkpoint: F1 of the column with the largest weight, the first in a tie."""
         if self.checkpoint.best or len(self.data.labels) == 1:
             return super().best()
         heaviest = max(self.data.labels, key=lambda name: self.data.labels[name].weight)
         return f"validation/{heaviest}/{self.BEST}"
 
     def problems(self) -> Iterator[Problem]:
-        """Values that are valid by themselves, but not together."""
+        """Yield settings that do not fit together."""
         if isinstance(self.train.class_weights, dict) and len(self.data.labels) > 1:
-            first = next(iter(self.data.labels))
+            label = next(iter(self.data.labels))
             yield self.problem(
                 ("train", "class_weights"),
                 f"names classes, and there are {len(self.data.labels)} label columns",
                 "classes by name in each label column",
-                f"move it: data.labels.{first}.class_weights",
+                f"move it: data.labels.{label}.class_weights",
             )
         if not self.data.lower_case and not self.learns_vocabulary:
             yield self.problem(
                 ("data", "lower_case"),
-                "is false, and the network has a vocabulary of its own",
-                "a vocabulary that is learned from the texts: `model: encoder`, or a network of yours",
+                "is false, and the network has its own vocabulary",
+                "a vocabulary that is learned from the texts: `model: encoder`, or your own network",
                 "remove it; some networks keep capital letters and are called cased",
             )
-        yield from self._problems_of_model()
+        yield from self._check_model()
 
-    def _problems_of_model(self) -> Iterator[Problem]:
+    def _check_model(self) -> Iterator[Problem]:
+        """Yield settings that the built-in network cannot use."""
         model = self.model
         if not isinstance(model, TextEncoder):
             return

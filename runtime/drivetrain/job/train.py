@@ -1,4 +1,4 @@
-"""The `train:` part of the spec: optimizer, schedule, loss, stopping."""
+"""The `train:` section of the spec: optimizer, schedule, loss, stopping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Optimizer(Spec):
 
     @property
     def kind(self) -> str:
-        """Return the properties that measurements of its speed depend on."""
+        """Key of measurements of its speed."""
         return str(getattr(self, "name", ""))
 
 
@@ -29,7 +29,7 @@ class Adam(Optimizer):
     )
     lr: Positive = Field(1e-3, description="learning rate at the top of the schedule")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay of the two moments", strict=False)
-    eps: Positive = Field(1e-8, description="term that keeps the division away from zero")
+    eps: Positive = Field(1e-8, description="term that prevents a division by zero")
     amsgrad: bool = Field(False, description="keep the largest second moment (Reddi et al. 2018)")
 
 
@@ -44,7 +44,7 @@ class Sgd(Optimizer):
 
 
 class OneCycle(Spec):
-    """Up and down once (Smith & Topin 2018), both along a cosine, ending near zero."""
+    """One cycle (Smith & Topin 2018): the rate rises and then falls to nearly zero, both along a cosine."""
 
     name: Literal["one-cycle"]
     warmup: Fraction = Field(0.3, description="share of the steps in which the rate rises (warmup)")
@@ -66,7 +66,7 @@ class Linear(Spec):
 
 
 class StepDown(Spec):
-    """Multiplies by `factor` every `epochs`."""
+    """Multiplies the rate by `factor` every `epochs` epochs."""
 
     name: Literal["step"]
     epochs: Count = Field(30, description="epochs between two drops")
@@ -74,12 +74,10 @@ class StepDown(Spec):
 
 
 class Plateau(Spec):
-    """Multiplies by `factor` after more than `patience` epochs without any improvement of the watched metric."""
+    """Multiplies the rate by `factor` after more than `patience` epochs without improvement of the watched metric."""
 
     name: Literal["plateau"]
-    patience: Natural = Field(
-        5, description="epochs without improvement that are tolerated; the next one drops the rate"
-    )
+    patience: Natural = Field(5, description="tolerated epochs without improvement; the next such epoch drops the rate")
     factor: Fraction = Field(0.1, description="factor of the rate at each drop")
     metric: str = Field("validation/loss", description="metric to watch")
 
@@ -102,7 +100,7 @@ class Focal(Spec):
 
     name: Literal["focal"]
     gamma: float = Field(2.0, ge=0, description="how strongly easy samples are down-weighted")
-    alpha: Fraction | None = Field(None, description="weight of class 1 of two; the other gets 1 - alpha")
+    alpha: Fraction | None = Field(None, description="weight of class 1 of two classes; class 0 has 1 - alpha")
     label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
 
 
@@ -124,7 +122,7 @@ class Huber(Spec):
 
     name: Literal["huber"]
     delta: Positive = Field(
-        1.0, description="where the loss turns from quadratic to linear, in units of the scaled target"
+        1.0, description="error at which the loss turns from quadratic to linear, in units of the scaled target"
     )
 
 
@@ -185,40 +183,39 @@ def check_class_weights(value: Any) -> object:
 
 ClassWeights = Annotated[Literal["none", "balanced"] | dict[Column, Positive], BeforeValidator(check_class_weights)]
 CLASS_WEIGHTS_DESCRIPTION = (
-    "balanced: rarer classes or labels count more; or numbers by class or label, such as {malignant: 5}: 1 if not named, and of a "
-    "label the weight of a sample that has it"
+    "balanced: rarer classes or labels count more; or numbers by class or label, such as {malignant: 5}; 1 if not named; the "
+    "weight of a label applies to samples that have it"
 )
 
 
 class Train(Spec):
-    """How to train."""
+    """Training settings."""
 
     epochs: Count = Field(10, description="passes over the training data")
     steps: Count | None = Field(
-        None,
-        description="stop after this many optimizer steps, if `epochs` does not end the run before",
+        None, description="stop after this many optimizer steps, unless `epochs` ends the run earlier"
     )
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
     within: Duration | None = Field(
         None,
-        description="train for as long as the command ends within this time, in place of `epochs` and `steps`: 30m; at most "
-        "100 epochs",
+        description="choose the length so that the whole command ends within this time, instead of `epochs` and `steps`: 30m; "
+        "at most 100 epochs",
     )
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,
-        description="samples per optimizer step; auto: the smallest within 5 % of the fastest that fits, which changes what is"
-        " learned",
+        description="samples per optimizer step; auto: the smallest size within 5 % of the fastest that fits into memory; the "
+        "size affects the result",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool | Literal["auto"] = Field(
         "auto",
-        description="true: bit-identical results on the same machine; false allows nondeterministic kernels; auto: true on a "
-        "CPU, false on a GPU, where it can be slower",
+        description="true: bit-identical results on the same machine; false: nondeterministic kernels are allowed; auto: true "
+        "on a CPU, false on a GPU, where it can be slower",
     )
     optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
     lr_groups: dict[str, Positive] = Field(
         {},
-        description="factors of the learning rate by name pattern, the first that matches: {features*: 0.1}",
+        description="factors of the learning rate by name pattern; the first match counts: {features*: 0.1}",
     )
     schedule: AnySchedule = Field(
         OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
@@ -230,23 +227,23 @@ class Train(Spec):
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
     loss_spike: Literal["ignore", "warn", "rollback"] = Field(
         "warn",
-        description="what to do when the loss jumps to ten times its recent median; rollback: go back to the last checkpoint "
-        "and skip that batch, once per run",
+        description="reaction to a loss of ten times its recent median; rollback: go back to the last checkpoint and skip "
+        "this batch, once per run",
     )
     solve_heads: bool | Literal["auto"] = Field(
         "auto",
-        description="true: linear outputs of a frozen network, or linear models, are solved with L-BFGS in place of the epochs"
-        " before `model.unfreeze`, or of all; auto: true unless augmentation changes the inputs, the network is "
-        "yours or several processes train",
+        description="true: linear outputs of a frozen network, or linear models, are solved with L-BFGS instead of all epochs, "
+        "or of the epochs before `model.unfreeze`; auto: true unless augmentation changes the inputs, the network is "
+        "your own or several processes train",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="decay of an exponential moving average of the weights, which is validated and saved too",
+        description="decay of an exponential moving average of the weights, which is validated and saved, too",
     )
 
     @property
     def batch(self) -> int:
-        """Samples per batch; the default until `auto` is measured."""
+        """Samples per batch; the default as long as `auto` is not measured."""
         return USUAL_BATCH if self.batch_size == "auto" else self.batch_size
 
     def is_deterministic(self, *, on_gpu: bool) -> bool:

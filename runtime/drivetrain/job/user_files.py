@@ -1,4 +1,4 @@
-"""Checks a Python file of the user without running it: its location, its syntax, its functions."""
+"""Checks a Python file of the user without running it: location, syntax and functions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from drivetrain.system.files import describe_special_file
 
 KIND = "a Python file next to the job file"
 MAX_COMPARED_NAMES = 10_000
-"""Largest number of names in a folder among which the nearest is looked for."""
+"""Largest number of names in a folder that are compared with a misspelled name."""
 
 
 class UserFunction(Protocol):
-    """A part of the spec that names a function of the user."""
+    """A section of the spec that names a function of the user."""
 
     @property
     def file(self) -> str: ...
@@ -41,7 +41,7 @@ class Signature:
 
     required: tuple[str, ...]
     parameters: tuple[str, ...]
-    """All parameters that can be passed by keyword, also the required ones."""
+    """All parameters that can be passed by keyword, including the required ones."""
     positional_only: tuple[str, ...] = ()
     """Required parameters that cannot be passed by keyword."""
     accepts_any: bool = False
@@ -54,7 +54,7 @@ Functions = dict[str, Signature | None]
 
 
 def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
-    """Explain why `file` is no Python file in `folder`, as the three parts of a problem; None if it is one."""
+    """Explain why `file` is not a Python file in `folder`, in the three parts of a problem; None if it is one."""
     path = Path(file)
     if path.suffix != ".py":
         return f"is {format_value(file)}", KIND, "name a .py file"
@@ -62,10 +62,11 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
         possible = f"{KIND}, as a relative path without `..`"
         return f"is {format_value(file)}", possible, "put the file next to the job file"
     full = folder / path
-    if obstacle := find_obstacle(full):
-        suggestion = obstacle == _MISSING and (
-            suggest_nearest_path((folder,), file) or suggest_nearby_file((folder, Path.cwd()), file)
-        )
+    obstacle = find_obstacle(full)
+    if obstacle:
+        suggestion = ""
+        if obstacle == _MISSING:
+            suggestion = suggest_nearest_path((folder,), file) or suggest_nearby_file((folder, Path.cwd()), file)
         return f"{format_value(file)} {obstacle}", KIND, suggestion or "check the spelling"
     if not full.is_file():
         return f"{format_value(file)} is not a file", KIND, "name a file"
@@ -75,7 +76,7 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
 
 
 def find_obstacle(path: Path) -> str | None:
-    """Explain why a path cannot be read, as the end of a sentence; None if it can."""
+    """Explain why a path cannot be read, as the end of a sentence; None if it can be read."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -84,75 +85,81 @@ def find_obstacle(path: Path) -> str | None:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:
         return f"is not a path: {error}"
-    if special := describe_special_file(path):
+    special = describe_special_file(path)
+    if special:
         return special
     return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
 
 
 def suggest_nearest_path(folders: Sequence[Path], path: str) -> str:
-    """`did you mean "x"?` for a path that does not exist below any of these folders; empty if nothing is close.
+    """Suggest a similar path that exists below one of the folders; empty if there is none.
 
-    The suggestion differs from `path` in the first part that does not exist.
+    The suggestion replaces the first component of `path` that does not exist.
     """
-    parts = Path(path).parts
+    names = Path(path).parts
     for folder in folders:
-        depth = next((n for n in range(len(parts)) if find_obstacle(folder.joinpath(*parts[: n + 1]))), len(parts))
-        parent = folder.joinpath(*parts[:depth])
-        if depth == len(parts) or not parent.is_dir():
+        depth = 0
+        while depth < len(names) and not find_obstacle(folder.joinpath(*names[: depth + 1])):
+            depth += 1
+        parent = folder.joinpath(*names[:depth])
+        if depth == len(names) or not parent.is_dir():
             continue
         with contextlib.suppress(OSError), os.scandir(parent) as entries:
-            names = [
+            candidates = [
                 entry.name
                 for entry in itertools.islice(entries, MAX_COMPARED_NAMES)
-                if entry.name.startswith(".") == parts[depth].startswith(".")
-                and not entry.name.endswith((".yaml", ".yml"))  # a job file is no data, however alike its name
+                if entry.name.startswith(".") == names[depth].startswith(".")
+                and not entry.name.endswith((".yaml", ".yml"))  # a job file is not data, even if its name is similar
             ]
-            for name in difflib.get_close_matches(parts[depth], names, n=1, cutoff=0.5):
-                candidate = Path(*parts[:depth], name, *parts[depth + 1 :])
+            for name in difflib.get_close_matches(names[depth], candidates, n=1, cutoff=0.5):
+                candidate = Path(*names[:depth], name, *names[depth + 1 :])
                 if not find_obstacle(folder / candidate):
                     return f'did you mean "{candidate}"?'
     return ""
 
 
 def suggest_nearby_file(folders: Sequence[Path], path: str) -> str:
-    """Return a hint if a file of the same name is near these folders; empty if there is none.
+    """Suggest a file of the same name near these folders; empty if there is none.
 
-    The folders, their parents, and their subfolders are searched, where the files of a copied job file may have stayed.
+    The folders, their parents and all subfolders of both are searched: a job file may have been copied without its data.
     """
     name = Path(path).name
-    search_folders = (folder_near for folder in folders for folder_near in (folder.resolve(), folder.resolve().parent))
-    for folder_near in dict.fromkeys(search_folders):
-        with contextlib.suppress(OSError, ValueError), os.scandir(folder_near) as entries:
+    for root in dict.fromkeys(root for folder in folders for root in (folder.resolve(), folder.resolve().parent)):
+        with contextlib.suppress(OSError, ValueError), os.scandir(root) as entries:
             subfolders = [entry.path for entry in itertools.islice(entries, MAX_COMPARED_NAMES) if entry.is_dir()]
-            for candidate_folder in (str(folder_near), *sorted(subfolders)):
+            for candidate_folder in (str(root), *sorted(subfolders)):
                 if name and os.path.exists(candidate := os.path.join(candidate_folder, name)):
                     return f"paths start from the folder of the job file; is it {candidate}? copy it there, or change the path"
     return ""
 
 
-def find_problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequence[str] = ()) -> Iterator[Problem]:
-    """Find problems of the file and the function of one part.
+def find_problems(
+    job: Job, key: tuple[str, ...], settings: UserFunction, offered: Sequence[str] = ()
+) -> Iterator[Problem]:
+    """Yield the problems of the file and the function of one section.
 
     Args:
-        job: its folder contains the file.
-        key: the key of the part, such as `model`.
-        part: file, function and arguments.
+        job: job whose folder contains the file.
+        key: key of the section, such as `model`.
+        settings: file, function and arguments.
         offered: names of arguments that the runtime passes if the function has them.
     """
-    functions = find_functions(job, key, part.file)
+    functions = find_functions(job, key, settings.file)
     if isinstance(functions, Problem):
         yield functions
         return
-    if part.factory not in functions and "*" not in functions:
-        yield make_function_problem(job, (*key, "factory"), part.factory, part.file, functions)
-    elif signature := functions.get(part.factory):
-        yield from _check_arguments(job, key, part, signature, offered)
+    signature = functions.get(settings.factory)
+    if settings.factory not in functions and "*" not in functions:
+        yield make_function_problem(job, (*key, "factory"), settings.factory, settings.file, functions)
+    elif signature:
+        yield from _check_arguments(job, key, settings, signature, offered)
 
 
 def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
-    """Find the functions and classes of a file, or why it cannot be read."""
+    """Find the functions and classes of a file; a file that cannot be read is a problem."""
     path = (*key, "file")
-    if misplacement := find_misplacement(job.folder, file):
+    misplacement = find_misplacement(job.folder, file)
+    if misplacement:
         return job.problem(path, *misplacement)
     try:
         text = (job.folder / file).read_bytes()
@@ -164,8 +171,8 @@ def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Pro
     except SyntaxError as error:
         return job.problem(
             path,
-            f"{describe_syntax_error(file, error)}",
-            f"what Python {platform.python_version()} understands",
+            describe_syntax_error(file, error),
+            f"code for Python {platform.python_version()}",
             "fix this line, or the one before it",
         )
     except (ValueError, RecursionError, MemoryError) as error:
@@ -176,13 +183,13 @@ def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Pro
 
 
 def describe_syntax_error(file: str, error: SyntaxError) -> str:
-    """`my_model.py:3:9: invalid syntax`, followed by the line."""
+    """Return the position and text of a syntax error, as in `my_model.py:3:9: invalid syntax`, followed by the line."""
     line = f"\n    {error.text.strip()}" if error.text and error.text.strip() else ""
     return f"{file}:{error.lineno or 1}:{error.offset or 1}: {error.msg}{line}"
 
 
 def make_function_problem(job: Job, path: tuple[str, ...], name: str, file: str, functions: Functions) -> Problem:
-    """Make a problem with the name of a function that the file does not have."""
+    """Return the problem of a key that names a function which the file does not have."""
     public = [function for function in functions if not function.startswith("_")]
     return job.problem(
         path,
@@ -193,10 +200,10 @@ def make_function_problem(job: Job, path: tuple[str, ...], name: str, file: str,
 
 
 def _check_arguments(
-    job: Job, key: tuple[str, ...], part: UserFunction, signature: Signature, offered: Sequence[str]
+    job: Job, key: tuple[str, ...], settings: UserFunction, signature: Signature, offered: Sequence[str]
 ) -> Iterator[Problem]:
-    """Problems of arguments that the function does not accept, and of required ones that are missing."""
-    name, path = part.factory, (*key, "arguments")
+    """Yield a problem for each argument that the function does not accept, and for missing required arguments."""
+    name, path = settings.factory, (*key, "arguments")
     if signature.positional_only:
         yield job.problem(
             (*key, "factory"),
@@ -204,22 +211,24 @@ def _check_arguments(
             "parameters that can be passed by name",
             "remove the `/` from its signature",
         )
-    for argument in part.arguments:
+    for argument in settings.arguments:
         if argument not in signature.parameters and not signature.accepts_any:
             names = ", ".join(signature.parameters)
             possible = f"arguments of {name}(): {names}" if names else f"{name}() has none"
             yield job.problem(
                 (*path, argument),
-                f"{name}() in {part.file} has no such argument",
+                f"{name}() in {settings.file} has no such argument",
                 possible,
                 nearest(argument, signature.parameters) or "remove it",
             )
-    missing = [one for one in signature.required if one not in part.arguments and one not in offered]
+    missing = [
+        argument for argument in signature.required if argument not in settings.arguments and argument not in offered
+    ]
     if missing:
         offered_text = f"; {', '.join(offered)} are set from the data" if offered else ""
         yield job.problem(
             path,
-            f"{name}() in {part.file} needs {', '.join(missing)}",
+            f"{name}() in {settings.file} needs {', '.join(missing)}",
             f"a value for each argument without a default{offered_text}",
             f"add `arguments: {{{missing[0]}: ...}}`, or give it a default",
         )
@@ -246,14 +255,15 @@ def _list_definitions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Signature
 
 
 def _read_constructor(node: ast.ClassDef) -> Signature | None:
-    constructors = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    """Read the parameters of a class; None if they are known only at run time, as with a decorator or metaclass."""
+    constructors = [method for method in node.body if isinstance(method, ast.FunctionDef) and method.name == "__init__"]
     if not constructors or constructors[0].decorator_list or node.decorator_list or node.keywords:
         return None
     return _read_signature(constructors[0].args, bound_count=1)
 
 
 def _read_signature(arguments: ast.arguments, bound_count: int = 0) -> Signature:
-    """Read the parameters without the first `bound_count`, such as `self`."""
+    """Read the parameters after the first `bound_count`, which are bound, such as `self`."""
     count = len(arguments.posonlyargs) + len(arguments.args)
     required_count = count - len(arguments.defaults)
     positional = [parameter.arg for parameter in (*arguments.posonlyargs, *arguments.args)]

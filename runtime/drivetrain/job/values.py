@@ -25,7 +25,7 @@ from drivetrain.system.units import SIZE_PATTERN, parse_bytes
 
 _DATE_FORMAT = re.compile(".*%[A-Za-z].*|(?:milli|micro|nano)?seconds|excel")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# The number of digits is limited, so that every match is finite; one of them is not 0.
+# The number of digits is limited, so that every match is finite; at least one digit is not 0.
 _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 # No user name and password, because the spec is copied into every run folder.
@@ -43,7 +43,7 @@ class Spec(BaseModel):
 
 
 class ShortForm:
-    """An annotation: the value is expanded from short forms before it is checked."""
+    """Annotation that expands short forms of a value before it is checked."""
 
     def expand(self, value: object) -> object:
         """Return the long form of a value."""
@@ -70,13 +70,13 @@ class _NameExpansion(ShortForm):
         if isinstance(value, dict) and "from" in value and not {"name", "file", "source"} & value.keys():
             value = dict(value)
             return {"source": "run", "name": value.pop("from"), **value}
-        # A part that names a user file has no name.
+        # A section that names a user file has no name.
         if self.default is not None and isinstance(value, dict) and not {"name", "file"} & value.keys():
             return {"name": self.default, **value}
         return value
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
-        """In the schema, allow the bare name beside the long form, and the default's form without a name."""
+        """Return a schema that also allows the bare name, and the default's form without a name."""
         long_form = handler(schema["schema"])
         names: list[str] = []
         short_forms: list[dict[str, object]] = []
@@ -101,13 +101,13 @@ def _describe_from(form: dict[str, Any]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _CheckedText:
-    """Text that passes `check`; a value that is no text gets the same message."""
+    """Annotation for a text that passes `check`; another type of value gets the same message."""
 
     check: Callable[[str], object]
     pattern: str
 
     def validate(self, value: object) -> Any:
-        # A value that is no text is checked as empty text, which no check accepts.
+        # A value of another type is checked as empty text, which no check accepts.
         self.check(value if isinstance(value, str) else "")
         return value
 
@@ -119,7 +119,7 @@ class _CheckedText:
 
 
 def check_size(text: str) -> None:
-    """Check that a text is a size, with a message in terms of the spec."""
+    """Check that a text is a size with a unit."""
     try:
         parse_bytes(text)
     except ValueError:
@@ -135,10 +135,11 @@ def parse_duration(text: str) -> float:
 
 
 def parse_interval(text: str) -> tuple[str, float]:
-    """`epoch` -> ("epoch", 1), `200 steps` -> ("steps", 200), `5m` -> ("seconds", 300)."""
+    """Parse an interval: `epoch` is ("epoch", 1), `200 steps` is ("steps", 200), `5m` is ("seconds", 300)."""
     if text == "epoch":
         return "epoch", 1
-    if match := _STEPS.fullmatch(text):
+    match = _STEPS.fullmatch(text)
+    if match:
         return "steps", int(match[1])
     try:
         return "seconds", parse_duration(text)
@@ -147,7 +148,7 @@ def parse_interval(text: str) -> tuple[str, float]:
 
 
 def parse_fold(text: str) -> tuple[int, int]:
-    """`2/5` -> (2, 5)."""
+    """Parse a fold: `2/5` is (2, 5)."""
     match = _FOLD.fullmatch(text)
     if not match or int(match[1]) > int(match[2]):
         raise PydanticCustomError("fold", "one of 2 to 100 folds, such as 1/5 for the first of five")
@@ -163,11 +164,11 @@ def check_gpus(value: Any) -> object:
 
 
 def check_date_format(text: str) -> None:
-    """Check the form of times."""
+    """Check the format of times."""
     if not _DATE_FORMAT.fullmatch(text):
         raise PydanticCustomError(
             "date_format",
-            "a form as in strptime such as %d.%m.%Y, or seconds, milliseconds, microseconds, nanoseconds, excel",
+            "a format as in strptime such as %d.%m.%Y, or seconds, milliseconds, microseconds, nanoseconds, excel",
         )
 
 
@@ -217,7 +218,7 @@ def check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
 
 
 def check_share(value: object) -> object:
-    """Check a share of the samples; the message says that a number is no count."""
+    """Check a share of the samples; the message explains that a number is not a count."""
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < 1:
         raise PydanticCustomError("share", "a share of the samples, from 0 to below 1, such as 0.05 for one in twenty")
     return value
@@ -231,7 +232,7 @@ def _is_address(text: str, pattern: re.Pattern[str]) -> bool:
 
 
 def check_web_address(text: str) -> None:
-    """Check the URL of a server; it becomes part of the run folder, so it holds no credentials."""
+    """Check the URL of a server, which must not contain credentials, because the run folder stores it."""
     if not _is_address(text, _ADDRESS):
         raise PydanticCustomError("address", "a URL without user and password, such as https://mlflow.example.org")
 
@@ -275,11 +276,11 @@ class _Cells(ShortForm):
 
 
 STORE_PATTERN = r"^(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]*(/[^?#@]*)?$"
-"""For editors; `check_store_address` decides."""
+"""Approximate pattern for editors; `check_store_address` decides."""
 
 
 def check_store_address(value: object) -> object:
-    """Check the address of a folder in an object store; it becomes part of the run folder, so it has no credentials."""
+    """Check the address of a folder in an object store, which must not contain credentials: the run folder stores it."""
     try:
         is_valid = isinstance(value, str) and remote_address.parse(value).writable
     except remote_address.BadAddress:
@@ -303,7 +304,7 @@ DateFormat = Annotated[str, _CheckedText(check_date_format, _DATE_FORMAT.pattern
 BadShare = Annotated[float, Field(ge=0, lt=1), BeforeValidator(check_share)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-# The limit of torch, and of the counters in files.
+# torch and the counters in files have this limit.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
 FilePath = Annotated[str, Field(min_length=1)]

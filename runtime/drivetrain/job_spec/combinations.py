@@ -1,4 +1,4 @@
-"""Checks combinations of values that are valid by themselves, but not together."""
+"""Checks combinations of values that are valid alone, but not together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEATURE_KINDS = ("numeric", "categorical", "dates")
 
 
 def combination_problems(job: Job) -> Iterator[Problem]:
-    """All such problems of a job: metrics, parts, loss, range of the fp16 scale, Nesterov momentum."""
+    """Yield every problem of values that do not fit together, such as a fold of data that is not split."""
     for find in (
         _metric_problems,
         _csv_problems,
@@ -36,7 +36,7 @@ def combination_problems(job: Job) -> Iterator[Problem]:
 
 
 def _train_problems(job: Job) -> Iterator[Problem]:
-    """A loss of other tasks, and settings of fp16 and of momentum that exclude each other."""
+    """Yield a loss of another task, and settings of fp16 or momentum that exclude each other."""
     loss, fp16, optimizer = job.train.loss, job.train.fp16, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = job.document.nearest(("train", "loss", "name"))
@@ -51,29 +51,30 @@ def _train_problems(job: Job) -> Iterator[Problem]:
         yield job.problem(path, f"starts at {fp16.initial_scale:g}", possible, "change one of the three")
     if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
         possible = "with momentum above 0 and dampening 0 only"
-        yield job.problem(("train", "optimizer", "nesterov"), "is true", possible, "change those two, or leave it out")
+        yield job.problem(("train", "optimizer", "nesterov"), "is true", possible, "change those two, or remove it")
 
 
 def _track_problems(job: Job) -> Iterator[Problem]:
-    """Keys that name no server, or two."""
-    if job.track and (wrong := job.track.find_contradiction()):
-        key, description, possible = wrong
+    """Yield a tracking block that names no server, or two."""
+    contradiction = job.track.find_contradiction() if job.track else None
+    if contradiction:
+        key, description, possible = contradiction
         yield job.problem(("track", key), description, possible, "name one server")
 
 
 def _within_problems(job: Job) -> Iterator[Problem]:
-    """A length, or a schedule with one, beside the time that chooses it."""
+    """Yield a length, or a schedule with its own length, next to `train.within`, which chooses the length."""
     within = job.train.within
     if not within:
         return
     for key, value in (("epochs", job.train.epochs), ("steps", job.train.steps)):
-        # The spec that a run stores has every key with its default.
+        # The stored spec of a run contains every key, so a key with its default counts as not written.
         if value not in (None, Train.model_fields[key].default):
             yield job.problem(
                 ("train", key),
                 f"is {value}, and train.within is {within}, which chooses it",
-                "one of both",
-                f"remove train.within or train.{key}; one that only --set has takes the place of the other",
+                "one of the two",
+                f"remove train.within or train.{key}; a value from --set replaces the other key in the file",
             )
     if job.train.schedule.name in ("step", "own"):
         yield job.problem(
@@ -85,14 +86,14 @@ def _within_problems(job: Job) -> Iterator[Problem]:
     if job.sweep:
         yield job.problem(
             ("train", "within"),
-            f"is {within}, and there is a sweep, whose trials need the same length",
+            f"is {within}, and the trials of the sweep need the same length",
             "train.epochs for a sweep",
             "remove train.within, or the sweep",
         )
 
 
 def _unfreeze_problems(job: Job) -> Iterator[Problem]:
-    """Layers that would be unfrozen after the end of the run."""
+    """Yield layers that would be unfrozen after the end of the run."""
     epochs = job.train.epochs
     for number, entry in enumerate(getattr(getattr(job, "model", None), "unfreeze", ())):
         if not job.train.within and entry.epoch > epochs:
@@ -105,7 +106,7 @@ def _unfreeze_problems(job: Job) -> Iterator[Problem]:
 
 
 def _idle_problems(job: Job) -> Iterator[Problem]:
-    """Settings of something that the job does not have, in every task."""
+    """Yield settings that have no effect in this job: of frozen layers without any, of momentum that is 0."""
     freeze = getattr(getattr(job, "model", None), "freeze", None)
     if freeze and freeze.train_mode and not freeze.any:
         path = ("model", "freeze", "train_mode")
@@ -117,7 +118,7 @@ def _idle_problems(job: Job) -> Iterator[Problem]:
 
 
 def _split_problems(job: Job) -> Iterator[Problem]:
-    """A fold or groups of data that is not split."""
+    """Yield a fold or groups of data that is not split."""
     path = job.data_path("validation")
     for key in ("fold", "groups"):
         value = getattr(job.data, key, None)
@@ -127,7 +128,7 @@ def _split_problems(job: Job) -> Iterator[Problem]:
 
 
 def _column_problems(job: Job) -> Iterator[Problem]:
-    """Columns with two roles."""
+    """Yield columns with two roles."""
     # Windows may be grouped by a column with another role, such as the machine.
     keys = [*getattr(job.data, "COLUMN_KEYS", ()), "ignore", *(() if modality_of(job).is_ordered else ("groups",))]
     for first, second in combinations(keys, 2):
@@ -138,27 +139,28 @@ def _column_problems(job: Job) -> Iterator[Problem]:
 
 
 def _csv_problems(job: Job) -> Iterator[Problem]:
-    """Options of CSV files in a job that has none."""
+    """Yield options for CSV files in a job without CSV files."""
     declared = job.csv_settings()
     paths = [text for _, text in job.data_paths()]
     if declared and not any(text.lower().endswith((".csv", ".tsv")) or is_on_hub(text) for text in paths):
-        description = f"has {', '.join(declared)}, and {paths[0]!r} is no CSV file"
+        description = f"has {', '.join(declared)}, and {paths[0]!r} is not a CSV file"
         yield job.problem(("data", "csv"), description, "for .csv and .tsv files only", "remove it")
 
 
 def _missing_problems(job: Job) -> Iterator[Problem]:
-    """Cells without a value in a job whose data has no cells."""
+    """Yield `data.missing` in a job whose data is not a table."""
     cells = getattr(job.data, "missing", None)
     paths = [text for _, text in job.data_paths()]
     if not cells:
         return
     suffixes = (*TABLES, *modality_of(job).array_suffixes)
     if not any(text.lower().endswith(suffixes) or is_on_hub(text) for text in paths):
-        description = f"is {', '.join(cells)}, and {paths[0]!r} is no table"
+        description = f"is {', '.join(cells)}, and {paths[0]!r} is not a table"
         yield job.problem(("data", "missing"), description, "for tables", "remove it")
 
 
 def _metric_problems(job: Job) -> Iterator[Problem]:
+    """Yield keys that watch a metric which this task does not compute."""
     metrics = job.metrics()
     for path, metric in job.watched_metrics().items():
         if metric is not None and metric not in metrics:

@@ -1,4 +1,4 @@
-"""Checks the tables of a job before training: with the reader of the data, which refuses what training refuses."""
+"""Checks the tables of a job before training, with the reader that training uses, so that both refuse the same data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from drivetrain.job import Job, dot_key
 from drivetrain.storage.remote_address import is_remote
 
 MAX_CHECKED_BYTES = 8 << 20
-"""Largest size of all tables whose rows are read; of larger ones only the header is, so that the answer comes at once."""
+"""Largest total size of the tables whose rows are read; for larger tables only headers are checked, to answer at once."""
 
 
 def check(job: Job) -> list[str]:
-    """Read the tables of a job; returns lines on what was checked and what was not.
+    """Read the tables of a job; returns one line for each check that was made or postponed.
 
     Raises:
-        DataError: if training would refuse them, with the place of the key.
+        DataError: if training would refuse the data; its key has file, line and column of the spec.
     """
     if not job.data_paths():
         return []
@@ -27,27 +27,24 @@ def check(job: Job) -> list[str]:
         path, label = job.resolve(text), dot_key(key)
         if (key, text) in job.list_unfetched():
             lack = "has no copy here" if is_remote(text) else "is not in the cache of the Hugging Face hub"
-            fetch = f"`drivetrain fetch {job.document.name}` downloads it, and so does `train`"
-            unread.append(f"{label}: {text} {lack}; {fetch}; what is in it is checked then")
+            fetch = f"`drivetrain fetch {job.document.name}` and `train` download it"
+            unread.append(f"{label}: {text} {lack}; {fetch}; its contents are checked then")
         elif path.suffix.lower() not in table_paths.SUFFIXES or not path.is_file():
-            unread.append(f"{label}: {text} is there; what is in it is {later}")
+            unread.append(f"{label}: {text} exists; its contents are {later}")
         else:
             tables.append(f"{label}: checked the header of {text}; its ")
             size += sum(file.stat().st_size for file in shards.files(path, label))
     if unread or size > MAX_CHECKED_BYTES or not find_spec("pyarrow"):
         reason = "rows are" if unread or size <= MAX_CHECKED_BYTES else f"{size / 1e6:,.0f} MB are"
         return [*unread, *(f"{table}{reason} {later}" for table in tables)]
-    # Only tables need the reader and its libraries.
+    # Imported here, because only tables need the reader and its libraries.
     from drivetrain.data import load_data
 
     try:
         count, notes = load_data.check(job)
     except DataError as error:
-        option, _, description = error.given.partition(": ")
-        if option.split(".")[0] not in ("data", "model", "train"):
-            option, description = "data.train", error.given
-        place = job.locate_key(tuple(option.split(".")))
-        raise DataError(f"{place}: {description}", error.possible, error.action) from None
+        label = job.locate_key(tuple((error.key or "data.train").split(".")))
+        raise DataError(error.description, error.possible, error.action, key=label) from None
     notes[:0] = [f"data.train: checked {count:,} training samples"]
     if job.train.batch > count:
         notes.append(

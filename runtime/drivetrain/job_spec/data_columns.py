@@ -1,4 +1,4 @@
-"""Checks the columns that a job names: with the headers of its data files, and with the earlier run that it starts from.
+"""Checks the columns that a job names against the headers of its data files and the earlier run that it starts from.
 
 The headers of CSV and TSV files are read without pyarrow before a run starts. The readers of the data check all files again.
 """
@@ -34,9 +34,10 @@ def check_headers(job: Job) -> None:
 
     Raises:
         SpecError: if the job names columns, but its data has none.
-        DataError: if a file is no table, its separator or encoding is ambiguous, or columns are missing (all are listed).
+        DataError: if a file is not a table, its separator or encoding is ambiguous, or columns are missing (lists all).
     """
-    if problems := list(_find_column_keys_without_table(job)):
+    problems = list(_find_column_keys_without_table(job))
+    if problems:
         raise SpecError(problems)
     missing: list[tuple[Key, str, Path, list[str]]] = []
     files = csv_dialect.of_job(job.csv_settings(), {})
@@ -86,7 +87,11 @@ def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
 
 
 def _missing_columns_error(job: Job, missing: list[tuple[Key, str, Path, list[str]]]) -> DataError:
-    """Return the error about columns: the key that names each, its name, and the file with the columns that it has."""
+    """Return the error about missing columns.
+
+    Args:
+        missing: for each column the key that names it, its name, the file, and the columns of the file.
+    """
     several_files = len({path for _, _, path, _ in missing}) > 1
     possible = dict.fromkeys(
         f"{path}: " * several_files + list_names(columns, MAX_LISTED_COLUMNS) for _, _, path, columns in missing
@@ -123,7 +128,7 @@ def check_images(job: ImageJob, earlier: EarlierModel) -> None:
         value, earlier_value = getattr(job.data, key), earlier.preprocessing.get(key, default)
         if key in job.data.model_fields_set and value not in ("auto", earlier_value):
             text = f"is {value}, and the earlier run was trained on {earlier_value}"
-            earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or leave it out", ("data", key))
+            earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or remove the key", ("data", key))
 
 
 def check_series(job: SeriesJob, earlier: EarlierModel) -> None:
@@ -133,37 +138,40 @@ def check_series(job: SeriesJob, earlier: EarlierModel) -> None:
         _refuse_features(earlier, option, names, trained_columns, "a column that it did not see", "use another run")
     if trained_columns and data.features and list(data.features) != list(trained_columns):
         description = f"is {', '.join(data.features)}, and the earlier run was trained on {', '.join(trained_columns)}"
-        earlier.refuse(description, "the same columns in the same order", "leave features out", ("data", "features"))
+        earlier.refuse(description, "the same columns in the same order", "remove features", ("data", "features"))
 
 
 def check_table(job: TableJob, earlier: EarlierModel) -> None:
     """Check that the features and their kinds stay the same, and that none of them is a target or ignored."""
     data, kinds = job.data, {kind: _list_columns(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
     dates: dict[str, list[str]] = earlier.preprocessing.get("dates", {})
-    from_dates = {f"{name}.{part}" for name, parts in dates.items() for part in parts}
+    from_dates = {f"{name}.{feature}" for name, features in dates.items() for feature in features}
     trained_columns = [*(name for names in kinds.values() for name in names if name not in from_dates), *dates]
     for key, earlier_value in (("dates", dates), ("date_format", earlier.preprocessing.get("date_format"))):
         if key in job.data.model_fields_set and job.data.model_dump(mode="json")[key] not in (earlier_value, None, {}):
             description = f"differs from the earlier run, in which it is {earlier_value or 'absent'}"
-            earlier.refuse(description, "the same", f"leave data.{key} out", ("data", key))
+            earlier.refuse(description, "the same", f"remove data.{key}", ("data", key))
     _refuse_features(earlier, "target", data.target, trained_columns, "a column that it did not see", "use another run")
     action = "remove it from data.ignore, or use another run"
     _refuse_features(earlier, "ignore", data.ignore or (), trained_columns, "columns that it did not see", action)
     if data.features and set(data.features) != set(trained_columns):
-        description = f"is {list_names(data.features, MAX_EARLIER_COLUMNS)}, and the earlier run was trained on {list_names(trained_columns, MAX_EARLIER_COLUMNS)}"
-        earlier.refuse(description, "the same columns", "leave data.features out", ("data", "features"))
-    for kind, names in kinds.items():
-        if unknown := [name for name in getattr(data, kind) or () if name not in names]:
-            description = f"has {unknown[0]!r}, which is no {kind} feature of the earlier run"
-            possible = f"its {kind} features: {list_names(names, MAX_EARLIER_COLUMNS) or 'none'}"
-            earlier.refuse(description, possible, f"leave data.{kind} out", ("data", kind))
+        names, trained = (list_names(columns, MAX_EARLIER_COLUMNS) for columns in (data.features, trained_columns))
+        description = f"is {names}, and the earlier run was trained on {trained}"
+        earlier.refuse(description, "the same columns", "remove data.features", ("data", "features"))
+    for kind, kind_columns in kinds.items():
+        for name in getattr(data, kind) or ():
+            if name not in kind_columns:
+                description = f"has {name!r}, which is not a {kind} feature of the earlier run"
+                possible = f"its {kind} features: {list_names(kind_columns, MAX_EARLIER_COLUMNS) or 'none'}"
+                earlier.refuse(description, possible, f"remove data.{kind}", ("data", kind))
 
 
 def _refuse_features(
     earlier: EarlierModel, option: str, names: Sequence[str | None], features: Sequence[str], possible: str, action: str
 ) -> None:
-    if shared := [name for name in names if name in features]:
-        earlier.refuse(f"has {shared[0]!r}, which is a feature of the earlier run", possible, action, ("data", option))
+    for name in names:
+        if name in features:
+            earlier.refuse(f"has {name!r}, which is a feature of the earlier run", possible, action, ("data", option))
 
 
 def _list_columns(preprocessing: Mapping[str, Any], kind: str) -> list[str]:

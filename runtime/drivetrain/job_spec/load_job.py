@@ -1,4 +1,4 @@
-"""Loads a job file: from a YAML file and `--set` values to a checked Job, or to a list of all problems."""
+"""Loads a job file: turns YAML and `--set` values into a checked Job, or into a list of all problems."""
 
 from __future__ import annotations
 
@@ -43,39 +43,40 @@ def load(
     """Read and check a job file.
 
     Args:
-        path: the YAML file.
-        assignments: `key.path=value` texts, applied over the file.
-        folder: where relative paths start; the file's own folder if None.
+        path: YAML file.
+        assignments: `key.path=value` texts that override the file.
+        folder: folder from which relative paths start; None for the folder of the file.
         measured: measured numbers by key of `train:`, in place of `batch_size: auto`.
-        locate: finds what a job names on the Hugging Face hub, in stores and on the web; None to look in the caches
-            only, and not to check what is missing there.
-        content: the bytes of the file, if they were read before; None to read them now.
+        locate: function that finds remote data of a job on the Hugging Face hub, in stores and on the web; None looks
+            only in the caches, and leaves data that is missing there unchecked.
+        content: bytes of the file if it was read before; None reads it now.
         is_copied: whether the user's code runs from a copy, which was checked when it was made.
 
     Raises:
-        SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used,
-            or contradicts a key; or if data on the hub cannot be used.
+        SpecError: with all problems, each with file:line:column and key; or if the run that the job starts from cannot
+            be used or contradicts a key; or if data on the hub cannot be used.
         DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
     document = read_spec(path, assignments, content)
     if measured and isinstance(train := document.data.get("train"), dict):
-        # The position of the key stays, since the user wrote the `auto` there.
+        # The position of the key stays unchanged, because the user wrote `auto` there.
         document.data["train"] = {**train, **measured}
     job = _build_checked(document, folder or path.parent, locate, is_copied=is_copied)
     if job.sweep:
         job._parameters = sweep_space.check_space(
-            job, lambda other: _build_checked(other, job.folder, is_copied=is_copied)
+            job, lambda document: _build_checked(document, job.folder, is_copied=is_copied)
         )
     return job
 
 
 def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = None) -> Document:
-    """Read the document, with the mistakes in it.
+    """Read a job file and apply the assignments; the document collects all other mistakes.
 
     Args:
-        assignments: `key.path=value` texts, applied over it.
-        content: of the file as it was read before; None to read it now.
+        path: YAML file.
+        assignments: `key.path=value` texts that override the file.
+        content: bytes of the file if it was read before; None reads it now.
 
     Raises:
         SpecError: if the file cannot be read, or is not one YAML mapping.
@@ -91,18 +92,19 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
 
 
 def _replace_length(document: Document) -> None:
-    """Remove the length in the file if the command line has a time, and the time if it has a length: one of both is possible."""
+    """Remove `epochs` and `steps` of the file if `--set` gives `within`, and the other way round: a run has one length."""
     train = document.data.get("train")
     if not isinstance(train, dict):
         return
-    written = {key: value for key, value in train.items() if value is not None}
-    lengths = written.keys() & {"epochs", "steps", "within"}
+    lengths = {key for key in ("epochs", "steps", "within") if train.get(key) is not None}
     set_keys = {key for key in lengths if document.place(("train", key)).startswith("--set ")}
-    is_time = {key == "within" for key in set_keys}
-    for key in sorted(lengths - set_keys) if len(is_time) == 1 else ():
-        if (key == "within") not in is_time:
-            setting = ", ".join(f"train.{name}: {format_value(written[name])}" for name in sorted(set_keys))
-            document.replaced.append(f"--set: {setting} takes the place of train.{key}: {format_value(written[key])}")
+    counts, times = set_keys - {"within"}, set_keys & {"within"}
+    if bool(counts) == bool(times):
+        return  # nothing to replace, or a contradiction on the command line itself
+    for key in sorted(lengths - set_keys):
+        if (key == "within") != bool(times):
+            setting = ", ".join(f"train.{name}: {format_value(train[name])}" for name in sorted(set_keys))
+            document.replaced.append(f"--set: {setting} replaces train.{key}: {format_value(train[key])}")
             del train[key], document.places["train", key]
 
 
@@ -127,7 +129,7 @@ def read_content(path: Path) -> bytes:
 
 
 def _nearest_job(path: Path) -> str:
-    """`did you mean "x"?` for the job file whose name is most similar, in the same folder or in jobs/."""
+    """Suggest the job file with the most similar name in the same folder or in jobs/; empty if none is similar."""
     for folder in dict.fromkeys((path.parent, Path("jobs"))):
         with contextlib.suppress(OSError):
             files = [file for file in sorted(folder.iterdir()) if file.suffix in (".yaml", ".yml") and file.is_file()]
@@ -140,7 +142,7 @@ def _nearest_job(path: Path) -> str:
 def _build_checked(
     document: Document, folder: Path, locate: Callable[[Job], Job] | None = None, *, is_copied: bool = False
 ) -> Job:
-    """Build a Job from a document, and check what it names."""
+    """Build a Job from a document, and check its paths, columns, code and earlier run."""
     job = check(document)
     job._folder = folder
     job = _locate_data(job, locate)
@@ -172,7 +174,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
     """Build a Job from a document.
 
     Args:
-        kind: the class of the task; by the document's `task:` if None.
+        kind: class of the task; None for the class of the document's `task:`.
 
     Raises:
         SpecError: with all problems.
@@ -181,6 +183,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
     data, kind = dict(document.data), kind or _find_task_class(document)
     job: Job | None = None
     try:
+        # Validated twice: the class with the optimizations' types finds their mistakes, but the job is of the task's class.
         _add_optimization_types(kind).model_validate(data)
         job = kind.model_validate(data)
     except ValidationError as error:
@@ -201,7 +204,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
 def _find_combination_problems(
     kind: type[Job], data: dict[str, object], document: Document, problems: list[Problem]
 ) -> list[Problem]:
-    """Problems of the combination of the valid values, so that all problems are reported at once."""
+    """List the problems of the valid values with each other, so that all problems are reported at once."""
     # Task and `data:` determine which metrics and losses exist, so both must be valid.
     if kind is Job or any(problem.key.startswith("data") for problem in problems):
         return []
@@ -220,7 +223,7 @@ def _find_task_class(document: Document) -> type[Job]:
 
 
 def _drop_consequences(problems: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
-    """Leave out problems that merely follow from an unreadable value or an unknown task."""
+    """Yield the problems that do not merely follow from an unreadable value or an unknown task."""
     unread_keys = [dot_key(path) for path in document.unread]
     for problem in problems:
         is_consequence = any(
@@ -257,9 +260,10 @@ def _check_task(document: Document) -> Iterator[Problem]:
 @cache
 def optimize_model() -> type[BaseModel]:
     """Return the class of `optimize:`: one key per optimization, with its own values or auto."""
-    fields: dict[str, Any] = {
-        o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
-    }
+    fields: dict[str, Any] = {}
+    for optimization in optimizations.every():
+        field = Field("auto", description=optimization.sentence)
+        fields[optimization.name] = (optimization.values | Literal["auto"], field)
     measure: Any = (
         Literal["off", "auto", "full"],
         Field(
@@ -280,26 +284,38 @@ def _add_optimization_types(kind: type[Job]) -> type[Job]:
 
 
 def _check_paths(job: Job) -> None:
+    """Check that all local data and weights of a job can be read.
+
+    Raises:
+        DataError: if files are missing or cannot be read; lists all of them.
+    """
     unfetched = job.list_unfetched()
-    weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights" and not is_remote(path)]
-    paths = [*(named for named in job.data_paths() if named not in unfetched and not is_remote(named[1])), *weights]
-    missing = [(key, path, wrong) for key, path in paths if (wrong := find_obstacle(job.resolve(path)))]
-    if missing:
-        is_example = (job.folder / "samples" / f"{job.name}.py").exists()
-        roots = (job.folder, Path.cwd())
-        suggestion = " ".join(filter(None, (suggest_nearest_path(roots, path) for _, path, _ in missing)))
-        nearby_hint = next(filter(None, (suggest_nearby_file(roots, path) for _, path, _ in missing)), "")
+    data = [(key, path) for key, path in job.data_paths() if (key, path) not in unfetched]
+    weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights"]
+    lines, missing_paths = list[str](), list[str]()
+    for key, path in (*data, *weights):
+        obstacle = "" if is_remote(path) else find_obstacle(job.resolve(path))
+        if obstacle:
+            lines.append(f"{job.locate_key(key)}: {format_value(path)} {obstacle}")
+            missing_paths.append(path)
+    if lines:
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
-        raise DataError(
-            "\n".join(f"{job.locate_key(key)}: {format_value(path)} {wrong}" for key, path, wrong in missing),
-            f"a path relative to {' or to '.join(folders)}",
-            f"make samples ARGS={job.name}"
-            if is_example
-            else suggestion
-            or (TAKE_FILE if all(describe_special_file(job.resolve(path)) for _, path, _ in missing) else "")
-            or nearby_hint
-            or "check the spelling; a container can access only the project and mounted folders",
-        )
+        possible = f"a path relative to {' or to '.join(folders)}"
+        raise DataError("\n".join(lines), possible, _advise_on_paths(job, missing_paths))
+
+
+def _advise_on_paths(job: Job, paths: Sequence[str]) -> str:
+    """Return the advice for paths that cannot be read: the most specific that fits."""
+    roots = (job.folder, Path.cwd())
+    if (job.folder / "samples" / f"{job.name}.py").exists():
+        return f"make samples ARGS={job.name}"
+    similar = " ".join(filter(None, (suggest_nearest_path(roots, path) for path in paths)))
+    if similar:
+        return similar
+    if all(describe_special_file(job.resolve(path)) for path in paths):
+        return TAKE_FILE
+    nearby = next(filter(None, (suggest_nearby_file(roots, path) for path in paths)), "")
+    return nearby or "check the spelling; a container can access only the project and mounted folders"
 
 
 def schema() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Finds the data that a job names on the Hugging Face hub, in a store or on a web server: in the cache, or by downloading it.
+"""Finds the data that a job names on the Hugging Face hub, in a store or on a web server, and downloads it if needed.
 
-Afterwards addresses on the hub have the commit, so that the run, its children and its resumption read the same files, and
-those of splits name them.
+Afterwards each address on the hub contains the commit and the files of its split, so that the run, its children and every
+resume read the same files.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ USES = {"train": "for training", "validation": "for validation", "test": "for th
 
 
 def fetch(job: Job, say: Say) -> Job:
-    """Return the job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store.
+    """Download the remote data of a job that is not in the caches or has changed in a store; returns the located job.
 
     Raises:
-        DrivetrainError: if that cannot be had or stored, with the place of the key.
+        DrivetrainError: if something cannot be downloaded or stored; names the position of the key.
     """
     return fetch_copies(locate_on_hub(job, say)[0], say)[0]
 
 
 def use_cached(job: Job, say: Say | None = None) -> Job:
-    """Like `fetch`, but stores are not asked, and without `say` neither is the hub: what the caches lack stays as it is.
+    """Locate the remote data of a job without asking stores, and without `say` without asking the hub.
+
+    Addresses that the caches lack stay unchanged.
 
     Raises:
         DrivetrainError: as `fetch`.
@@ -53,14 +55,15 @@ def use_cached(job: Job, say: Say | None = None) -> Job:
 
 
 def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Fetched]]:
-    """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
+    """Replace the hub addresses in a job by the files of its datasets; returns the job and the datasets.
 
     Args:
-        say: reports downloads; None to look in the cache only and keep the addresses of what is not there.
-        update: ask the hub which commit a branch is now.
+        job: job with addresses.
+        say: function that prints a line about a download; None looks only in the cache, and keeps other addresses.
+        update: whether to ask the hub for the current commit of a branch.
 
     Raises:
-        SpecError: if a dataset is not there, cannot be downloaded, or has no splits that can be used.
+        SpecError: if a dataset does not exist, cannot be downloaded, or has no usable splits.
         StorageError: if the cache cannot be written.
     """
     located: list[Fetched] = []
@@ -68,7 +71,7 @@ def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> 
     for key, text in keys_and_texts:
         address = hub_address.parse(text)
         if address is None:
-            action = "correct it; a revision with a slash is written with %2F"
+            action = "correct it; write %2F for a slash in a revision"
             raise job.spec_error(key, f"is {text!r}", FORM, action)
         try:
             files = _find_files(job, key, address, say, update=update)
@@ -79,7 +82,7 @@ def locate_on_hub(job: Job, say: Say | None = None, *, update: bool = False) -> 
         except HubError as error:
             action = error.action
             if error.offline:
-                action += f"; where there is a network, `drivetrain fetch {job.document.name}` fills the cache"
+                action += f"; on a machine with a network, `drivetrain fetch {job.document.name}` fills the cache"
             raise job.spec_error(key, f"{text}: {error.given}", error.possible, action) from None
     return job, located
 
@@ -88,14 +91,16 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
     """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
-        is_of_images = modality_of(job).has_sample_files
-        used = _select_used(job, key, hub_dataset_files.find_splits(paths, readme, address, images=is_of_images))
+        has_images = modality_of(job).has_sample_files
+        used = _select_used(job, key, hub_dataset_files.find_splits(paths, readme, address, images=has_images))
         for split, files in used.items():
-            first_path = _choose_path(split, files, address)
-            yield from files if "" not in used else shards.siblings(first_path, paths)
-            if is_of_images and first_path.endswith(MANIFESTS):
-                folder = os.path.dirname(first_path)
-                yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
+            named_path = _choose_path(split, files, address)
+            yield from files if "" not in used else shards.siblings(named_path, paths)
+            # The images that a manifest names are below its folder.
+            if has_images and named_path.endswith(MANIFESTS):
+                folder = os.path.dirname(named_path)
+                prefix = f"{folder}/" if folder else ""
+                yield from (path for path in paths if path.startswith(prefix) and path.lower().endswith(IMAGES))
 
     repository = hub_cache.find_repository(address.name, DATASET)
     if say is None:
@@ -104,20 +109,18 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
 
 
 def _select_used(job: Job, key: Key, files: Files) -> Files:
-    """Select the splits that the job takes from an address of data.train, or the one that another key takes."""
+    """Select the splits that the job takes from an address: several for data.train, one for any other key."""
     if "" in files:
         return files
+    description = f"has the splits {', '.join(files)}"
     if key[-1] != "train":
-        single = files.get(key[-1]) or (next(iter(files.values())) if len(files) == 1 else None)
-        if single is None:
-            raise HubError(
-                f"has the splits {', '.join(files)}", f"data for {dot_key(key)}", "name a file or folder of it"
-            )
-        return {key[-1]: single}
+        if key[-1] in files:
+            return {key[-1]: files[key[-1]]}
+        if len(files) != 1:
+            raise HubError(description, f"data for {dot_key(key)}", "name one of its files or folders")
+        return {key[-1]: next(iter(files.values()))}
     if "train" not in files:
-        raise HubError(
-            f"has the splits {', '.join(files)}, and none for training", "a split for training", "name a file or folder"
-        )
+        raise HubError(f"{description}, and none for training", "a split for training", "name a file or folder")
     used = {split: split_files for split, split_files in files.items() if split == "train" or _is_free(job, split)}
     for split in used:
         named_splits.check_groups(job, split, job.data.train)
@@ -131,7 +134,7 @@ def _is_free(job: Job, split: str) -> bool:
 
 
 def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
-    """Return the job with the files of an address at their commit."""
+    """Return the job with an address replaced by its files at their commit, and with a note about the splits."""
     paths, readme = located.paths, located.readme
     all_splits = hub_dataset_files.find_splits(paths, readme, address, images=modality_of(job).has_sample_files)
     used = _select_used(job, key, all_splits)
@@ -142,11 +145,10 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Jo
         update[split or key[-1]] = str(fixed.below(path))
         if split:
             use_notes.append(f"{path or 'all'} {USES[split]}")
-    use_notes += [
-        f"{split} is not used, since the job says what is" if split in SPLITS else f"{split} is not used"
-        for split in all_splits
-        if split not in used
-    ]
+    for split in all_splits:
+        if split not in used:
+            reason = ", because the job names other data" if split in SPLITS else ""
+            use_notes.append(f"{split} is not used{reason}")
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
         name += f", {address.revision} is commit {located.commit[:12]}"
@@ -158,42 +160,43 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Jo
 
 
 def _choose_path(split: str, files: Sequence[str], address: HubAddress) -> str:
-    """Choose the path that names the files of a split: a folder of images, a table, or the first part of one.
+    """Choose the path that names the files of a split: a folder of images, a table, or the first shard of a table.
 
     Raises:
-        HubError: if they are several tables.
+        HubError: if the files are several tables.
     """
-    first = sorted(files)[0]
-    if not first.lower().endswith(TABLES) and split:
+    first_file = min(files)
+    if not first_file.lower().endswith(TABLES) and split:
         return _find_image_folder(split, files)
-    unrelated = set(files) - set(shards.siblings(first, files))
+    unrelated = set(files) - set(shards.siblings(first_file, files))
     if unrelated:
         raise HubError(
             f"has {len(files)} files {USES.get(split, '')}: {', '.join(sorted(files)[:4])}",
-            "one table for each split, or its parts numbered as in train-00000-of-00002.parquet and 0000.parquet",
-            f"name one: data.{split}: {address.below(first)}",
+            "one table for each split, or its shards numbered as in train-00000-of-00002.parquet and 0000.parquet",
+            f"name one: data.{split}: {address.below(first_file)}",
         )
-    return first
+    return first_file
 
 
 def _find_image_folder(split: str, files: Sequence[str]) -> str:
-    """Find the folder of a split: the one with its name, or the one that contains the class folders of all images."""
-    parts = files[0].split("/")[:-1]
-    for depth, name in enumerate(parts, start=1):
-        prefix = "/".join(parts[:depth])
+    """Find the folder of a split: the folder with its name, or else the parent of the class folders of all images."""
+    folders = files[0].split("/")[:-1]
+    for depth, name in enumerate(folders, start=1):
+        prefix = "/".join(folders[:depth])
         if name.lower() in SPLITS[split] and all(path.startswith(f"{prefix}/") for path in files):
             return prefix
     return os.path.commonpath([os.path.dirname(os.path.dirname(path)) for path in files])
 
 
 def fetch_copies(job: Job, report: Say) -> tuple[Job, list[StoredCopy]]:
-    """The job with copies of what it names, downloaded unless the cache has the present content; and these copies.
+    """Copy the data that a job names in stores into the cache, if it is new or has changed; returns job and copies.
 
     Args:
-        report: takes lines about a download.
+        job: job with addresses.
+        report: function that prints a line about a download.
 
     Raises:
-        DrivetrainError: of the store, of the cache, or of the data, with the place of the key.
+        DrivetrainError: if store, cache or data cannot be used; names the position of the key.
     """
 
     def fetch(key: Key, address: RemoteAddress, cache: Path) -> StoredCopy:
@@ -206,7 +209,7 @@ def fetch_copies(job: Job, report: Say) -> tuple[Job, list[StoredCopy]]:
 
 
 def _locate(job: Job, find: Callable[[Key, RemoteAddress, Path], StoredCopy | None]) -> tuple[Job, list[StoredCopy]]:
-    """The job that reads addresses from the copies that are found, and says so in its notes; and these copies."""
+    """Let the job read addresses from the copies that `find` returns, with a note for each; returns job and copies."""
     copies: dict[str, StoredCopy] = {}
     notes = []
     for key, text in list_remote_paths(job):
@@ -226,22 +229,22 @@ def _locate(job: Job, find: Callable[[Key, RemoteAddress, Path], StoredCopy | No
 
 
 def _check_alone(job: Job, key: Key, address: RemoteAddress) -> None:
-    """Refuse a file that needs others, which are not fetched with it.
+    """Refuse a file that needs other files, because an address of a file fetches only this file.
 
     Raises:
-        DataError: for a part of a table, or a table that names images.
+        DataError: for a shard of a table, or a table that names images.
     """
-    part = shards.SHARD.fullmatch(address.name)
+    shard = shards.SHARD.fullmatch(address.name)
     names_images = key[0] == "data" and modality_of(job).has_sample_files and address.name.lower().endswith(MANIFESTS)
-    if names_images or (part and int(part["count"]) > 1):
-        description = "names images, which are other files" if names_images else "is a part of a table"
-        raise DataError(f"{address} {description}", "the folder that holds all of them", f"name it: {address.parent}")
+    if names_images or (shard and int(shard["count"]) > 1):
+        description = "names images, which are other files" if names_images else "is one of several files of a table"
+        raise DataError(f"{address} {description}", "the folder with all of them", f"name it: {address.parent}")
 
 
 def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
-    """Return a function that says which files of a folder are needed: of a run all but its checkpoints.
+    """Return a function that decides whether a file of a folder is needed; a run's checkpoints are not.
 
-    Tar files are refused before they are downloaded: only code of the user reads them.
+    The function refuses tar files before they are downloaded, because only code of the user reads them.
     """
     is_run = key[0] == "model" and isinstance(getattr(job, "model", None), EarlierRun)
 
@@ -250,7 +253,7 @@ def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
             raise DataError(
                 f"{dict(list_remote_paths(job))[key]} has tar files, such as {name}",
                 "images in folders, or a table",
-                "name other data, or read it with an iterable of yours, as jobs/streamed.yaml does",
+                "name other data, or read it with your own iterable, as jobs/streamed.yaml does",
             )
         return not (is_run and name.startswith("checkpoints/"))
 
@@ -258,8 +261,8 @@ def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
 
 
 def add_location(job: Job, key: Key, error: DrivetrainError) -> DrivetrainError:
-    """Add the position of a key in the spec to the error, which is returned."""
-    description = error.given.removeprefix(f"{dot_key(key)}: ")
+    """Add the position of a key in the spec to an error, and return it."""
+    description = error.description if isinstance(error, DataError) else error.given
     error.given = f"{job.locate_key(key)}: {description}"
     error.args = ("\n".join(error.lines()),)
     return error

@@ -1,12 +1,13 @@
 """Describes where a spec comes from, so that a child process loads the same job even if the user's files change.
 
-Also loads the job of a run.
+It also loads the stored job of a run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,9 @@ from drivetrain.system.run_files import JOB_FILE
 from drivetrain.system.run_records import RunState
 
 CODE = "code"
-"""Name of the folder for the user's code in that folder."""
+"""Name of the folder with the user's code, in the folder with a job's copies."""
 COPY_VARIABLE = "DRIVETRAIN_JOB_COPY"
-"""Environment variable by which another command tells `drivetrain train` which copy to train from."""
+"""Environment variable with the copy that `drivetrain train` trains from, set by commands that train several runs."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,24 @@ class SpecSource:
 
     spec: Path
     assignments: Sequence[str] = ()
-    """`key.path=value`, as for `--set`."""
+    """`key.path=value` texts, as for `--set`."""
     measured: Mapping[str, int] = field(default_factory=dict)
     """Measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`."""
     folder: Path | None = None
-    """Where relative paths start; the folder of the file if None."""
+    """Folder from which relative paths start; None for the folder of the file."""
     code: Mapping[str, str] | None = None
-    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
+    """SHA-256 by name of the only files of user code that may run; None allows all files in the folder of the spec."""
     is_child: bool = False
-    """Whether the parent of this process has downloaded what the job names; it is then read as it was."""
+    """Whether the parent process has already downloaded all remote data; this process then reads the same copies."""
     copy: Path | None = None
-    """The folder with copies of the job file and of the user's code, which are read instead; None if there is none."""
+    """Folder with copies of the job file and the user's code, which are read instead; None if there is none."""
     content: bytes | None = None
     """Content of the job file; None until it is read."""
 
     def load(self) -> Job:
-        """Read and check the spec, and download what it names on the Hugging Face hub, in stores and on the web.
+        """Read and check the spec, and download its data from the Hugging Face hub, stores and the web.
 
-        A copy in a run folder keeps the defaults that the run began with.
+        A job that is read from the copy in a run folder keeps the defaults that the run began with.
 
         Raises:
             SpecError: with all problems.
@@ -72,7 +73,7 @@ class SpecSource:
         return compare_stored_spec(self.copy.parent, job).job if self.copy else job
 
     def read(self) -> SpecSource:
-        """Read the job file, unless that was done; returns the source with its content.
+        """Read the job file unless its content is already here; returns the source with the content.
 
         Raises:
             SpecError: if it cannot be read.
@@ -87,26 +88,26 @@ class SpecSource:
 
         Raises:
             SpecError: if one of them cannot be read.
-            CheckpointError: if a file of the user's code is another one than may run.
+            CheckpointError: if a file of the user's code differs from the one that may run.
         """
         code = user_code.Code(job.folder, self.code, self.copy and self.copy / CODE)
-        for key, part, _ in list_user_functions(job):
+        for key, settings, _ in list_user_functions(job):
             try:
-                code.read_with_imports(part.file)
-                if not isinstance(part, CustomData):  # its arguments name the data
-                    code.with_copies(part.arguments)
+                code.read_with_imports(settings.file)
+                if not isinstance(settings, CustomData):  # its arguments name the data, which is not copied
+                    code.with_copies(settings.arguments)
             except OSError as error:
-                message = f"{part.file} or a file of its arguments cannot be read: {error}"
+                message = f"{settings.file} or a file of its arguments cannot be read: {error}"
                 raise job.spec_error((*key, "file"), message, "files that exist", "restore it") from None
         spec = {JOB_FILE: self.read().content or b"", WRITTEN_FILE: to_json(locate_written(job)).encode()}
         return spec | {f"{CODE}/{name}": text for name, text in code.sources.items()}
 
     def copy_to(self, folder: Path, job: Job) -> SpecSource:
-        """Copy the job's files into a folder, in place of older copies; returns the source that reads them there.
+        """Copy the job's files into a folder, replacing older copies; returns the source that reads the copies.
 
         Raises:
             SpecError: as `read_files`.
-            StorageError: if it cannot be written.
+            StorageError: if the folder cannot be written.
         """
         files, copy = self.read_files(job), folder / COPY
         with blame_storage(copy), contextlib.suppress(FileNotFoundError):
@@ -116,48 +117,52 @@ class SpecSource:
         return replace(self, content=files[JOB_FILE], copy=copy)
 
     def options(self) -> list[str]:
-        """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
-        # One argument each: Linux takes at most 128 KiB in one.
-        assignments = [word for assignment in self.assignments for word in ("--set", assignment)]
+        """List the options that a child process reads with `add_options`, without the path of the spec."""
+        # One argument for each assignment, because Linux accepts at most 128 KiB in one argument.
+        assignments = list(itertools.chain.from_iterable(("--set", assignment) for assignment in self.assignments))
         settings = {"measured": dict(self.measured), "code": self.code and {**self.code}}
         paths = {"folder": self.folder and str(self.folder), "copy": self.copy and str(self.copy)}
         return [*assignments, "--source", json.dumps(settings | paths)]
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> SpecSource:
-        """Return the source that the parent of this process has passed on."""
+        """Return the source that the parent process passes in the options of this process."""
         settings = json.loads(arguments.source)
         paths = {name: Path(settings[name]) for name in ("folder", "copy") if settings.get(name)}
         return cls(arguments.spec, arguments.set, **settings | paths, is_child=True)
 
 
 def fetch(job: Job) -> Job:
-    """Return the job with what it names elsewhere; downloaded if it is not in the caches, or has changed in a store."""
+    """Download the remote data of a job that is not in the caches or has changed in a store; returns the located job."""
     from drivetrain.job_spec import located_data
 
     return located_data.fetch(job, say)
 
 
 def _use_fetched(job: Job) -> Job:
-    """Like `fetch`, but stores are not asked again, so that all processes of a run read the same version."""
+    """Locate the remote data of a job without asking stores again, so that all processes of a run read one version."""
     from drivetrain.job_spec import located_data
 
     return located_data.use_cached(job, say)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let a program take the spec and what `SpecSource.options` adds."""
+    """Add the path of the spec and the options of `SpecSource.options` to a program's parser."""
     parser.add_argument("spec", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--source", default="{}")
 
 
 def load_stored_job(run: Path, locate: Callable[[Job], Job] | None) -> Job:
-    """The job of a run; relative paths start from the folder of the original job file, and `locate` is as for `load`.
+    """Load the job of a run; relative paths start from the folder of the original job file.
+
+    Args:
+        run: run folder.
+        locate: function that locates remote data, as for `load`.
 
     Raises:
         CheckpointError: if the stored file cannot be read.
-        SpecError: if the job cannot be trained as it is stored, such as one of another version.
+        SpecError: if the stored job is not valid here, for example because another version stored it.
         DataError: if a path in it does not exist.
     """
     load_stored_spec(run)

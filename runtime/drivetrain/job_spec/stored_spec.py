@@ -1,6 +1,6 @@
-"""Stores the spec of a run in its folder, reads it, and compares it with the present spec.
+"""Stores the spec of a run in its folder, reads it, and compares it with the current spec.
 
-A run ends with the defaults that it began with: only keys that the user writes now, or wrote then, are compared.
+A run ends with the defaults that it began with, so only keys that the user writes now or wrote then are compared.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from drivetrain.job_spec.yaml_file import dump, parse
 from drivetrain.system.run_files import JOB_FILE, MISSING, RunFiles, damaged_error, describe_unread
 
 COPY = "job"
-"""Name of the folder with copies of the files of a job, as they were when they were first read."""
+"""Name of the folder with copies of a job's files at the time when they were first read."""
 WRITTEN_FILE = "written.json"
-"""Name of the file in that folder that says where the user wrote which keys; all other keys have their defaults."""
+"""Name of the file in that folder with the keys that the user wrote and their positions; other keys have defaults."""
 
 
 class StoredSpec(NamedTuple):
-    """A stored job file, as far as it can be read, and what is wrong with it; nothing if it is a YAML mapping."""
+    """A stored job file, as far as it can be read."""
 
     text: str
     data: Mapping[str, Any]
     problem: str = ""
+    """Reason why it cannot be read; empty if it is a YAML mapping."""
 
 
 class Comparison(NamedTuple):
-    """The present job compared with a stored spec."""
+    """Comparison of the current job with a stored spec."""
 
     job: Job
-    """The present job; keys that the user neither writes nor wrote have the stored values."""
+    """Current job; keys that the user neither writes nor wrote have the stored values."""
     lines: list[str]
-    """A unified diff; empty if the specs agree, or none is stored, since a run can be killed before it stores its spec."""
+    """Unified diff; empty if the specs agree, or if a run was killed before it stored its spec."""
     stored_job: Job | None
-    """The stored spec as a job; None if this version cannot read it as one of the same task."""
+    """Stored spec as a job; None if this version cannot read it as a job of the same task."""
 
 
 def read_stored_spec(run: Path, name: str = JOB_FILE) -> StoredSpec:
@@ -68,10 +69,10 @@ def spec_text(job: Job) -> str:
 
 
 def store_spec(folder: Path, job: Job, name: str = JOB_FILE) -> None:
-    """Write the spec with every default, and which keys the user wrote.
+    """Write the spec with every default, and the list of keys that the user wrote.
 
     Raises:
-        StorageError: if one of them cannot be written.
+        StorageError: if a file cannot be written.
     """
     RunFiles(folder).write_text(name, spec_text(job))
     copy = RunFiles(folder, COPY)
@@ -80,7 +81,7 @@ def store_spec(folder: Path, job: Job, name: str = JOB_FILE) -> None:
 
 
 def locate_written(job: Job) -> dict[str, str]:
-    """Find where the user wrote which keys: file, line and column by the key with its dots."""
+    """Return the position (file, line and column) of each key that the user wrote, by the key with dots."""
     return {key: job.document.place(tuple(key.split("."))) for key in sorted(_list_keys(job, only_written=True))}
 
 
@@ -91,12 +92,14 @@ def compare_stored_spec(
     label: str = "the unfinished run",
     name: str = JOB_FILE,
 ) -> Comparison:
-    """Compare the present job with the spec that a folder stores.
+    """Compare the current job with the spec that a folder stores.
 
     Args:
+        folder: folder of a run or sweep.
+        job: current job.
         may_change: spec keys that are not compared.
-        label: what the diff calls the stored spec.
-        name: the file in the folder that stores the spec.
+        label: name of the stored spec in the diff.
+        name: name of the file with the stored spec.
 
     Raises:
         CheckpointError: if the stored spec cannot be read.
@@ -111,21 +114,31 @@ def compare_stored_spec(
     stored_job: Job | None = None
     removed: list[str] = []
     try:
-        # A key that this version no longer has changes nothing, unless the user wrote it.
+        # A key that this version no longer has makes no difference unless the user wrote it.
         stored_job = type(job).model_validate(stored_spec, extra="ignore")
         job, stored_spec = _keep_defaults(job, stored_job, written), stored_job.dump()
         removed = sorted(key for key in written - set(_list_keys(job)) if not _is_below(key, may_change))
     except ValidationError:
         may_change = ()  # the message shows every difference
-    # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
-    # user's function and the order of label columns are neither.
-    before, now = (dump(_select_fixed(spec, may_change)).splitlines() for spec in (stored_spec, job.dump()))
-    lines = list(difflib.unified_diff(before, now, label, "this spec", lineterm="", n=1))
+    # Compare the text, because in Python 1 equals True, 16 equals 16.0, and mappings in another order are equal. For the
+    # arguments of a user's function and the order of label columns these differences count.
+    stored_text, current_text = (dump(_select_fixed(spec, may_change)) for spec in (stored_spec, job.dump()))
+    diff = difflib.unified_diff(
+        stored_text.splitlines(), current_text.splitlines(), label, "this spec", lineterm="", n=1
+    )
+    lines = list(diff)
     return Comparison(job, lines or [f"-{key}" for key in removed], stored_job)
 
 
 def _keep_defaults(value: Any, stored: Any, written: Collection[str], prefix: str = "") -> Any:
-    """Replace the defaults in a value of the spec by the stored ones; `prefix` is the keys above, with a dot."""
+    """Replace the defaults in a value of the spec by the stored defaults.
+
+    Args:
+        value: value of the current spec.
+        stored: value of the stored spec at the same place.
+        written: keys that the user wrote in the stored spec.
+        prefix: keys above the value, each followed by a dot.
+    """
     if type(value) is not type(stored):
         return value  # settings of another class, such as another optimizer, have nothing in common
     if isinstance(value, dict):
@@ -135,36 +148,38 @@ def _keep_defaults(value: Any, stored: Any, written: Collection[str], prefix: st
         return tuple(_keep_defaults(v, stored_v, written, f"{prefix}{i}.") for i, (v, stored_v) in pairs)
     if not isinstance(value, BaseModel):
         return value
-    stored_values: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name in type(value).model_fields:
         key = f"{prefix}{name}"
-        is_user_value = name in value.model_fields_set or key in written
-        v, stored_v = getattr(value, name), getattr(stored, name)
-        stored_values[name] = _keep_defaults(v, stored_v, written, f"{key}.") if is_user_value else stored_v
-    result = value.model_copy(update=stored_values)
+        values[name] = getattr(stored, name)
+        if name in value.model_fields_set or key in written:
+            values[name] = _keep_defaults(getattr(value, name), values[name], written, f"{key}.")
+    result = value.model_copy(update=values)
+    # model_copy counts every updated field as written by the user.
     result.model_fields_set.intersection_update(value.model_fields_set)
     return result
 
 
 def _list_keys(value: object, prefix: str = "", *, only_written: bool = False) -> Iterator[str]:
-    """Yield the keys in a value of the spec, with dots between them; `prefix` is the keys above."""
-    inner: Iterable[tuple[object, object]] = ()
+    """Yield the keys in a value of the spec, with dots between them, after `prefix`, the keys above the value."""
+    children: Iterable[tuple[object, object]] = ()
     if isinstance(value, BaseModel):
         names = value.model_fields_set if only_written else type(value).model_fields
-        inner = ((name, getattr(value, name)) for name in names)
+        children = ((name, getattr(value, name)) for name in names)
     elif isinstance(value, dict | tuple):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, v in inner:
+        children = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, child in children:
         yield f"{prefix}{key}"
-        yield from _list_keys(v, f"{prefix}{key}.", only_written=only_written)
+        yield from _list_keys(child, f"{prefix}{key}.", only_written=only_written)
 
 
 def _is_below(key: str, keys: Collection[str]) -> bool:
-    return any(key == above or key.startswith(f"{above}.") for above in keys)
+    """Return whether a key is one of `keys` or a key inside one of them."""
+    return any(key == parent or key.startswith(f"{parent}.") for parent in keys)
 
 
 def _select_fixed(spec: Mapping[str, object], may_change: Collection[str], prefix: str = "") -> dict[str, object]:
-    """Select the part of a spec that must not change; `prefix` is the keys above, with a dot."""
+    """Return a spec without the keys that may change; `prefix` is the keys above it, each followed by a dot."""
     return {
         key: _select_fixed(value, may_change, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in spec.items()

@@ -1,4 +1,4 @@
-"""Checks the search space of a sweep: every key exists, and the job takes every choice. Ranges are checked by the first trial."""
+"""Checks the search space of a sweep: every key must exist, and every choice must be valid. The first trial checks ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.job_spec.validation_errors import UNKNOWN_KEY
 from drivetrain.job_spec.yaml_file import put_value
 
 FIXED = ("name", "task", "limits", "environment", "monitor", "checkpoint", "baselines", "sweep")
-"""Sections that no trial may change: they do not affect the weights, or they decide how trials are compared."""
+"""Sections that no trial may change, because they do not affect the weights or decide how trials are compared."""
 Check = Callable[[Document], Job]
 
 
@@ -24,11 +24,11 @@ def check_space(job: Job, check: Check) -> tuple[Parameter, ...]:
     """Check the search space; returns its keys as parameters.
 
     Args:
-        job: a valid job with a sweep.
-        check: builds a job from a document.
+        job: valid job with a sweep.
+        check: function that builds a job from a document.
 
     Raises:
-        SpecError: with all problems, each at its value in the space.
+        SpecError: with all problems, each at the position of its value.
         DataError: if a choice names a path that does not exist.
     """
     assert job.sweep is not None
@@ -52,17 +52,17 @@ def check_space(job: Job, check: Check) -> tuple[Parameter, ...]:
 
 
 def list_choices(job: Job) -> list[str]:
-    """List every choice of a sweep that can name a file, a folder or a network, as `--set` takes it."""
-    return [
-        assignment
-        for parameter in job.parameters
-        for choice in parameter.choices
-        if isinstance(choice, str | dict)
-        for assignment in format_assignments({parameter.key: choice})
-    ]
+    """List every choice of a sweep that can name a file, a folder or a network, in the form of `--set`."""
+    assignments: list[str] = []
+    for parameter in job.parameters:
+        for choice in parameter.choices:
+            if isinstance(choice, str | dict):
+                assignments += format_assignments({parameter.key: choice})
+    return assignments
 
 
 def _check_metric(job: Job) -> Iterator[Problem]:
+    """Yield a problem if the metric of the sweep is not a metric of the task."""
     metric = job.sweep.metric if job.sweep else None
     if metric is not None and metric not in job.metrics():
         metrics = ", ".join(job.metrics())
@@ -75,13 +75,12 @@ def _check_metric(job: Job) -> Iterator[Problem]:
 
 
 def _check_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Iterator[Problem]:
-    """Problems of a key and its values that do not depend on the rest of the job."""
+    """Yield the problems of a key and its values that do not depend on the rest of the job."""
     key_path = ("sweep", "space", key)
-    first = key.partition(".")[0]
-    if first in FIXED:
-        yield job.problem(
-            key_path, f"{first} is the same in all trials", "keys of data, model, train, optimize", "remove it"
-        )
+    section = key.partition(".")[0]
+    if section in FIXED:
+        possible = "keys of data, model, train, optimize"
+        yield job.problem(key_path, f"{section} is the same in all trials", possible, "remove it")
     elif isinstance(values, list) and len(values) < 2:
         hint = f", or set {key} itself to {format_value(values[0])}" if values else ""
         description = f"is the list [{format_value(values[0])}], a single value" if values else "is an empty list"
@@ -90,7 +89,7 @@ def _check_key(job: Job, key: str, values: SearchRange | list[JsonValue]) -> Ite
         )
     elif isinstance(values, list):
         for index, value in enumerate(values):
-            # For Python 1 equals True and 1.0; as a choice of a search they are the same, too.
+            # Python treats 1, True and 1.0 as equal, and as choices of a search they are the same, too.
             if value in values[:index]:
                 yield job.problem(key_path, f"has {format_value(value)} twice", "different values", "remove one")
 
@@ -105,12 +104,12 @@ def _list_values(key: str, values: SearchRange | list[JsonValue]) -> Iterator[tu
 
 
 def _list_refusals(job: Job, check: Check, key: str, location: str, value: JsonValue) -> Iterator[Problem]:
-    """Problems of the job with this value; raises DataError if it is a path that does not exist."""
+    """Yield the problems of the job with this value; raises DataError if it is a path that does not exist."""
     try:
         _build_with(job, check, key, value, location)
     except SpecError as error:
         for problem in error.problems or [Problem(location, key, error.given, error.possible, error.action)]:
-            # Another key can be what no longer fits, such as momentum beside the choice adamw.
+            # A choice can make another key invalid: the choice adamw does so with momentum.
             is_about_key = problem.key == key or problem.key.startswith((f"{key}.", f"{key}["))
             if problem.key == key and problem.given == UNKNOWN_KEY:
                 yield replace(problem, place=job.document.place(("sweep", "space", key)))
@@ -132,7 +131,7 @@ def _build_parameter(job: Job, check: Check, key: str, values: SearchRange | lis
     numbers = (values.low, values.high, values.step or 0)
     is_integer = all(isinstance(number, int) for number in numbers)
     if is_integer and values.step is None:
-        # `dropout: {low: 0, high: 1}` means all numbers in between, `model.width: {low: 8, high: 64}` cannot.
+        # `dropout: {low: 0, high: 1}` means all numbers in between; `model.width: {low: 8, high: 64}` only whole numbers.
         try:
             _build_with(job, check, key, values.low + 0.5, job.document.place(("sweep", "space", key)))
             is_integer = False

@@ -64,26 +64,26 @@ _NAMES_ELSEWHERE = {
     "checkpoint.every": "save_every save_steps save_freq save_interval",
     "checkpoint.keep": "save_total_limit save_top_k",
 }
-"""Keys of the spec, some with a value, and the names that they have in other frameworks."""
-_KEY_OF_NAME = {word: home for home, words in _NAMES_ELSEWHERE.items() for word in words.split()}
+"""Names of other frameworks for keys of the spec, some of which come with a value."""
+_KEY_OF_NAME = {name: key for key, names in _NAMES_ELSEWHERE.items() for name in names.split()}
 
 Alternative = tuple[type[BaseModel], tuple[str, ...]]
-"""A class that a value can have, and its name in pydantic's locations."""
+"""Class that a value can have, and its names in pydantic's locations."""
 
 
 def list_problems(error: ValidationError, model: type[BaseModel], document: Document) -> list[Problem]:
-    """List all errors of a validation; those for alternatives of one value are merged."""
-    items_by_path: dict[Path, list[Any]] = {}
-    for item in error.errors(include_url=False):
-        items_by_path.setdefault(_locate(item, document), []).append(item)
-    return [_build_problem(path, items, model, document) for path, items in items_by_path.items()]
+    """List all problems of a validation; pydantic's errors about the alternatives of one value become one problem."""
+    errors_by_path: dict[Path, list[Any]] = {}
+    for details in error.errors(include_url=False):
+        errors_by_path.setdefault(_locate(details, document), []).append(details)
+    return [_build_problem(path, errors, model, document) for path, errors in errors_by_path.items()]
 
 
 def drop_invalid_values(data: Mapping[str, object], error: ValidationError, document: Document) -> dict[str, object]:
     """Return the data without invalid values; a mapping that lacks a key is dropped as a whole."""
     invalid_paths = set()
-    for item in error.errors(include_url=False):
-        path = _locate(item, document)
+    for details in error.errors(include_url=False):
+        path = _locate(details, document)
         while path and (path not in document.places or isinstance(path[-1], int)):
             path = path[:-1]
         invalid_paths.add(path)
@@ -98,46 +98,45 @@ def drop_invalid_values(data: Mapping[str, object], error: ValidationError, docu
     return drop_invalid(data, ())
 
 
-def _locate(item: Any, document: Document) -> Path:
-    """Return the part of a pydantic location that exists in the document; the rest are names of union members."""
+def _locate(details: Any, document: Document) -> Path:
+    """Return the keys of a pydantic location that exist in the document, without its names of union members."""
     path: Path = ()
-    for part in item["loc"]:
-        if document.has((*path, part)):
-            path = (*path, part)
-    if item["type"] == "missing" and isinstance(item["loc"][-1], str):
-        path = (*path, item["loc"][-1])
+    for key in details["loc"]:
+        if document.has((*path, key)):
+            path = (*path, key)
+    if details["type"] == "missing" and isinstance(details["loc"][-1], str):
+        path = (*path, details["loc"][-1])
     return path
 
 
-def _build_problem(path: Path, items: list[Any], model: type[BaseModel], document: Document) -> Problem:
-    item = items[0]
-    match item["type"]:
+def _build_problem(path: Path, errors: list[Any], model: type[BaseModel], document: Document) -> Problem:
+    """Build the problem of a value from pydantic's errors about it, one for each alternative of its type."""
+    details = errors[0]
+    match details["type"]:
         case "extra_forbidden":
-            parts = advise_on_earlier_run(path, document) or _explain_unknown(path, item["loc"], model)
-        case "missing" if isinstance(item["loc"][-1], str):
-            parts = _explain_missing(path, item["loc"], model)
+            explanation = advise_on_earlier_run(path, document) or _explain_unknown(path, details["loc"], model)
+        case "missing" if isinstance(details["loc"][-1], str):
+            explanation = _explain_missing(path, details["loc"], model)
         case "union_tag_not_found" | "union_tag_invalid":
-            path, parts = _explain_untagged(path, item, model, document)
+            path, explanation = _explain_untagged(path, details, model, document)
         case "missing":
-            # pydantic reports each missing item of a tuple separately.
-            parts = [
-                f"is {format_value(item['input'])}",
-                f"a list of {items[-1]['loc'][-1] + 1}",
-                "add what is missing",
-            ]
+            # pydantic reports each missing value of a tuple separately, so the last error has the length.
+            length = errors[-1]["loc"][-1] + 1
+            explanation = [f"is {format_value(details['input'])}", f"a list of {length}", "add the missing values"]
         case _:
-            expected = list(dict.fromkeys(option for issue in items for option in _list_expected(issue)))
-            hint = hint_at_earlier_run(path, item["input"]) or _suggest(item["input"], expected)
-            parts = [f"is {format_value(item['input'])}", _list_options(expected), hint]
-    return Problem(document.place(path), dot_key(path), *parts)
+            expected = list(dict.fromkeys(option for alternative in errors for option in _list_expected(alternative)))
+            hint = hint_at_earlier_run(path, details["input"]) or _suggest(details["input"], expected)
+            explanation = [f"is {format_value(details['input'])}", _list_options(expected), hint]
+    return Problem(document.place(path), dot_key(path), *explanation)
 
 
 def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
+    """Return the three parts of an error about an unknown key, with the likeliest key that was meant."""
     key, (owners, alternatives) = str(path[-1]), _find_owners(model, loc)
     names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
     other_types = [(owner, tags) for owner, tags in alternatives if owner not in owners and tags]
     tags_with_key = [tags[0] for owner, tags in other_types if key in owner.model_fields]
-    other_paths = [other for other in _find_paths_of_key(model, key) if other != path]
+    other_paths = [key_path for key_path in _find_paths_of_key(model, key) if key_path != path]
     own_key = "" if other_paths else _KEY_OF_NAME.get(key.lower().replace("-", "_"), "")
     is_sibling = own_key.rpartition(".")[0] == dot_key(path[:-1])
     if tags_with_key:
@@ -151,8 +150,9 @@ def _explain_unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]
 
 
 def _explain_missing(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
+    """Return the three parts of an error about a missing key."""
     fields = [owner.model_fields[loc[-1]] for owner in _find_owners(model, loc)[0] if loc[-1] in owner.model_fields]
-    names = [word for field in fields for word in get_args(field.annotation) if isinstance(word, str)]
+    names = [name for field in fields for name in get_args(field.annotation) if isinstance(name, str)]
     meaning = [f": {field.description}" for field in fields if field.description]
     return [
         "is missing",
@@ -161,18 +161,19 @@ def _explain_missing(path: Path, loc: tuple[object, ...], model: type[BaseModel]
     ]
 
 
-def _explain_untagged(path: Path, item: Any, model: type[BaseModel], document: Document) -> tuple[Path, list[str]]:
-    """Handle a mapping whose `name:` or `source:` fits none of its classes."""
-    discriminator = item["ctx"]["discriminator"]
-    # pydantic quotes the discriminator if it is a field; else it is a function, which looks at `source`.
+def _explain_untagged(path: Path, details: Any, model: type[BaseModel], document: Document) -> tuple[Path, list[str]]:
+    """Return the path and the three parts of an error about a mapping whose `name:` or `source:` fits no class."""
+    discriminator = details["ctx"]["discriminator"]
+    # pydantic quotes the discriminator if it is a field; otherwise it is a function, which looks at `source`.
     tag = discriminator.strip("'") if discriminator.startswith("'") else "source"
-    possible_tags = [
-        word for owner, tags in _find_owners(model, (*item["loc"], ""))[1] for word in tags if tag in owner.model_fields
-    ]
+    possible_tags: list[str] = []
+    for owner, tags in _find_owners(model, (*details["loc"], ""))[1]:
+        if tag in owner.model_fields:
+            possible_tags += tags
     possible = f"one of {', '.join(possible_tags)}" if possible_tags else f"no `{tag}:` for this task"
-    if tag not in item["input"]:
+    if tag not in details["input"]:
         return path, [f"has no {tag}", possible, f"add `{tag}:`"]
-    value = item["input"][tag]
+    value = details["input"][tag]
     value_path = (*path, tag) if document.has((*path, tag)) else path
     return value_path, [
         f"is {format_value(value)}",
@@ -181,12 +182,12 @@ def _explain_untagged(path: Path, item: Any, model: type[BaseModel], document: D
     ]
 
 
-def _list_expected(item: Any) -> Iterator[str]:
-    """Yield the possible values, one alternative at a time."""
-    kind, context = item["type"], item.get("ctx", {})
+def _list_expected(details: Any) -> Iterator[str]:
+    """Yield the possible values according to one of pydantic's errors."""
+    kind, context = details["type"], details.get("ctx", {})
     if kind in _BOUNDS:
-        sign, name = _BOUNDS[kind]
-        yield f"a number {sign} {context[name]}".removesuffix(".0")
+        operator, name = _BOUNDS[kind]
+        yield f"a number {operator} {context[name]}".removesuffix(".0")
     elif kind == "literal_error":
         yield from context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
     elif kind == "string_too_short":
@@ -196,13 +197,14 @@ def _list_expected(item: Any) -> Iterator[str]:
     elif kind.startswith("bool"):
         yield from ("true", "false")
     else:
-        yield _TYPES.get(kind.split("_")[0], item["msg"])
+        yield _TYPES.get(kind.split("_")[0], details["msg"])
 
 
 def _suggest(value: object, expected: list[str]) -> str:
+    """Return advice on how to correct a value."""
     text = str(value).strip()
     if value is None:
-        return "give a value, or leave the key out"
+        return "give a value, or remove the key"
     if "true" in expected and text.lower() in _BOOLEANS:
         return f'did you mean "{_BOOLEANS[text.lower()]}"?'
     if isinstance(value, float) and "a whole number" in expected and value.is_integer():
@@ -216,30 +218,33 @@ def _suggest(value: object, expected: list[str]) -> str:
 
 
 def _list_options(options: Iterable[str]) -> str:
-    *first, last = options
-    return f"{', '.join(first)} or {last}" if first else last
+    *initial, last = options
+    return f"{', '.join(initial)} or {last}" if initial else last
 
 
 def _find_owners(model: type[BaseModel], loc: tuple[object, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
-    """Find the classes that can have the last part of a location, and all classes possible there."""
+    """Find the classes that can have the last key of a location, and all classes that are possible there."""
     alternatives: list[Alternative] = [(model, ())]
     owners = [model]
-    for part in loc[:-1]:
-        fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
+    for key in loc[:-1]:
+        fields = [owner.model_fields[key] for owner in owners if key in owner.model_fields]
         if fields:
             alternatives = [alternative for field in fields for alternative in _list_alternatives(field.annotation)]
             owners = [owner for owner, _ in alternatives]
         else:
-            owners = [owner for owner, tags in alternatives if part in (*tags, owner.__name__)] or owners
+            # The location continues with the name of a union member, not with a key.
+            owners = [owner for owner, tags in alternatives if key in (*tags, owner.__name__)] or owners
     return owners, alternatives
 
 
 def _list_alternatives(annotation: Any) -> Iterator[Alternative]:
+    """Yield the classes of an annotation with their tags: the values of their `name:`, or pydantic's Tag."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         name = annotation.model_fields.get("name")
-        yield annotation, tuple(word for word in get_args(name.annotation) if isinstance(word, str)) if name else ()
+        literals = get_args(name.annotation) if name else ()
+        yield annotation, tuple(literal for literal in literals if isinstance(literal, str))
     elif get_origin(annotation) is Annotated:
-        tags = tuple(mark.tag for mark in annotation.__metadata__ if isinstance(mark, Tag))
+        tags = tuple(metadata.tag for metadata in annotation.__metadata__ if isinstance(metadata, Tag))
         for owner, owner_tags in _list_alternatives(get_args(annotation)[0]):
             yield owner, tags or owner_tags
     else:
@@ -247,13 +252,13 @@ def _list_alternatives(annotation: Any) -> Iterator[Alternative]:
             yield from _list_alternatives(argument)
 
 
-def _find_paths_of_key(model: type[BaseModel], word: str, path: Path = ()) -> Iterator[Path]:
+def _find_paths_of_key(model: type[BaseModel], key: str, path: Path = ()) -> Iterator[Path]:
     """Yield all paths of the spec at which a key of this name exists."""
     for name, field in model.model_fields.items():
-        if name == word:
+        if name == key:
             yield (*path, name)
         for owner, _ in _list_alternatives(field.annotation):
-            yield from _find_paths_of_key(owner, word, (*path, name))
+            yield from _find_paths_of_key(owner, key, (*path, name))
 
 
 def _has_key(model: type[BaseModel], key: str) -> bool:
@@ -277,14 +282,14 @@ def advise_on_earlier_run(path: Path, document: Document) -> list[str] | None:
         if network_keys:
             return None  # the error about `from` explains it
         return [
-            "is a setting of a network, and `from` takes that of the earlier run",
+            "is a setting of a network, and `from` uses the network of the earlier run",
             "from, freeze and unfreeze",
             "remove it",
         ]
     if "file" in model or document.data.get("task") == "custom":
         return [
-            "names a run, and the network is code of yours",
-            "its weights, for the same network",
+            "names a run, and the network is your own code",
+            "the weights of the run, for the same network",
             f"write `weights: {run}/model/model.safetensors` instead",
         ]
     if not network_keys:

@@ -1,13 +1,13 @@
 """Reads the YAML of a spec as a document, changes it by `--set`, and writes it.
 
-It is the core schema of YAML 1.2 on top of PyYAML: only `true` and `false` are booleans; `off`, `no` and `yes` are text; `1e-4`
-is a number; `2:30` is text.
+It implements the core schema of YAML 1.2 on top of PyYAML: only `true` and `false` are booleans; `off`, `no` and `yes` are
+text; `1e-4` is a number; `2:30` is text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import yaml
@@ -31,7 +31,7 @@ SCALARS = {
         "-+0123456789.",
     ),
 }
-"""The pattern of each kind of plain scalar, and the characters it can start with."""
+"""Pattern of each kind of plain scalar, and the characters that it can start with."""
 
 
 class CoreLoader(yaml.SafeLoader):
@@ -62,93 +62,85 @@ class CoreLoader(yaml.SafeLoader):
         raise yaml.composer.ComposerError(None, None, problem, mark, note=action)
 
 
-for _kind, (_pattern, _first) in SCALARS.items():
+for _kind, (_pattern, _initials) in SCALARS.items():
     # Compiled again with an end anchor, because PyYAML only matches at the start.
-    CoreLoader.add_implicit_resolver(PREFIX + _kind, re.compile(f"(?:{_pattern.pattern})\\Z"), list(_first))
-# Not a value of the core schema: its own tag makes it possible to refuse it as a key, and `dump` quotes it.
+    CoreLoader.add_implicit_resolver(PREFIX + _kind, re.compile(f"(?:{_pattern.pattern})\\Z"), list(_initials))
+# `<<` is not a value of the core schema. With its own tag it can be refused as a key, and `dump` quotes it.
 CoreLoader.add_implicit_resolver(MERGE, re.compile(r"<<\Z"), ["<"])
 
 
 def compose(text: str | bytes, name: str) -> yaml.Node | None:
-    """Return the root node; None if there is nothing but comments.
+    """Return the root node; None for an empty text or one with comments only.
 
     Raises:
-        SpecError: with the first syntax error, after which nothing can be read.
+        SpecError: with the first syntax error; the text after it cannot be read.
     """
     if len(text) > MAX_BYTES:
         action = "keep data in separate files and put their paths into the job file"
         raise syntax_error(name, 1, 1, f"more than {MAX_BYTES} bytes", f"a spec of at most {MAX_BYTES} bytes", action)
-    loader = _loader(_decode(text, name), name)
+    loader = _build_loader(_decode(text, name), name)
     try:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark or loader.get_mark()
-        raise syntax_error(
-            name,
-            mark.line + 1,
-            mark.column + 1,
-            printable(_describe_error(error), 160),
-            "YAML: `key: value`, indented by spaces",
-            error.note or "fix the line; tabs and unclosed brackets are usual causes",
-        ) from None
+        position = error.problem_mark or error.context_mark or loader.get_mark()
+        description, possible = printable(_describe_error(error), 160), "YAML: `key: value`, indented by spaces"
+        action = error.note or "fix the line; tabs and unclosed brackets are usual causes"
+        raise syntax_error(name, position.line + 1, position.column + 1, description, possible, action) from None
     except (ValueError, OverflowError):
         # PyYAML raises these for escapes such as "\UFFFFFFFF" and for endless version numbers.
-        mark = loader.get_mark()
-        raise syntax_error(
-            name,
-            mark.line + 1,
-            mark.column + 1,
-            "a number in an escape or a directive that is too large",
-            "characters up to \\U0010FFFF",
-            "write the character itself",
-        ) from None
+        position = loader.get_mark()
+        description, possible = "a number in an escape or a directive that is too large", "characters up to \\U0010FFFF"
+        action = "write the character itself"
+        raise syntax_error(name, position.line + 1, position.column + 1, description, possible, action) from None
     finally:
         loader.dispose()
 
 
 def _describe_error(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's message, and the start of the construct if that is on another line."""
-    message, start, mark = error.problem or "not YAML", error.context_mark, error.problem_mark
+    """Return PyYAML's message, with the start of the construct if it is on another line."""
+    message, start, position = error.problem or "not YAML", error.context_mark, error.problem_mark
     if not error.context:
         return message
     if not error.context.startswith("while "):
         return f"{error.context}, {message}"
-    if start and mark and start.line != mark.line:
+    if start and position and start.line != position.line:
         return f"{message}, {error.context} that starts at {start.line + 1}:{start.column + 1}"
     return message
 
 
-def _loader(text: str, name: str) -> CoreLoader:
+def _build_loader(text: str, name: str) -> CoreLoader:
+    """Build the loader of a text; raises SpecError for a character that YAML forbids."""
     try:
         return CoreLoader(text)
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        text_before = text[: error.position]
+        line, column = text_before.count("\n") + 1, error.position - text_before.rfind("\n")
         description = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
         raise syntax_error(name, line, column, description, "printable text", "remove it") from None
 
 
 def _decode(text: str | bytes, name: str) -> str:
+    """Decode UTF-8 with or without a byte order mark; raises SpecError with the position of another byte."""
     if isinstance(text, str):
         return text
     try:
         return text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # Without the byte order mark, which editors do not count either.
-        before = bytes(error.object[: error.start]).decode()
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        text_before = bytes(error.object[: error.start]).decode()
+        line, column = text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n")
         raise syntax_error(
             name, line, column, "a byte that is not UTF-8", "UTF-8 text", "save the file as UTF-8"
         ) from None
 
 
 def syntax_error(name: str, line: int, column: int, description: str, possible: str, action: str) -> SpecError:
-    """Return the error at a place of the text."""
+    """Return the error at a position of the text; lines and columns count from 1."""
     return SpecError(Problem(f"{name}:{line}:{column}", "", description, possible, action))
 
 
-# Characters of a number; a hexadecimal number of a million digits could be read, but not printed.
 _MAX_NUMBER_CHARACTERS = 100
+"""Largest number of characters of a number; Python could read a hexadecimal number of a million digits, but not print it."""
 
 
 class _UnreadableNode(Exception):
@@ -173,7 +165,7 @@ class YamlNodeReader:
         """Read the value of a node; None, with a problem recorded, if it cannot be read.
 
         Raises:
-            SpecError: if aliases make the document explode.
+            SpecError: if expanded aliases make the document too large.
         """
         self._nodes += 1
         self.places.setdefault(path, self._position(node))
@@ -181,8 +173,8 @@ class YamlNodeReader:
             if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
                 self._refuse_expansion(node, path)
             if isinstance(node, yaml.ScalarNode):
-                return self._scalar(node, path)
-            return self._collection(node, path)
+                return self._read_scalar(node, path)
+            return self._read_collection(node, path)
         except _UnreadableNode as error:
             self.problems.append(error.problem)
             self.unread.append(path)
@@ -199,25 +191,25 @@ class YamlNodeReader:
         description, action = f"{excess} once aliases are expanded", "write the values out instead of nested aliases"
         raise SpecError([*self.problems, self._problem(node, path, description, "a smaller file", action).problem])
 
-    def _collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
+    def _read_collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
         if id(node) in self._ancestors:
             description = "an alias that contains itself"
             raise self._problem(node, path, description, "values without cycles", "write the value out")
         self._ancestors.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == PREFIX + "map":
-                return self._mapping(node, path)
+                return self._read_mapping(node, path)
             if isinstance(node, yaml.SequenceNode) and node.tag == PREFIX + "seq":
-                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+                return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
         finally:
             self._ancestors.remove(id(node))
         raise self._bad_tag(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
+    def _read_mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
             try:
-                key = self._key(key_node, path, data)
+                key = self._read_key(key_node, path, data)
             except _UnreadableNode as error:
                 self.problems.append(error.problem)
                 continue
@@ -225,15 +217,17 @@ class YamlNodeReader:
             data[key] = self.read(value_node, (*path, key))
         return data
 
-    def _key(self, node: yaml.Node, path: Path, values: dict[str, object]) -> str:
+    def _read_key(self, node: yaml.Node, path: Path, values: dict[str, object]) -> str:
+        """Read a key of a mapping whose earlier keys are in `values`; raises _UnreadableNode if it cannot be used."""
         if not isinstance(node, yaml.ScalarNode):
             kind = "mapping" if isinstance(node, yaml.MappingNode) else "list"
             raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
         child = (*path, str(node.value))
-        if not isinstance(key := self._scalar(node, child), str):
+        key = self._read_scalar(node, child)
+        if not isinstance(key, str):
             action = f'write it in quotes: "{printable(node.value)}":'
             self.problems.append(self._problem(node, child, "a key that is not text", "text as keys", action).problem)
-            # The key is read as text, so that it is not reported as missing, too.
+            # Read the key as text, so that it is not also reported as missing.
             self.unread.append(child)
             key = str(node.value)
         if node.tag == MERGE:
@@ -243,10 +237,10 @@ class YamlNodeReader:
             raise self._problem(node, child, "the key appears twice", possible, "remove one of the two")
         return key
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> object:
+    def _read_scalar(self, node: yaml.ScalarNode, path: Path) -> object:
         text, kind = str(node.value), node.tag.removeprefix(PREFIX)
         if kind in ("str", "merge"):
-            return self._text(node, path, text)
+            return self._check_text(node, path, text)
         if kind not in SCALARS:
             raise self._bad_tag(node, path)
         if not SCALARS[kind][0].fullmatch(text):
@@ -255,9 +249,10 @@ class YamlNodeReader:
             )
         if kind in ("null", "bool"):
             return text.lower() == "true" if kind == "bool" else None
-        return self._number(node, path, text, kind)
+        return self._read_number(node, path, text, kind)
 
-    def _text(self, node: yaml.Node, path: Path, text: str) -> str:
+    def _check_text(self, node: yaml.Node, path: Path, text: str) -> str:
+        """Return a text that can be encoded as UTF-8; raises _UnreadableNode for half of a surrogate pair."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -270,7 +265,7 @@ class YamlNodeReader:
             ) from None
         return text
 
-    def _number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
+    def _read_number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
         if len(text) > _MAX_NUMBER_CHARACTERS:
             possible = f"numbers of at most {_MAX_NUMBER_CHARACTERS} characters"
             raise self._problem(node, path, f"a number of {len(text)} characters", possible, "write a shorter number")
@@ -299,7 +294,7 @@ def parse(text: str | bytes, name: str) -> Document:
 
 
 def read(text: str | bytes, name: str) -> Document:
-    """Read a YAML mapping; values that cannot be read become None, with a problem in the document.
+    """Read a YAML mapping; a value that cannot be read becomes None, with a problem in the document.
 
     Raises:
         SpecError: if the text is not one YAML mapping.
@@ -317,61 +312,70 @@ def read(text: str | bytes, name: str) -> Document:
 
 
 def set_value(document: Document, assignment: str) -> None:
-    """Apply one `--set key.path=value`; the value is read as YAML.
+    """Apply one `--set key.path=value`, whose value is read as YAML.
 
     Raises:
         SpecError: if it is not an assignment, or its path leads through a value that is not a mapping.
     """
     origin = f"--set {printable(assignment)}"
     key, equals, text = assignment.partition("=")
-    parts = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(part and part.isprintable() for part in parts):
+    path = tuple(name.strip() for name in key.split("."))
+    if not equals or not all(name and name.isprintable() for name in path):
         action = "write for example --set train.epochs=3"
         raise syntax_error(origin, 1, 1, "not an assignment", "key.path=value", action)
     # Spaces in place of the key give the right columns.
     root = compose(" " * (len(key) + 1) + text, origin)
     reader = YamlNodeReader(origin)
-    value = reader.read(root, parts) if root else None
+    value = reader.read(root, path) if root else None
     if reader.problems:
         raise SpecError(reader.problems)
-    put_value(document, parts, value, f"{origin}:1:1", reader.places or {parts: f"{origin}:1:{len(key) + 2}"})
+    put_value(document, path, value, f"{origin}:1:1", reader.places or {path: f"{origin}:1:{len(key) + 2}"})
 
 
 def put_value(
-    document: Document, parts: tuple[str, ...], value: Any, location: str, places: Mapping[Path, str] | None = None
+    document: Document, path: tuple[str, ...], value: Any, location: str, places: Mapping[Path, str] | None = None
 ) -> None:
-    """Set the value at `parts`, which comes from `location`.
+    """Set the value at a path.
 
     Args:
-        places: the positions of the value and of what is in it; all at `location` if None.
+        document: document that is changed.
+        path: keys that lead to the value; missing mappings are created.
+        value: new value.
+        location: position of the value, for messages.
+        places: positions of the value and of all values inside it; None places all of them at `location`.
 
     Raises:
-        SpecError: if its path leads through a value that is not a mapping.
+        SpecError: if the path leads through a value that is not a mapping.
     """
-    node = _find_mapping(document, parts, location)
-    for path in [path for path in document.places if path[: len(parts)] == parts]:
-        del document.places[path]
-    node[parts[-1]] = value
-    document.places |= _place_values(parts, value, location) if places is None else places
+    node = _find_mapping(document, path, location)
+    for replaced in [old_path for old_path in document.places if old_path[: len(path)] == path]:
+        del document.places[replaced]
+    node[path[-1]] = value
+    document.places |= _place_values(path, value, location) if places is None else places
 
 
 def _place_values(path: Path, value: object, location: str) -> dict[Path, str]:
+    """Return the location for a value and for every value inside it, by path."""
     locations = {path: location}
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in inner:
-        locations |= _place_values((*path, key), item, location)
+    children: Iterable[tuple[Any, object]] = ()
+    if isinstance(value, Mapping):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    for key, child in children:
+        locations |= _place_values((*path, key), child, location)
     return locations
 
 
-def _find_mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:
-    """Find the mapping that contains the last of `parts`; missing mappings are created."""
+def _find_mapping(document: Document, path: tuple[str, ...], origin: str) -> dict[str, object]:
+    """Find the mapping that contains the last key of a path; missing mappings are created."""
     node: dict[str, Any] = document.data
-    for depth, part in enumerate(parts[:-1], start=1):
-        parent = parts[:depth]
-        child = node.setdefault(part, {})
+    for depth, key in enumerate(path[:-1], start=1):
+        parent = path[:depth]
+        child = node.setdefault(key, {})
         if isinstance(child, str):
             # `optimizer: sgd` is short for `optimizer: {name: sgd}`.
-            child = node[part] = {"name": child}
+            child = node[key] = {"name": child}
             document.places[(*parent, "name")] = document.places.pop(parent, origin)
         if not isinstance(child, dict):
             description, action = f"is {format_value(child)}, not a mapping", f"set all of {dot_key(parent)} instead"
@@ -382,7 +386,7 @@ def _find_mapping(document: Document, parts: tuple[str, ...], origin: str) -> di
 
 
 def dump(data: Mapping[str, object]) -> str:
-    """Write plain values as YAML that `parse` reads back to the same values."""
+    """Return plain values as YAML, from which `parse` reads the same values."""
 
     class _Dumper(yaml.SafeDumper):
         yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers

@@ -1,4 +1,4 @@
-"""Makes safetensors of a pickle of tensors, which a process of its own reads (`unpickle_process`)."""
+"""Converts a pickle of tensors to safetensors; a separate, limited process reads it (`unpickle_process`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHILD_TIMEOUT_SECONDS = 900
 
 
 def find_target(path: Path) -> tuple[Path, Path] | None:
-    """Return the pickle that a folder or file of weights is, and what is made of it; None if nothing has to be."""
+    """Return the pickle of a folder or file with weights and the path of its safetensors; None if no pickle must be read."""
     if path.is_dir():
         pickles = [file for file in sorted(path.iterdir()) if file.suffix in PICKLE_SUFFIXES]
         weights = [file for file in pickles if file.name != "training_args.bin"]
@@ -29,25 +29,26 @@ def find_target(path: Path) -> tuple[Path, Path] | None:
 
 
 def convert_local(path: Path) -> None:
-    """Make safetensors of the weights of a local network if they are only there as pickle, and say so."""
-    if paths := find_target(path):
+    """Convert the weights of a local network to safetensors if only a pickle exists, and print a line about it."""
+    paths = find_target(path)
+    if paths:
         convert(*paths)
-        say(f"{paths[1]}: made of the tensors of {paths[0].name}, which a limited process read")
+        say(f"{paths[1]}: contains the tensors of {paths[0].name}, which a limited process read")
 
 
 def check_suffix(job: Job, file: Path) -> None:
-    """Refuse a file of weights that is no safetensors; raises SpecError."""
+    """Check that a file of weights is safetensors; raises SpecError if not."""
     if file.suffix != SUFFIX:
-        action = f"`drivetrain fetch {job.document.name}` makes {file.with_suffix(SUFFIX)} of a pickle; name that file"
-        wrong = f"{file} is not a {SUFFIX} file"
-        raise job.spec_error(("model", "weights"), wrong, "weights without pickle", action)
+        converted = file.with_suffix(SUFFIX)
+        action = f"`drivetrain fetch {job.document.name}` converts a pickle to {converted}; name that file"
+        raise job.spec_error(("model", "weights"), f"{file} is not a {SUFFIX} file", "weights without pickle", action)
 
 
 def convert(file: Path, target: Path) -> None:
     """Write the tensors of a pickle of torch to a new file.
 
     Raises:
-        DataError: if the file cannot be read, or holds more than tensors.
+        DataError: if the file cannot be read, or contains more than tensors.
         StorageError: if the target cannot be written.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -61,7 +62,7 @@ def convert(file: Path, target: Path) -> None:
 
 
 def _run_child(file: Path, out: Path) -> None:
-    """Run the child process, whose environment contains no keys and tokens."""
+    """Run the child process, without the keys and tokens in the environment of this process."""
     command = [sys.executable, "-P", "-m", "drivetrain.pretrained.unpickle_process", str(file), str(out)]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     try:
@@ -76,6 +77,6 @@ def _run_child(file: Path, out: Path) -> None:
             return
     raise DataError(
         f"{file} {reason}",
-        "a checkpoint of torch about as large as its tensors, with tensors by name: a state_dict",
+        "a checkpoint of torch with tensors by name (a state_dict), about as large as these tensors",
         "on the machine where the file was created, save only the weights: torch.save(model.state_dict(), FILE)",
     )

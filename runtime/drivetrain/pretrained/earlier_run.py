@@ -1,4 +1,4 @@
-"""The trained model of an earlier run, which a job starts from (`model: {from: runs/NAME-001}`)."""
+"""Finds the trained model of an earlier run, from which a job starts (`model: {from: runs/NAME-001}`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} an
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """The description of network and data in a model folder; the weights are not read yet."""
+    """Description of the network and its data in a model folder, without the weights."""
 
     job: Job
-    """The job that starts from it."""
+    """Job that starts from the model."""
     folder: Path
     builder: str
     arguments: Mapping[str, Any]
@@ -40,23 +40,19 @@ class EarlierModel:
 
     @property
     def config(self) -> SimpleNamespace:
-        """The configuration of a network of transformers, as `families` reads it; empty for others."""
+        """Configuration of a network of transformers, as `families` reads it; empty for other networks."""
         return SimpleNamespace(**(self.arguments.get("config") or {}))
 
     def refuse(self, description: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
-        """Raise an error about the name of the run in the job, or about another key.
-
-        Raises:
-            SpecError: always.
-        """
+        """Raise a SpecError about the name of the run in the job, or about another key."""
         raise self.job.spec_error(key or self.job.model_key("name"), description, possible, action)
 
 
 def find(job: Job) -> EarlierModel | None:
-    """Find the model of the earlier run that the job names; None if it names none.
+    """Find the model of the earlier run that the job names; None if it names no run.
 
     Raises:
-        SpecError: if it does not exist, is incomplete or damaged, or was trained on another kind of data.
+        SpecError: if the model does not exist, is incomplete or damaged, or was trained on another kind of data.
     """
     spec = getattr(job, "model", None)
     if not isinstance(spec, EarlierRun):
@@ -93,7 +89,7 @@ def find(job: Job) -> EarlierModel | None:
 
 
 def model_folder(path: Path) -> Path | None:
-    """Return the model folder in a run folder, or the path itself if it is a model folder; None if there is none."""
+    """Return the model folder of a run folder, or the path itself if it is a model folder; None for another folder."""
     for folder in (path, path / "model"):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
@@ -101,24 +97,23 @@ def model_folder(path: Path) -> Path | None:
 
 
 def _find_folder(job: Job, name: str) -> Path:
+    """Find the model folder of a run; raises SpecError, with advice by the reason, if it cannot be used."""
     path = job.resolve(name)
-    if folder := model_folder(path):
-        if link := next(run_files.find_links(folder), None):
+    folder = model_folder(path)
+    if folder:
+        link = next(run_files.find_links(folder), None)
+        if link:
             _refuse(job, link, run_files.LINKS_POSSIBLE, run_files.LINKS_ACTION)
         return folder
     if path.is_file():
-        _refuse(
-            job,
-            f"{path} is a file",
-            POSSIBLE,
-            "name its folder, or, for weights of a network that you name, write `weights:`",
-        )
+        action = "name its folder; or write `weights:` to use the file in a network that the job names"
+        _refuse(job, f"{path} is a file", POSSIBLE, action)
     if is_remote(name) and not path.exists():
         _refuse(
             job,
             f"{name} has no copy here",
-            "a copy on this machine, which `train` makes, too",
-            f"`drivetrain fetch {job.document.name}` downloads it",
+            "a copy on this machine",
+            f"`drivetrain fetch {job.document.name}` and `train` download it",
         )
     if not path.exists():
         _refuse(

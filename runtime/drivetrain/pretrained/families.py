@@ -1,4 +1,4 @@
-"""Reads from the configuration of a pretrained network how it is used; the keys differ between families."""
+"""Reads from the configuration of a pretrained network how to use it; the keys differ between families of networks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FIRST_TOKEN_FAMILIES = {
     "xlm-roberta",
     "xlm-roberta-xl",
 }
-"""Families whose own classifiers use the first token; for all others the tokens are averaged."""
+"""Families whose own classifiers use the first token; for all other families the tokens are averaged."""
 _FIRST_PATCH_FAMILIES = {"deit", "dinov2", "vit", "vit_msn"}
 """Families of image networks whose own classifiers use the first token."""
 POOLING_FILE = "1_Pooling/config.json"
-"""File in which sentence-transformers stores how it pools the tokens of a text."""
+"""File in which sentence-transformers stores its pooling of the tokens of a text."""
 _POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -55,17 +55,17 @@ _DROPOUT_KEYS = (
 )
 
 _EXTERNAL_SETTINGS = ("backbone", "use_pretrained_backbone", "use_timm_backbone", "use_kernels")
-"""Settings that make transformers load another network by its name, one of timm, or weights or kernels of the hub."""
+"""Settings that let transformers load another network by its name, a network of timm, or weights or kernels of the hub."""
 
 
 def find_external_entry(config: object) -> str:
-    """Find the entry of a configuration for which transformers would load other files or code; empty if there is none.
+    """Find an entry of a configuration that lets transformers load other files or code; empty if there is none.
 
-    The configuration comes from the internet. In it, a network of timm may name a file to unpickle, and an implementation
-    of attention may be a repository, whose code is downloaded and run.
+    The configuration comes from the internet. It could name a network of timm whose file is unpickled, or an attention
+    implementation whose repository is downloaded and run.
 
     Args:
-        config: content of config.json, or a part of it.
+        config: content of config.json, or a value in it.
     """
     if isinstance(config, list):
         return next(filter(None, map(find_external_entry, config)), "")
@@ -78,18 +78,19 @@ def find_external_entry(config: object) -> str:
             or (str(name).endswith("_implementation") and "/" in str(value))
         ):
             return f"{name}: {value}"
-        if entry := find_external_entry(value):
+        entry = find_external_entry(value)
+        if entry:
             return entry
     return ""
 
 
 def choose_pooling(config: Any) -> str:
-    """Choose how the family pools the tokens of a text: `cls`, the first one, or `mean`, their average."""
+    """Choose how the family pools the tokens of a text: `cls` for the first token, `mean` for the average."""
     return "cls" if config.model_type in FIRST_TOKEN_FAMILIES else "mean"
 
 
 def read_pooling(folder: Path) -> str:
-    """Read how the network of a folder pools tokens: `cls`, `mean` or `max`; empty without one of these."""
+    """Read how the network of a folder pools tokens: `cls`, `mean` or `max`; empty for anything else."""
     settings = read_json(folder / POOLING_FILE)
     if not isinstance(settings, dict):
         return ""
@@ -98,26 +99,27 @@ def read_pooling(folder: Path) -> str:
 
 
 def choose_vision_pooling(config: Any) -> str:
-    """Choose how the family pools an image: `cls`, its first token, or `pooled`, by the network's own pooling."""
+    """Choose how the family pools an image: `cls` for the first token, `pooled` for the network's own pooling."""
     return "cls" if config.model_type in _FIRST_PATCH_FAMILIES else "pooled"
 
 
 def find_max_tokens(config: Any) -> int | None:
-    """Largest number of tokens, special tokens included; None if there is no limit."""
+    """Return the largest number of tokens, special tokens included; None if there is no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if not positions or positions < 0:
         return None
-    # These families number positions from the padding token's id plus one.
-    return int(positions - config.pad_token_id - 1 if config.model_type in _FAMILIES_OFFSET_BY_PAD else positions)
+    if config.model_type in _FAMILIES_OFFSET_BY_PAD:
+        positions -= config.pad_token_id + 1  # these families count positions from the padding token's id plus one
+    return int(positions)
 
 
 def count_token_types(config: Any) -> int:
-    """Return the number of token types (segments), which distinguish the texts of a pair; 1 if the network has none."""
+    """Return the number of token types (segments), which distinguish the texts of a pair; 1 for a network without them."""
     return int(getattr(config, "type_vocab_size", 0) or 1)
 
 
 def find_dropout(config: object) -> float:
-    """Find the rate of dropout before the outputs in the family's own classifiers."""
+    """Find the dropout rate before the outputs of the family's own classifiers."""
     values = (getattr(config, name, None) for name in _DROPOUT_KEYS)
     return next((float(value) for value in values if value is not None), 0.1)
 
@@ -127,7 +129,7 @@ def make_bert_config(
 ) -> dict[str, object]:
     """Make the configuration of a BERT (Devlin et al. 2019) of a given size, without dropout on attention weights.
 
-    With that dropout, torch has no fused attention on a CPU, and a step takes twice as long.
+    torch has no fused attention with such dropout on a CPU, and a step would take twice as long.
     """
     return {
         "model_type": "bert",

@@ -1,6 +1,6 @@
-"""Finds pretrained networks in Hugging Face format, in a local folder or on the hub, and checks whether they fit.
+"""Finds pretrained networks in Hugging Face format, in a local folder or on the hub, and checks their files.
 
-Weights are loaded from safetensors only, and code beside them is never run.
+Weights are loaded from safetensors only, and code in the same folder is never run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 ENCODERS = "encoders such as bert, distilbert, roberta"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LARGE_WEIGHTS = ("weights that fit into memory", "raise limits.memory, or use a smaller network")
-"""Parts of the error about weights that do not fit into memory."""
+"""Second and third part of the error about weights that do not fit into memory."""
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
 
 
 @dataclass(frozen=True)
 class WeightsFolder:
-    """A folder with config.json and safetensors, whose name or path the job has."""
+    """A folder with config.json and safetensors that a job names."""
 
     job: Job
     folder: Path
@@ -50,23 +50,19 @@ class WeightsFolder:
     """Name and commit on the hub; empty for a local folder."""
 
     def refuse(self, description: str, possible: str, action: str) -> NoReturn:
-        """Raise an error about the network's name in the job.
-
-        Raises:
-            SpecError: always.
-        """
+        """Raise a SpecError about the network's name in the job."""
         _refuse(self.job, description, possible, action)
 
 
 @dataclass(frozen=True)
 class Pretrained(WeightsFolder):
-    """A folder with a configuration that transformers knows."""
+    """A folder with a configuration that transformers can read."""
 
     config: Any
     """A transformers.PretrainedConfig."""
 
     def network(self) -> nn.Module:
-        """Load the network with its weights, in float32; raises SpecError if the weights do not fit the network."""
+        """Load the network with its weights in float32; raises SpecError if the weights do not fit the network."""
         with quiet_transformers() as transformers:
             try:
                 loaded, loading_info = transformers.AutoModel.from_pretrained(
@@ -92,20 +88,20 @@ class Pretrained(WeightsFolder):
 
 
 def find(job: Job, name: str) -> Pretrained:
-    """Find a network of transformers, in a local folder or by its name on the hub.
+    """Find a network of transformers in a local folder or by its name on the hub.
 
     Raises:
-        SpecError: if there is none, or it cannot be used.
+        SpecError: if it does not exist or cannot be used.
     """
     weights = locate(job, name)
     return Pretrained(job, weights.folder, weights.origin, _read_config(weights))
 
 
 def locate(job: Job, name: str) -> WeightsFolder:
-    """Find the folder of a local path or of a name on the hub, which is asked only for files that are not cached.
+    """Find the folder of a local path or of a name on the hub; only files that are not cached are downloaded.
 
     Raises:
-        SpecError: if there is none, or it cannot be used.
+        SpecError: if it does not exist or cannot be used.
     """
     path = job.resolve(name)
     if path.is_file():
@@ -130,15 +126,15 @@ def locate(job: Job, name: str) -> WeightsFolder:
 
 
 def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
-    """Fetch the network of a name on the hub; a resumed run takes the same commit again.
+    """Download the network of a name on the hub; a resumed run uses its earlier commit.
 
     Args:
-        job: the job, which may name a revision.
+        job: job, which may name a revision.
         name: name of the network.
         update: whether to ask the hub for the current commit of the revision.
 
     Raises:
-        SpecError: if there is none, or it cannot be downloaded or used.
+        SpecError: if it does not exist, or cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
     revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
@@ -147,20 +143,16 @@ def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
     except HubError as error:
         if not error.offline:
             _refuse(job, f"{name!r}: {error.given}", error.possible, error.action)
-        by_hand = (
-            "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
-        )
-        _refuse(
-            job,
-            f"{name!r} is not a local folder, and {error.given}",
-            error.possible,
-            f"{error.action}; where there is a network, `drivetrain fetch {job.document.name}` fills the cache{by_hand}",
-        )
+        action = f"{error.action}; on a machine with a network, `drivetrain fetch {job.document.name}` fills the cache"
+        if "DRIVETRAIN_IMAGE" in os.environ:
+            action += "; `docker compose` has a network with DRIVETRAIN_NETWORK=bridge"
+        _refuse(job, f"{name!r} is not a local folder, and {error.given}", error.possible, action)
     job.fix_commit(fetched_network.commit)
     return fetched_network
 
 
 def _check_files(weights: WeightsFolder) -> None:
+    """Check that a folder has config.json and safetensors that fit into memory; raises SpecError or CheckpointError."""
     folder = weights.folder
     names = sorted(path.name for path in folder.iterdir())
     if "config.json" not in names:
@@ -168,7 +160,8 @@ def _check_files(weights: WeightsFolder) -> None:
     if any(name in names for name in WEIGHTS):
         _check_index(weights)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        if size > (limit := read_memory_limit()):
+        limit = read_memory_limit()
+        if size > limit:
             description = (
                 f"the weights in {folder} take {format_bytes(size)}, and the memory limit is {format_bytes(limit)}"
             )
@@ -180,19 +173,17 @@ def _check_files(weights: WeightsFolder) -> None:
         weights.refuse(
             f"{folder} has its weights only as pickle, which can run code when it is loaded: {', '.join(pickles)}",
             "weights in model.safetensors",
-            f"run `drivetrain fetch {weights.job.document.name}`, which makes it of the tensors in the pickle",
+            f"run `drivetrain fetch {weights.job.document.name}`, which converts the tensors in the pickle",
         )
     if other_names:
         weights.refuse(
-            f"{folder} has its weights as {', '.join(other_names)}",
-            "the name model.safetensors",
-            "rename the file",
+            f"{folder} has its weights as {', '.join(other_names)}", "the name model.safetensors", "rename the file"
         )
     weights.refuse(f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
 
 
 def _check_index(weights: WeightsFolder) -> None:
-    """Refuse an index that names weights outside of the folder."""
+    """Refuse an index that names weights outside of the folder; raises SpecError."""
     index_file = weights.folder / WEIGHTS[1]
     content = read_json(index_file)
     names = content.get("weight_map") if isinstance(content, dict) else None
@@ -206,6 +197,7 @@ def _check_index(weights: WeightsFolder) -> None:
 
 
 def _read_config(weights: WeightsFolder) -> Any:
+    """Read the configuration with transformers; raises SpecError if it cannot, or would load other files or code."""
     file = weights.folder / "config.json"
     external_entry, config = families.find_external_entry(read_json(file)), None
     if not external_entry:
@@ -220,12 +212,12 @@ def _read_config(weights: WeightsFolder) -> Any:
                     "a network that is part of transformers",
                     "use another folder",
                 )
-        # Some families have a network of timm unless the file names another one.
+        # The defaults of some families name a network of timm.
         external_entry = families.find_external_entry(config.to_dict())
     if external_entry:
         weights.refuse(
-            f"{file}: {external_entry} would load something from elsewhere",
-            "a network that is part of transformers, with its weights beside it",
+            f"{file}: {external_entry} would load other files or code",
+            "a network that is part of transformers, with its weights in the same folder",
             "use another folder",
         )
     return config
@@ -233,25 +225,25 @@ def _read_config(weights: WeightsFolder) -> Any:
 
 @contextlib.contextmanager
 def closed_hub() -> Iterator[None]:
-    """Let no library connect to the hub inside this block, also for telemetry, whatever a configuration names."""
+    """Keep all libraries from connecting to the hub in the block, for example for telemetry."""
     try:
         from huggingface_hub import constants
     except ImportError:
         yield
         return
-    # The library reads its environment variables only when it is imported, and a program may have imported it already.
+    # The library reads its environment variables only when it is imported, which a program may already have done.
     settings = {"HF_HUB_OFFLINE": True, "HF_HUB_DISABLE_TELEMETRY": True}
-    settings_before = {name: getattr(constants, name) for name in settings}
+    original_settings = {name: getattr(constants, name) for name in settings}
     vars(constants).update(settings)
     try:
         yield
     finally:
-        vars(constants).update(settings_before)
+        vars(constants).update(original_settings)
 
 
 @contextlib.contextmanager
 def quiet_transformers(job: Job | None = None) -> Iterator[Any]:
-    """A block with the transformers library, without its progress bars, log and warnings, and without the hub.
+    """Yield the transformers library, without progress bars, log and warnings, and without access to the hub.
 
     Raises:
         SpecError: if the library is not installed.
@@ -261,7 +253,7 @@ def quiet_transformers(job: Job | None = None) -> Iterator[Any]:
 
 
 def _import_quietly(job: Job | None) -> Iterator[Any]:
-    """Yield the transformers library while it is quiet."""
+    """Yield the transformers library without progress bars, log and warnings; raises SpecError if it is missing."""
     try:
         import transformers
         from transformers.utils import logging
@@ -287,9 +279,10 @@ def _import_quietly(job: Job | None) -> Iterator[Any]:
 
 
 def _refuse_special_files(job: Job, folder: Path) -> None:
-    """Refuse a folder with a pipe, a socket or a device: libraries read its files, and would wait for ever."""
+    """Refuse a folder with a pipe, socket or device, because a library that reads it would wait forever."""
     for file in sorted(folder.iterdir()):
-        if kind := describe_special_file(file):
+        kind = describe_special_file(file)
+        if kind:
             _refuse(job, f"{file} {kind}", _POSSIBLE, TAKE_FILE)
 
 

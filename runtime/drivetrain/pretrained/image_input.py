@@ -1,4 +1,4 @@
-"""Reads what a pretrained image network expects as its input, from the files beside its weights; finds weights of timm."""
+"""Reads the input that a pretrained image network expects from the files next to its weights; finds weights of timm."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from drivetrain.system.files import read_json
 
 FILE = "preprocessor_config.json"
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Names of Pillow's resampling filters, at the index of Pillow's number."""
+"""Names of Pillow's resampling filters; the index is Pillow's number."""
 _POSSIBLE_TIMM = "a folder with config.json and model.safetensors of timm, or such a name on the hub"
 _USED_KEYS = (
     *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "default_to_square"),
     *("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
 )
-"""Keys of a processor that are read, as they decide what the network sees of an image."""
+"""Keys of a processor that determine the network's input, and are read."""
 _IGNORED_KEYS = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "auto_map"),
     *("do_convert_rgb", "do_reduce_labels", "data_format", "input_data_format", "return_tensors", "device"),
     *("disable_grouping", "model_input_names", "_valid_processor_keys", "transformers_version", "name_or_path"),
 )
-"""Keys that do not change a color image with a class or numbers: names, and steps that are always done here."""
+"""Keys without an effect on a color image with a class or numbers: names, and steps that are always done here."""
 _ODD_KINDS = ("Perceiver", "Levit", "PoolFormer", "MobileViT")
-"""Processors that read these keys in another way. EfficientNet does with `include_top: true`, which is no used key."""
+"""Processors for which the keys have another meaning; with the refused key `include_top`, also EfficientNet's."""
 _MIN_WARPED_SIDE = 384
-"""For this size and larger ones, ConvNeXt resizes both sides to it and does not crop."""
+"""From this size on, ConvNeXt resizes both sides and does not crop."""
 
 
 @dataclass(frozen=True)
 class ExpectedInput:
-    """The form of images that the network was trained on."""
+    """Size and scale of the images that the network was trained on; None means that the file does not contain a value."""
 
     size: int | None
-    """Side of the square in pixels; None if the file `source` does not tell."""
+    """Side of the square in pixels."""
     channels: int
     mean: tuple[float, ...] | None
-    """For each channel, for pixels from 0 to 1; None, as `std`, if the file does not tell."""
+    """Mean of each channel, for pixels from 0 to 1; None if and only if `std` is None."""
     std: tuple[float, ...] | None
     fit: Fit | None = None
-    """How an image becomes square; None if the file does not tell."""
+    """How an image becomes square."""
     interpolation: str = "bilinear"
     """One of `INTERPOLATIONS`."""
     crop_share: float = 1.0
     """Share of each side that is kept around the center."""
     ignored: tuple[str, ...] = ()
-    """Keys of the file, with their values, that have no effect here."""
+    """Keys of the file that have no effect here, with their values."""
     source: str = "its preprocessor_config.json"
-    """The file in which this was read, in words for messages."""
+    """Name of the file with these values, for messages."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class TimmFolder(WeightsFolder):
     """A folder with weights of timm for the job's network."""
 
     settings: dict[str, Any]
-    """`pretrained_cfg` of timm: the form of the images of the training."""
+    """`pretrained_cfg` of timm, which describes the training images."""
 
     def expected(self) -> ExpectedInput:
-        """Read the input that the weights expect; raises SpecError if the file does not tell it."""
+        """Read the input that the weights expect; raises SpecError if the file does not describe it."""
         size, mean, std = (self.settings.get(key) for key in ("input_size", "mean", "std"))
         crop_share = self.settings.get("crop_pct", 1.0)
         if not (
@@ -77,7 +77,7 @@ class TimmFolder(WeightsFolder):
             and 0 < crop_share <= 1
         ):
             self.refuse(
-                f"{self.folder / 'config.json'} does not say what its images looked like",
+                f"{self.folder / 'config.json'} does not describe the training images",
                 "input_size, mean, std and crop_pct under pretrained_cfg, as timm writes them",
                 "use another folder",
             )
@@ -89,7 +89,7 @@ class TimmFolder(WeightsFolder):
                 f"{', '.join(INTERPOLATIONS)}; center or squash",
                 "use another folder",
             )
-        if interpolation == "random":  # timm draws one in training only
+        if interpolation == "random":  # timm draws a random one only in training
             interpolation = "bilinear"
         fit: Fit = "squash" if mode == "squash" else "crop"
         return ExpectedInput(
@@ -108,23 +108,26 @@ def find_timm(job: ImageJob) -> TimmFolder | None:
     """Find the weights that the job's ResNet or network of timm starts from; None if it starts from random weights.
 
     Raises:
-        SpecError: if the weights do not exist, or are those of another network.
+        SpecError: if the weights do not exist, or belong to another network.
     """
     model = job.model
-    if not isinstance(model, ImageNetwork | ImageTimm) or not (name := hub_name.find_weights_name(job)):
+    if not isinstance(model, ImageNetwork | ImageTimm):
+        return None
+    name = hub_name.find_weights_name(job)
+    if not name:
         return None
     weights = pretrained.locate(job, name)
     config = read_json(weights.folder / "config.json")
     settings = config.get("pretrained_cfg") if isinstance(config, dict) else None
     architecture = config.get("architecture") if isinstance(config, dict) else None
     if architecture != model.name.partition(".")[0]:
-        description = f"{weights.origin or weights.folder} is {architecture or 'no network of timm'}"
-        weights.refuse(description, _POSSIBLE_TIMM, f"use one of {model.name}")
+        description = f"{weights.origin or weights.folder} is {architecture or 'not a network of timm'}"
+        weights.refuse(description, _POSSIBLE_TIMM, f"use weights of {model.name}")
     return TimmFolder(job, weights.folder, weights.origin, settings if isinstance(settings, dict) else {})
 
 
 def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
-    """Return whether these are three numbers above 0."""
+    """Return whether the value is a list of three numbers above 0."""
     return (
         isinstance(values, list)
         and len(values) == 3
@@ -139,7 +142,8 @@ def read_expected(job: ImageJob) -> ExpectedInput | None:
         SpecError: if its folder does not exist or cannot be used, or the job requests other channels.
     """
     model = job.model
-    if timm := find_timm(job):
+    timm = find_timm(job)
+    if timm:
         network_input, folder = timm.expected(), timm.folder
     elif isinstance(model, ImagePretrained):
         network = pretrained.find(job, model.name)
@@ -147,23 +151,24 @@ def read_expected(job: ImageJob) -> ExpectedInput | None:
         channels = int(getattr(network.config, "num_channels", 3))
         side = getattr(network.config, "image_size", None)
         network_input = read_processor(processor, channels, side)
-        if problems := list_unknown_settings(processor, network_input):
+        problems = list_unknown_settings(processor, network_input)
+        if problems:
             network.refuse(
                 f"{folder / FILE} has {', '.join(problems)}",
                 f"a processor with only {', '.join(_USED_KEYS)}",
-                "use another network, or remove the key from the file if the pictures do not need it",
+                "use another network, or remove the key from the file if the images do not need it",
             )
     else:
         return None
     if job.data.channels not in ("auto", network_input.channels):
         description = f"is {job.data.channels}, and {folder} takes {network_input.channels}"
-        action = f"write {network_input.channels}, or leave it out"
+        action = f"write {network_input.channels}, or remove the key"
         raise job.spec_error(("data", "channels"), description, str(network_input.channels), action)
     return network_input
 
 
 def _read_with_defaults(network: Pretrained) -> dict[str, object]:
-    """Read the description of the images beside a network, with the defaults of its class in transformers.
+    """Read the image processor of a network, with the defaults of its class in transformers; empty without a file.
 
     Raises:
         SpecError: if transformers does not have this class.
@@ -183,13 +188,13 @@ def _read_with_defaults(network: Pretrained) -> dict[str, object]:
                 or description.get("feature_extractor_type")
                 or network.config.model_type
             )
-            first = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0]
             network.refuse(
-                f"{network.folder / FILE} describes the images for {kind}, which cannot be read: {first}",
+                f"{network.folder / FILE} describes the images for {kind}, which cannot be read: {reason}",
                 "an image processor of transformers",
                 "use another network, or remove the file and set data.image_size and data.fit",
             )
-    # If the file does not tell the size, the job decides it instead of the class.
+    # If the file does not contain the size, the job chooses it instead of the class.
     decided_by_job = () if "size" in description else ("size", "crop_size", "do_center_crop")
     return {str(key): value for key, value in values.items() if key not in decided_by_job or key in description}
 
@@ -211,7 +216,7 @@ def read_processor(processor: Mapping[str, object], channels: int, side: object)
         factor = processor.get("rescale_factor")
         factor = float(factor) if isinstance(factor, int | float) else 1 / 255
         scale = 255 * (1.0 if processor.get("do_rescale") is False else factor)
-        if abs(scale - 1) >= 1e-6:  # mean and deviation are for pixels as the processor scales them
+        if abs(scale - 1) >= 1e-6:  # mean and deviation apply to pixels on the processor's scale
             mean, std = (tuple(value / scale for value in values) for values in (mean, std))
     size, fit, share = _read_geometry(processor)
     return ExpectedInput(
@@ -233,7 +238,8 @@ def list_unknown_settings(processor: Mapping[str, object], network_input: Expect
         for key, value in processor.items()
         if key not in (*_USED_KEYS, *_IGNORED_KEYS) and value is not None and value is not False
     ]
-    if (kind := _read_class_name(processor)) in _ODD_KINDS:
+    kind = _read_class_name(processor)
+    if kind in _ODD_KINDS:
         problems.append(f"the processor of {kind}")
     resample = processor.get("resample")
     if resample is not None and not _read_interpolation(resample):
@@ -256,49 +262,52 @@ def list_unknown_settings(processor: Mapping[str, object], network_input: Expect
 
 
 def _read_class_name(processor: Mapping[str, object]) -> str:
-    """The class of a processor without its suffix, such as ViT or EfficientNet; empty if the file does not tell it."""
+    """Read the class of a processor without its suffix, such as ViT or EfficientNet; empty if the file has no class."""
     name = str(processor.get("image_processor_type") or processor.get("feature_extractor_type") or "")
     return name.partition("ImageProcessor")[0].partition("FeatureExtractor")[0]
 
 
 def _read_interpolation(resample: object) -> str | None:
-    """Read the name of an interpolation that is written as Pillow's number or as a name; None if it does not exist."""
+    """Read the name of an interpolation from Pillow's number or from a name; None if it does not exist."""
     if isinstance(resample, int) and 0 <= resample < len(INTERPOLATIONS):
         return INTERPOLATIONS[resample]
     return str(resample).lower() if str(resample).lower() in INTERPOLATIONS else None
 
 
 def _read_geometry(processor: Mapping[str, object]) -> tuple[int | None, Fit | None, float]:
-    """Read the side of the square, how an image becomes square, and the share of the short side that is kept."""
+    """Read the side of the square in pixels, how an image becomes square, and the share of the short side that is kept."""
     if processor.get("do_resize") is False:
         return None, None, 1.0
     size, crop_pct = processor.get("size"), processor.get("crop_pct")
     crops_center = processor.get("do_center_crop", "crop_size" in processor) is True
     crop_side = _read_square_side(processor.get("crop_size")) if crops_center else None
     if crops_center and isinstance(size, int) and not crop_pct:
-        return None, None, 1.0  # the class decides whether this is the short side or both sides
-    short_side = size.get("shortest_edge") if isinstance(size, dict) else size if crop_pct else None
+        return None, None, 1.0  # the class decides whether `size` is the short side or both sides
+    short_side = size if crop_pct else None
+    if isinstance(size, dict):
+        short_side = size.get("shortest_edge")
     square_side = _read_square_side(size)
     crop_share = float(crop_pct) if isinstance(crop_pct, int | float) and 0 < crop_pct <= 1 else None
     if isinstance(short_side, int) and crop_side:
         return crop_side, "crop", min(1.0, crop_side / short_side)
-    if isinstance(short_side, int) and crop_share:
-        return short_side, *(("crop", crop_share) if short_side < _MIN_WARPED_SIDE else ("squash", 1.0))
+    if isinstance(short_side, int) and crop_share and short_side >= _MIN_WARPED_SIDE:
+        return short_side, "squash", 1.0
     if isinstance(short_side, int):
-        return short_side, "crop", 1.0
+        return short_side, "crop", crop_share or 1.0
     if square_side and crop_side:
         return crop_side, "squash", min(1.0, crop_side / square_side)
     return square_side, "squash" if square_side else None, 1.0
 
 
 def _read_square_side(value: object) -> int | None:
-    """Read the side of a size that is square; None for other sizes."""
+    """Read the side of a square size; None for another size."""
     if isinstance(value, dict):
         value = value.get("height") if value.get("height") == value.get("width") else None
     return value if isinstance(value, int) and value > 0 else None
 
 
 def _read_channel_values(processor: Mapping[str, object], name: str, channels: int) -> tuple[float, ...] | None:
+    """Read one number for each channel; None if the value has another form."""
     values = processor.get(name)
     if isinstance(values, int | float):
         values = [values] * channels

@@ -1,4 +1,4 @@
-"""Types of what a model folder's config.json holds, and its one reader: the folder may come from a stranger, or be edited."""
+"""Reads and checks the config.json of a model folder, which may come from anybody or be edited; defines its types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PositiveNumbers: TypeAlias = list[Positive]
 
 
 class _Stored(BaseModel):
-    """Values of strict types. Keys that only the run itself reads are not listed."""
+    """Values of strict types. Keys that only the run itself reads have no field."""
 
     model_config = ConfigDict(strict=True)
 
@@ -237,7 +237,7 @@ _Data: TypeAlias = Annotated[
 
 
 def _check_sizes(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Refuse numbers for which torch's layers, which count in 32 bits, compute something else or without end."""
+    """Refuse numbers above 32 bits, for which layers of torch compute wrong results or never return."""
     values: list[JsonValue] = [arguments]
     while values:
         value = values.pop()
@@ -257,7 +257,7 @@ class _Config(_Stored):
     trained: dict[str, str | float | None]
     code: dict[str, str] = {}
     weights: str
-    """SHA-256 of the file of weights."""
+    """SHA-256 of the weights file."""
     content: str
     """SHA-256 of all other values."""
 
@@ -309,32 +309,32 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise config_error(folder, describe_problem(error)) from None
     if config["content"] != digest_values(config):
         raise config_error(
-            folder, "was edited: its values are not those of its training, so its answers would be others"
+            folder, "was edited: its values differ from the training, so its predictions would differ, too"
         )
     return config
 
 
 def digest_values(config: Mapping[str, object]) -> str:
-    """Hash the values of a config.json by SHA-256, in whatever order and form they are written."""
+    """Return the SHA-256 of the values of a config.json, regardless of their order and notation."""
     values = parse_json(to_json({key: value for key, value in config.items() if key != "content"}))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def config_error(folder: Path, wrong: str) -> CheckpointError:
-    """Return the error for a config.json; `wrong` continues the name of the file."""
+def config_error(folder: Path, problem: str) -> CheckpointError:
+    """Return the error for a config.json; `problem` is the rest of a sentence that begins with the file."""
     return CheckpointError(
-        f"{folder / CONFIG} {wrong}",
+        f"{folder / CONFIG} {problem}",
         "a model folder as written at the end of training",
         "copy the folder again, or use the version of drivetrain that wrote it",
     )
 
 
-def describe_problem(error: ValidationError, *above: str) -> str:
-    """Describe the first wrong key, below the keys `above`, and what is wrong with it."""
+def describe_problem(error: ValidationError, *parent_keys: str) -> str:
+    """Describe the first wrong key below the parent keys, as the rest of a sentence that begins with the file."""
     details: Mapping[str, Any] = error.errors(include_url=False)[0]
-    key, given = ".".join(map(str, (*above, *details["loc"]))), repr(details["input"])
+    key, value = ".".join(map(str, (*parent_keys, *details["loc"]))), repr(details["input"])
     if details["type"] == "missing":
         return f"has no {key}"
     if details["type"] == "value_error":
         return f"has {f'a wrong {key}' if key else 'values that do not fit'}: {details['ctx']['error']}"
-    return f"has a wrong {key}: {given if len(given) <= 60 else given[:60] + '...'} ({details['msg']})"
+    return f"has a wrong {key}: {value if len(value) <= 60 else value[:60] + '...'} ({details['msg']})"

@@ -1,8 +1,8 @@
-"""The limited process that reads a pickle of torch and writes its tensors as safetensors, as a child of `convert`.
+"""Reads a pickle of torch and writes its tensors as safetensors, in a limited child process of `convert`.
 
 python -m drivetrain.pretrained.unpickle_process FILE OUT
 
-The reader of torch creates tensors and plain containers only; memory, time and written files are limited.
+torch creates only tensors and plain containers here; memory, time and written files are limited.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SPARE_MEMORY_BYTES = 2 << 30
 
 
 class NotTensorsError(Exception):
-    """A checkpoint holds something else where tensors should be."""
+    """A checkpoint contains something else where tensors should be."""
 
 
 def main(file: Path, out: Path) -> str:
-    """Limit this process, read `file` and write `out`; returns what was wrong."""
+    """Limit this process, read `file` and write `out`; returns the reason for a failure, or an empty text."""
     import safetensors.torch
     import torch
 
@@ -39,20 +39,20 @@ def main(file: Path, out: Path) -> str:
     try:
         tensors = name_tensors(torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)))
         addresses: set[int] = set()
-        for name, tensor in tensors.items():  # safetensors stores no memory under two names
+        for name, tensor in tensors.items():  # safetensors refuses two names for the same memory
             address = tensor.untyped_storage().data_ptr()
             tensors[name] = tensor.contiguous().clone() if address in addresses else tensor.contiguous()
             addresses.add(address)
         safetensors.torch.save_file(tensors, out, metadata={"format": "pt"})
     except MemoryError:
         return "needs far more memory than its size"
-    except Exception as error:  # the reader passes on any error that a broken file causes
+    except Exception as error:  # a broken file can cause any error in torch
         return describe(error)
     return ""
 
 
 def set_limits(size: int) -> None:
-    """Limit memory, CPU time and written bytes of this process; `size` is that of the checkpoint in bytes."""
+    """Limit memory, CPU time and written bytes of this process; `size` is the size of the checkpoint in bytes."""
     memory = psutil.Process().memory_info().vms + 3 * size + SPARE_MEMORY_BYTES
     for kind, limit in (
         (resource.RLIMIT_AS, memory),
@@ -66,8 +66,9 @@ def set_limits(size: int) -> None:
 
 
 def describe(error: Exception) -> str:
-    """Say why a file was refused; the reader's own message suggests trusting the file."""
-    if class_name := re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error)):
+    """Describe why a file was refused, without torch's own message, which suggests trusting the file."""
+    class_name = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
+    if class_name:
         return f"refers to {class_name[1].rstrip('.')}, which is not a tensor; it was not executed"
     if isinstance(error, NotTensorsError):
         return str(error)
@@ -75,18 +76,22 @@ def describe(error: Exception) -> str:
 
 
 def name_tensors(data: Any) -> dict[str, Any]:
-    """List the tensors of a network by name, without what else a checkpoint has; raises NotTensorsError."""
-    while isinstance(data, Mapping) and (key := next((k for k in WRAPPERS if isinstance(data.get(k), Mapping)), "")):
-        data = data[key]
+    """Find the tensors of a network in a checkpoint, by name without prefixes; raises NotTensorsError if it has none."""
+    while isinstance(data, Mapping):
+        wrapper = next((key for key in WRAPPERS if isinstance(data.get(key), Mapping)), None)
+        if wrapper is None:
+            break
+        data = data[wrapper]
     tensors = dict(data) if isinstance(data, Mapping) else {type(data).__name__: data}
     wrong = [f"{name} ({type(value).__name__})" for name, value in tensors.items() if not hasattr(value, "layout")]
     if wrong or not tensors or not isinstance(data, Mapping):
-        raise NotTensorsError(f"holds {', '.join(wrong[:5]) or 'nothing'} where tensors by name should be")
-    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
+        raise NotTensorsError(f"contains {', '.join(wrong[:5]) or 'nothing'} instead of tensors by name")
+    while prefix := next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 
 if __name__ == "__main__":
-    if problem := main(Path(sys.argv[1]), Path(sys.argv[2])):
+    problem = main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if problem:
         sys.exit(print(problem) or 3)

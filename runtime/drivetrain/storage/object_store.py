@@ -1,6 +1,6 @@
-"""One place in an object store: read, written, listed, with bounded retries; obstore does the transport.
+"""Reads, writes and lists objects below one address of an object store, with bounded retries, by the library obstore.
 
-obstore reads credentials and endpoint from the environment of this process, and renews those that expire.
+obstore reads credentials and endpoint from the environment of this process, and renews credentials that expire.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble, translate
 from drivetrain.system.installation import INSTALL_STORAGE
 
-PART_BYTES = 8 << 20
-"""Bytes of one request of a longer upload, and of one piece of a download."""
-AT_ONCE = 4
-"""Requests of one upload side by side."""
+CHUNK_BYTES = 8 << 20
+"""Size of the chunks in which long objects are uploaded and downloaded."""
+PARALLEL_CHUNKS = 4
+"""Number of chunks of one upload that are sent at the same time."""
 PROBE_NAME = ".drivetrain-probe-"
-"""Begins the name of the object by which `check_writable` tries a store; it is no part of a run."""
+"""Prefix of the object with which `check_writable` tests a store; it does not belong to a run."""
 _ENDPOINT = re.compile(
     r"https?://([\w.~!$&'()*+,;=:%@-]*@)?[\w.:\[\]-]+([/?#][\w.~!$&'()*+,;=:%@/?#\[\]-]*)?", re.ASCII | re.IGNORECASE
 )
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a store may take.
+    """Time limits for a store.
 
     Args:
-        retries: seconds in which a request that failed is tried again.
-        silence: seconds without a byte until a request has failed.
+        retries: seconds during which a failed request is repeated.
+        silence: seconds without a byte after which a request has failed.
         connect: seconds until there must be a connection.
     """
 
@@ -55,26 +55,27 @@ class StoredObject:
     """An object in a store."""
 
     name: str
-    """Relative to the place that was opened."""
+    """Name relative to the address of the store."""
     bytes: int
     tag: str
-    """Changes with the content: the ETag, or of a web server without one the time; empty if there is neither."""
+    """Text that changes with the content: the ETag, or the time of a web server's file; empty if there is neither."""
 
 
 class ObjectStore:
     """The objects below one address.
 
-    All methods raise RemoteError if the store does not do what was asked; names are relative, with slashes.
+    All methods raise RemoteError if a request fails; names are relative to the address, with slashes.
     """
 
     def __init__(self, address: RemoteAddress, patience: Patience = Patience()) -> None:
         """
         Args:
-            address: of a bucket or below it, or of a web server.
+            address: address of a bucket, of a folder in it, or of a web server.
+            patience: time limits of all requests.
 
         Raises:
-            StorageError: if the client is not installed.
-            RemoteError: if the settings of the environment make no store.
+            StorageError: if obstore is not installed.
+            RemoteError: if the settings of the environment are not valid.
         """
         self.address = address
         self.patience = patience
@@ -85,50 +86,51 @@ class ObjectStore:
         return self._ask("read", name, lambda: bytes(_client().get(self._store, name).bytes()))
 
     def find(self, name: str) -> bytes | None:
-        """Find the content of an object; None if there is none."""
+        """Return the content of an object; None if it does not exist."""
         return _none_if(Trouble.MISSING, lambda: self.get(name))
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """Yield the content of an object in pieces; a connection that is cut is taken up again where it ended."""
-        pieces = self._ask(
-            "read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=PART_BYTES))
+        """Yield the content of an object in chunks; after a broken connection, the download continues at the same byte."""
+        chunks = self._ask(
+            "read", name, lambda: iter(_client().get(self._store, name).stream(min_chunk_size=CHUNK_BYTES))
         )
-        while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
-            yield bytes(piece)
+        while (chunk := self._ask("read", name, lambda: next(chunks, None))) is not None:
+            yield bytes(chunk)
 
     def get_file(self, name: str, path: Path, count: Callable[[int], None] = lambda size: None) -> None:
-        """Write the content of an object to a file, which is replaced when all of it is there.
+        """Download an object to a file, which is replaced only when the content is complete.
 
         Args:
-            path: of the file; its folders are made.
-            count: called with the bytes of each piece; what it raises ends the download, and the file stays as it was.
+            name: name of the object.
+            path: path of the file; missing folders are created.
+            count: function that is called with the size of each chunk in bytes; an exception from it ends the download.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
         """
         temporary = path.with_name(f".tmp-{path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            for piece in self.stream(name):
-                file.write(piece)
-                count(len(piece))
+            for chunk in self.stream(name):
+                file.write(chunk)
+                count(len(chunk))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
 
     def find_head(self, name: str) -> StoredObject | None:
-        """Find size and tag of an object; None if there is none."""
+        """Return size and tag of an object; None if it does not exist."""
         entry = _none_if(Trouble.MISSING, lambda: self._ask("read", name, lambda: _client().head(self._store, name)))
         return self._object(entry) if entry else None
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """Return all objects below a folder, by name."""
-        entries = self._again("list", below, lambda: _client().list(self._store, below or None).collect())
-        return sorted(map(self._object, entries), key=lambda each: each.name)
+        entries = self._ask_repeatedly("list", below, lambda: _client().list(self._store, below or None).collect())
+        return sorted(map(self._object, entries), key=lambda stored: stored.name)
 
     def folders(self) -> list[str]:
         """Return the names of the folders directly below the address."""
-        answer = self._again("list", "", lambda: _client().list_with_delimiter(self._store))
+        answer = self._ask_repeatedly("list", "", lambda: _client().list_with_delimiter(self._store))
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
     def put(self, name: str, content: bytes) -> None:
@@ -136,28 +138,30 @@ class ObjectStore:
         self._ask("write", name, lambda: _client().put(self._store, name, content, use_multipart=False))
 
     def put_file(self, name: str, file: BinaryIO, moved: Callable[[], None] = lambda: None) -> None:
-        """Write an object from an open file, in parts if it is long; nothing is visible before the last one.
+        """Write an object from an open file, a long one in chunks; readers see nothing before the last chunk is stored.
 
         Args:
-            moved: called whenever a part of it has been taken.
+            name: name of the object.
+            file: open file.
+            moved: function that is called after each chunk.
 
         Raises:
             OSError: if the file cannot be read.
         """
-        first = file.read(PART_BYTES)
-        if len(first) < PART_BYTES:
-            self.put(name, first)
+        first_chunk = file.read(CHUNK_BYTES)
+        if len(first_chunk) < CHUNK_BYTES:
+            self.put(name, first_chunk)
             return
 
-        def parts() -> Iterator[bytes]:
-            part = first
-            while part:
-                yield part
+        def read_chunks() -> Iterator[bytes]:
+            chunk = first_chunk
+            while chunk:
+                yield chunk
                 moved()
-                part = file.read(PART_BYTES)
+                chunk = file.read(CHUNK_BYTES)
 
-        long = {"chunk_size": PART_BYTES, "max_concurrency": AT_ONCE}
-        self._ask("write", name, lambda: _client().put(self._store, name, parts(), **long))
+        options = {"chunk_size": CHUNK_BYTES, "max_concurrency": PARALLEL_CHUNKS}
+        self._ask("write", name, lambda: _client().put(self._store, name, read_chunks(), **options))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that must not exist; returns False if it exists."""
@@ -165,20 +169,23 @@ class ObjectStore:
         return _none_if(Trouble.CHANGED, lambda: self._ask("write", name, request)) is not None
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; one that is not there is no error."""
+        """Remove objects; an object that does not exist is not an error."""
         for name in names:
             request = functools.partial(_client().delete, self._store, name)
             _none_if(Trouble.MISSING, functools.partial(self._ask, "remove", name, request))
 
     def _object(self, entry: Mapping[str, Any]) -> StoredObject:
         tag = entry["e_tag"] or ""
-        # The client gives the year 1970 where a web server gives no time.
+        # obstore reports the year 1970 if a web server sends no time.
         if not tag and not self.address.writable and entry["last_modified"].timestamp():
             tag = entry["last_modified"].isoformat()
         return StoredObject(str(entry["path"]), int(entry["size"]), str(tag))
 
-    def _again(self, task: str, name: str, request: Callable[[], T]) -> T:
-        """As `_ask`, and again after a passing failure: for lists, which the client does not resume once they are cut."""
+    def _ask_repeatedly(self, task: str, name: str, request: Callable[[], T]) -> T:
+        """Send a request, and repeat it after a passing failure.
+
+        It is for lists: obstore itself repeats other requests, but does not resume a list after a broken connection.
+        """
         pause, end = 0.1, time.monotonic() + self.patience.retries
         while True:
             try:
@@ -190,6 +197,7 @@ class ObjectStore:
             pause = min(2 * pause, 5.0)
 
     def _ask(self, task: str, name: str, request: Callable[[], T]) -> T:
+        """Send a request; raises RemoteError if it fails. `task` is its verb, such as read, for the message."""
         try:
             return request()
         except Exception as error:
@@ -199,7 +207,7 @@ class ObjectStore:
 
 
 def _none_if(kind: Trouble, request: Callable[[], T]) -> T | None:
-    """Return the answer to a request; None if the store has trouble of this kind."""
+    """Return the answer to a request; None if it fails in this way."""
     try:
         return request()
     except RemoteError as error:
@@ -209,11 +217,11 @@ def _none_if(kind: Trouble, request: Callable[[], T]) -> T | None:
 
 
 def check_writable(store: ObjectStore) -> None:
-    """Check that a store lists, reads and removes, and creates an object only once.
+    """Check that a store lists, reads and removes objects, and creates an object only once.
 
     Raises:
-        RemoteError: with what the store refuses; also if it takes conditions without keeping them, since two machines
-            would then write one run.
+        RemoteError: if the store refuses a request, or ignores the condition of a request: two machines could then
+            write to one run.
     """
     store.folders()
     name, problem = f"{PROBE_NAME}{uuid.uuid4().hex}", "it was not tried"
@@ -222,7 +230,7 @@ def check_writable(store: ObjectStore) -> None:
         store.get(name)
         problem = "it wrote over an object that must not exist" if store.create(name, b"second") else ""
     except RemoteError as error:
-        if error.trouble is not Trouble.REFUSED or "501" not in error.given:
+        if error.status != "501":  # not implemented
             raise
         problem = "it answered 501"
     finally:
@@ -232,26 +240,26 @@ def check_writable(store: ObjectStore) -> None:
         raise RemoteError(
             Trouble.REFUSED,
             f"{store.address}: the store has no conditional writes: {problem}",
-            "a store in which one of two writers is refused (If-None-Match): those of Amazon and Google",
+            "a store that refuses one of two writers (If-None-Match), such as the stores of Amazon and Google",
             "update the store, or name another one",
         )
 
 
 def _open_store(address: RemoteAddress, patience: Patience) -> Any:
-    """Return the client's own store, with every wait bounded."""
+    """Return obstore's object for an address, with a time limit for every wait."""
     variable, _, endpoint = store_variables.endpoint(address.scheme).partition("=")
     url = os.environ.get(variable, "")
     if variable and not _is_address(url):
         raise StorageError(
-            f"{variable}={endpoint} is no address of a store",
+            f"{variable}={endpoint} is not an address of a store",
             "http://HOST:PORT, https://HOST; with %2F for a / in a password",
-            f"correct it, or unset {variable} for the provider's own",
+            f"correct it, or unset {variable} for the provider's own endpoint",
         )
     for name, path in store_variables.list_files(address.scheme).items():
         if os.path.isdir(path) or not os.access(path, os.R_OK):
             raise StorageError(
-                f"{name}: {path} is not there, or cannot be read",
-                "a file with a credential, or for SSL_CERT_FILE with certificates",
+                f"{name}: {path} does not exist, or cannot be read",
+                "a file with a credential; for SSL_CERT_FILE a file with certificates",
                 f"correct it, or unset {name}",
             )
     from obstore import store as stores
@@ -259,11 +267,12 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=patience.connect),
         "read_timeout": timedelta(seconds=patience.silence),
-        # The client's default of 30 s for a whole request would cut every long transfer.
+        # obstore's default of 30 s for a whole request would end every long transfer.
         "timeout": timedelta(days=1),
         "allow_http": address.scheme == "http" or endpoint.lower().startswith("http://"),
     }
-    if authority := os.environ.get("SSL_CERT_FILE"):
+    authority = os.environ.get("SSL_CERT_FILE")
+    if authority:
         options["root_certificate"] = Path(authority).read_bytes()
     retry: Any = {
         "max_retries": 50,
@@ -274,14 +283,14 @@ def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     if not address.writable:
         return stores.HTTPStore.from_url(str(address), **settings)
     if url and address.scheme == "s3":
-        # Of AWS_ENDPOINT_URL and AWS_ENDPOINT the client takes the one that was set last.
+        # obstore would otherwise use AWS_ENDPOINT_URL or AWS_ENDPOINT, depending on which was set last.
         settings["endpoint"] = url
     bucket = stores.S3Store if address.scheme == "s3" else stores.GCSStore
     return bucket(address.host, prefix=address.path or None, **settings)
 
 
 def _is_address(url: str) -> bool:
-    """Return whether the client takes a URL as endpoint; with another one it would end the process."""
+    """Return whether obstore accepts a URL as endpoint; a URL that it does not accept would end the process."""
     from obstore import store as stores
 
     with contextlib.suppress(ValueError):
@@ -291,7 +300,7 @@ def _is_address(url: str) -> bool:
 
 
 def _client() -> Any:
-    """obstore, imported when a store is used, since it is an extra and takes a moment.
+    """Import obstore only when a store is used, because it is optional and takes a moment to load.
 
     Raises:
         StorageError: if it is not installed.
@@ -301,7 +310,7 @@ def _client() -> Any:
     except ImportError:
         raise StorageError(
             "object stores are read and written by obstore, which is not installed here",
-            "obstore, which the images have",
+            "obstore, which the images contain",
             f"`{INSTALL_STORAGE}`",
         ) from None
     return obstore

@@ -1,6 +1,6 @@
-"""Explains what a store answers instead of doing what was asked, in the three parts of every error.
+"""Turns a failed request to a store into an error with the three parts of every error.
 
-Messages of the client are not repeated: they hold whole addresses.
+Messages of the library obstore are not repeated, because they contain whole addresses, perhaps with credentials.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from drivetrain.storage.remote_address import RemoteAddress
 
 
 class Trouble(Enum):
-    """Why a store did not do what was asked, as far as the caller acts on it."""
+    """Kinds of failures that callers distinguish."""
 
     AWAY = "away"
-    """No answer, or one that says: later. It passes."""
+    """The store does not answer, or asks to try again later; the failure passes."""
     MISSING = "missing"
-    """The bucket is there, the object is not."""
+    """The bucket exists, but the object does not."""
     NO_CREDENTIALS = "no credentials"
     CHANGED = "changed"
-    """A condition of the request did not hold: it exists already, or has changed since."""
+    """A condition of the request was not met: the object already exists or has changed."""
     NO_BUCKET = "no bucket"
     REFUSED = "refused"
-    """Everything else that the store said."""
+    """All other failures."""
 
 
 class RemoteError(StorageError):
-    """A store did not do what was asked."""
+    """A request to a store failed."""
 
-    def __init__(self, kind: Trouble, description: str, possible: str = "", action: str = "") -> None:
-        self.trouble = kind
+    def __init__(self, kind: Trouble, description: str, possible: str = "", action: str = "", status: str = "") -> None:
+        self.trouble, self.status = kind, status
+        """Kind of the failure, and HTTP status of the answer; empty without an answer."""
         super().__init__(description, possible, action)
 
 
@@ -43,27 +44,27 @@ _ANSWERS = {
         "a store that this machine reaches",
         "check the network, and {endpoint}; try again later",
     ),
-    Trouble.MISSING: ("{address} is not there", "something that exists", "correct the address"),
+    Trouble.MISSING: ("{address} does not exist", "an existing file or folder", "correct the address"),
     Trouble.NO_CREDENTIALS: (
         "{where}: no credentials were found",
         "the variables of the provider ({needed}), or the role of this machine; files in a home folder are not read",
         "export them where the command is called; set here: {variables}",
     ),
-    Trouble.CHANGED: ("{where}: it exists already, or has changed ({said})", "", ""),
+    Trouble.CHANGED: ("{where}: it already exists, or has changed ({said})", "", ""),
     Trouble.NO_BUCKET: (
         "{where}: there is no bucket {bucket}{at}",
-        "a bucket that exists; drivetrain creates none",
-        "create it with your provider's tool, correct the address, or see that {variables} mean its account",
+        "a bucket that exists; drivetrain does not create buckets",
+        "create it with your provider's tool, correct the address, or check that {variables} belong to its account",
     ),
     Trouble.REFUSED: (
-        "{where}: the store refuses it ({said})",
-        "credentials that last and may list, read, write and remove below this address, its region, and free space",
-        "look the reason up at your provider, and give them these rights, or export others; set here: {variables}",
+        "{where}: the store refuses the request ({said})",
+        "valid credentials with the rights to list, read, write and remove below this address, its region, and free space",
+        "look the reason up at your provider, and grant these rights, or export other credentials; set here: {variables}",
     ),
 }
-"""What is said about each trouble; `translate` says what is in braces."""
+"""The three parts of the error for each kind of failure; `translate` fills the braces."""
 _NO_CREDENTIALS = re.compile(
-    # The client asks the service that tells a machine its role if no variable holds a credential.
+    # Without a credential in the variables, obstore asks the service of the machine's role.
     r"Missing(AccessKeyId|SecretAccessKey)|Missing \w*[Kk]ey|/latest/(api|meta-data)|/computeMetadata/|/metadata/identity"
 )
 _REASONS = (
@@ -78,20 +79,23 @@ _REASONS = (
     ("kind: Decode", "the answer was cut"),
     ("", "no answer"),
 )
-"""Why a connection failed, by what the client notes."""
+"""Reasons for a failed connection by patterns of obstore's messages; the first match counts."""
 
 
 def translate(error: Exception, address: RemoteAddress, task: str) -> RemoteError:
-    """Explain an exception of the client.
+    """Turn an exception of obstore into a RemoteError.
 
     Args:
-        error: of obstore, or the OSError and ValueError that it raises.
-        task: the request as a verb: read, write, list, remove.
+        error: exception of obstore, or an OSError or ValueError that it raises.
+        address: address of the object or folder.
+        task: verb of the request: read, write, list, remove.
     """
     text = str(error).partition("\n\nDebug source:")[0]
-    # The store's own word, such as SlowDown.
-    code = match[1] if (match := re.search(r"<Code>(\w{1,60})</Code>", text)) else ""
-    status = match[1] if (match := re.search(r"status code: (\d{3})", text)) else ""
+    # obstore passes the answer on only in its text: the store's own code, such as SlowDown, and the HTTP status.
+    code_match = re.search(r"<Code>(\w{1,60})</Code>", text)
+    status_match = re.search(r"status code: (\d{3})", text)
+    code, status = code_match[1] if code_match else "", status_match[1] if status_match else ""
+    reason = next(reason for pattern, reason in _REASONS if re.search(pattern, str(error)))
     endpoint = store_variables.endpoint(address.scheme)
     fields = {
         "address": address,
@@ -101,15 +105,15 @@ def translate(error: Exception, address: RemoteAddress, task: str) -> RemoteErro
         "endpoint": endpoint or "the address of the provider",
         "needed": ", ".join(store_variables.NEEDED.get(address.scheme, ())) or "none",
         "variables": ", ".join(store_variables.read_known(address.scheme, os.environ)) or "none",  # never their values
-        "said": f"{status} {code}".strip()
-        or next(reason for pattern, reason in _REASONS if re.search(pattern, str(error))),
+        "said": f"{status} {code}".strip() or reason,
     }
-    meaning = _classify(type(error).__name__, text, code, status)
-    return RemoteError(meaning, *(part.format_map(fields) for part in _ANSWERS[meaning]))
+    kind = _classify(type(error).__name__, text, code, status)
+    description, possible, action = (template.format_map(fields) for template in _ANSWERS[kind])
+    return RemoteError(kind, description, possible, action, status)
 
 
 def _classify(name: str, text: str, code: str, status: str) -> Trouble:
-    """Return the trouble that an answer means; the text is searched for little, as it has the name of the object, too."""
+    """Return the kind of a failure; the text, which contains the object's name, is searched for few patterns only."""
     if code == "NoSuchBucket" or "The specified bucket does not exist" in text:
         return Trouble.NO_BUCKET
     if name in ("AlreadyExistsError", "PreconditionError") or status in ("409", "412"):
@@ -117,7 +121,7 @@ def _classify(name: str, text: str, code: str, status: str) -> Trouble:
     if name == "FileNotFoundError" or status == "404":
         return Trouble.MISSING
     if status in ("408", "429") or (status.startswith("5") and status not in ("501", "507")):
-        return Trouble.AWAY  # the service of roles may answer so, too
+        return Trouble.AWAY  # this can also be an answer of the service of the machine's role
     if _NO_CREDENTIALS.search(text):
         return Trouble.NO_CREDENTIALS
     has_no_answer = not status + code and "without LOCATION" not in text and re.search("HTTP error|after", text)

@@ -1,4 +1,4 @@
-"""Trains several runs of one job one after the other, each in a child `drivetrain train --json`.
+"""Trains several runs of one job, one after the other, each in a child process `drivetrain train --json`.
 
 All runs are trained from one copy of the job file and the user's code, so edits in between do not change later runs.
 """
@@ -43,7 +43,7 @@ class ChildRuns:
         self,
         assignments: Sequence[str],
         *options: str,
-        shown: Path | None = None,
+        printed_run: Path | None = None,
         baselines: bool = False,
         wait: Callable[[subprocess.Popen[bytes]], int] = subprocess.Popen.wait,
     ) -> tuple[int, Mapping[str, Any]]:
@@ -52,20 +52,23 @@ class ChildRuns:
         Args:
             assignments: values that override the spec.
             options: further options of `drivetrain train`.
-            shown: run whose plan the command has shown.
-            baselines: whether simple models are fitted; all runs would fit the same models.
+            printed_run: run whose plan this command has already printed, so that only differences are printed.
+            baselines: whether to fit simple models, which would be the same for all runs.
             wait: function that waits for the child.
         """
-        sets = [word for assignment in assignments for word in ("--set", assignment)]
         command = [sys.executable, "-m", PROGRAM, "train", child_process.format_path_argument(self.source.spec)]
-        command += [*sets, "--runs", str(self.runs), "--json", *self.options, *options]
+        for assignment in assignments:
+            command += ["--set", assignment]
+        command += ["--runs", str(self.runs), "--json", *self.options, *options]
         environment = {COPY_VARIABLE: str(self.source.copy)}
-        environment |= {} if baselines else {baseline_results.SWITCH: "off"}
-        environment |= {plan_table.SHOWN_PLAN: str(shown / PLAN_FILE)} if shown else {}
+        if not baselines:
+            environment[baseline_results.SWITCH] = "off"
+        if printed_run:
+            environment[plan_table.SHOWN_PLAN] = str(printed_run / PLAN_FILE)
         with tempfile.TemporaryFile() as output:
             code = child_process.run_child(command, environment, self.forward, wait=wait, output=output.fileno())
             output.seek(0)
-            # A child that was killed has printed nothing.
+            # A killed child has printed nothing.
             return code, parse_json(output.read() or b"{}", dict)
 
 

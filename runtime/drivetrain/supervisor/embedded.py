@@ -111,7 +111,7 @@ def train(
             "validation_data",
             "is missing",
             "samples that are not trained on, which choose the best weights",
-            "hold some back: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
+            "split the data: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
         )
     optimizer, settings = embedded_call.expand_shorthands(optimizer, settings, refuse)
     callbacks = Callbacks(on_step, on_epoch, on_end)
@@ -120,7 +120,7 @@ def train(
             data_sources.unwrap_source(train_data, "train_data"),
             data_sources.unwrap_source(validation_data, "validation_data"),
         )
-        parts, described, scores = embedded_parts.collect_parts(
+        user_parts, described, scores = embedded_parts.collect_parts(
             model, optimizer, schedule, schedule_every, metrics, callbacks, refuse
         )
         spec_keys = {
@@ -135,8 +135,10 @@ def train(
             "own_metrics": scores,
         }
         job = embedded_call.build_job(spec_keys, call_site)
-        embedded_parts.check_metric_directions(parts.metrics.metrics, job, refuse)
-        is_unclipped = bool(parts.optimizer) and "clip_norm" not in settings
+        embedded_parts.check_metric_directions(user_parts.metrics.metrics, job, refuse)
+        is_unclipped = bool(user_parts.optimizer) and "clip_norm" not in settings
+        if isinstance(extend, Result):
+            extend = extend.folder
         return embedded_run.run(
             TrainCall(
                 job=job,
@@ -144,11 +146,11 @@ def train(
                 sources=sources,
                 loss=loss,
                 weight_of=weight_of,
-                parts=parts,
+                parts=user_parts,
                 runs=Path(runs),
                 program=caller.f_code.co_filename,
                 new=new,
-                extend=extend.folder if isinstance(extend, Result) else None if extend is None else Path(extend),
+                extend=None if extend is None else Path(extend),
                 layers_in_eval_mode=embedded_call.list_layers_in_eval_mode(model),
                 mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),
             )

@@ -55,8 +55,9 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
 
     def locate_keys(path: tuple[str, ...], value: object) -> dict[Any, str]:
         locations: dict[Any, str] = {path: call_site}
-        for key, inner in value.items() if isinstance(value, Mapping) else ():
-            locations |= locate_keys((*path, key), inner)
+        if isinstance(value, Mapping):
+            for key, child in value.items():
+                locations |= locate_keys((*path, key), child)
         return locations
 
     # There is no YAML file, so the position of every key is the call.
@@ -90,7 +91,7 @@ def expand_shorthands(
     for key, value in settings.items():
         name = ALIASES.get(key, key)
         if name in expanded:
-            raise refuse(key, f"is {value}, and {name} is given, too", "one of the two", "remove one")
+            raise refuse(key, f"is {value}, and {name} is set, too", "one of the two", "remove one")
         expanded[name] = value
     optimizer_settings = {name: expanded.pop(name) for name in OPTIMIZER_SETTINGS if name in expanded}
     if not optimizer_settings:
@@ -99,14 +100,13 @@ def expand_shorthands(
     if not isinstance(description, Mapping):
         raise refuse(
             next(iter(optimizer_settings)),
-            "is given, and the optimizer is one of your own",
+            "is set, and the optimizer is your own object",
             "the settings that your optimizer has",
-            "set it where you make the optimizer",
+            "set it where you create the optimizer",
         )
-    if twice := [name for name in optimizer_settings if name in description]:
-        raise refuse(
-            twice[0], f"is {optimizer_settings[twice[0]]}, and in optimizer, too", "one of the two", "remove one"
-        )
+    for name, value in optimizer_settings.items():
+        if name in description:
+            raise refuse(name, f"is {value}, and in optimizer, too", "one of the two", "remove one")
     return {**description, **optimizer_settings}, expanded
 
 
@@ -134,7 +134,7 @@ def build_train_settings(
     if settings.get("lr_groups") and isinstance(optimizer, Mapping) and optimizer.get("name") == "own":
         raise refuse(
             "lr_groups",
-            "is given, and the optimizer is one of your own",
+            "is set, and the optimizer is your own object",
             "rates by layer of an optimizer that the runtime builds",
             "give the parameter groups of your optimizer their own lr",
         )
@@ -147,9 +147,9 @@ def build_train_settings(
     if settings.get("batch_size", size) != size:
         raise refuse(
             "batch_size",
-            f"is {settings['batch_size']}, and that of the DataLoader is {size}",
+            f"is {settings['batch_size']}, and the DataLoader has {size}",
             "one batch size",
-            "leave it out, or give the dataset instead of the DataLoader",
+            "remove it, or pass the dataset instead of the DataLoader",
         )
     return train_keys | {"batch_size": size}
 
@@ -164,7 +164,9 @@ def build_limits(limits: Mapping[str, object], gpus: object, refuse: Refusal) ->
         return dict(limits)
     if "gpus" in limits:
         raise refuse("gpus", f"is {gpus}, and limits has gpus, too", "one of the two", "remove one")
-    return dict(limits) | {"gpus": gpus if isinstance(gpus, str) or not isinstance(gpus, Iterable) else list(gpus)}
+    if isinstance(gpus, Iterable) and not isinstance(gpus, str):
+        gpus = list(gpus)
+    return dict(limits) | {"gpus": gpus}
 
 
 def translate_advice(action: str) -> str:
@@ -214,19 +216,20 @@ def list_mode_events(model: nn.Module, *, unclipped: bool) -> Iterator[tuple[str
         unclipped: whether gradients are not clipped because the optimizer is the program's own.
     """
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-        text = 'the autocast around the call does not hold within it; optimize={"precision": "bf16"} asks for bf16'
+        text = 'the autocast block around the call has no effect; optimize={"precision": "bf16"} trains in bf16'
         yield "precision", text
     if unclipped:
-        yield "optimizer", "your own, so its gradients are not clipped; clip_norm=1.0 clips them"
+        yield "optimizer", "your own object, so gradients are not clipped; clip_norm=1.0 clips them"
     yield from (("model", text) for text in _describe_modes(model))
 
 
 def _describe_modes(model: nn.Module) -> Iterator[str]:
     """Describe the modules that keep the program's mode, and the frozen modules that still depend on each batch."""
     if not model.training:
-        yield "is in evaluation mode, and trained in training mode; .train() before the call, and .eval() of layers, choose"
-    if names := list_layers_in_eval_mode(model):
-        yield f"{list_names(names, 3)} in evaluation mode, as the program has set it"
+        yield "is in evaluation mode, but is trained in training mode; call .train(), and .eval() on layers, to choose the modes"
+    names = list_layers_in_eval_mode(model)
+    if names:
+        yield f"{list_names(names, 3)} in evaluation mode, as set by the program"
     # In training mode, a layer with frozen weights still normalizes by the batch and updates its running statistics.
     frozen_norms = [
         name
@@ -238,6 +241,6 @@ def _describe_modes(model: nn.Module) -> Iterator[str]:
     ]
     if frozen_norms:
         yield (
-            f"frozen, and still in training mode: {list_names(frozen_norms, 3)} normalizes by each batch; .eval() before the call "
-            "keeps it as it is"
+            f"frozen, but still in training mode: {list_names(frozen_norms, 3)} normalizes by each batch; .eval() before the call "
+            "keeps its statistics"
         )

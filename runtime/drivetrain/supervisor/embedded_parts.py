@@ -30,12 +30,12 @@ from drivetrain.training.user_parts import (
 
 BUILT_IN_METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
 POSSIBLE_OPTIMIZERS = (
-    'a description as {"name": "adamw", "lr": 0.001}, an optimizer over the model\'s parameters, or a function of its '
-    "parameters, as lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
+    'a description such as {"name": "adamw", "lr": 0.001}, an optimizer for the model\'s parameters, or a function of its '
+    "parameters such as lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
 )
 POSSIBLE_SCHEDULES = (
-    'a description as {"name": "cosine"}, a scheduler of torch.optim.lr_scheduler over the optimizer, or a function of '
-    "the optimizer, as lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
+    'a description such as {"name": "cosine"}, a scheduler of torch.optim.lr_scheduler for the optimizer, or a function of '
+    "the optimizer such as lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
 )
 Refusal = Callable[[str, str, str, str], SpecError]
 """Function that makes an error from the argument, the problem, the possible values, and an action."""
@@ -89,20 +89,20 @@ def collect_parts(
     elif schedule is not None:
         spec["schedule"] = schedule
     if every is not None and not checked_schedule:
-        raise refuse("schedule_every", f"is {every}", "with a scheduler of torch as schedule=", "leave it out")
+        raise refuse("schedule_every", f"is {every}", "with a scheduler of torch as schedule=", "remove it")
     checked_metrics = dict(_check_metrics(metrics or {}, refuse))
     for name, callback in vars(callbacks).items():
         if callback is not None and not callable(callback):
-            raise refuse(name, f"is {describe(callback)}", "a function of one argument", "give a function")
+            raise refuse(name, f"is {describe(callback)}", "a function of one argument", "pass a function")
     scores: dict[str, object] = {name: {"function": type(metric).__name__} for name, metric in checked_metrics.items()}
-    parts = UserParts(checked_optimizer, checked_schedule, UserMetrics(checked_metrics), callbacks)
-    return parts, spec, scores
+    user_parts = UserParts(checked_optimizer, checked_schedule, UserMetrics(checked_metrics), callbacks)
+    return user_parts, spec, scores
 
 
 def check_module(model: object, refuse: Refusal) -> None:
     """Refuse a model that is not a network; raises SpecError."""
     if not isinstance(model, nn.Module):
-        raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+        raise refuse("", f"model is {type(model).__name__}", "a torch.nn.Module", "pass an instance of your network")
 
 
 def user_optimizer(argument: object, model: nn.Module, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:
@@ -116,11 +116,12 @@ def user_optimizer(argument: object, model: nn.Module, refuse: Refusal, *, store
     Raises:
         SpecError: if the optimizer cannot be used.
     """
-    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
         raise refuse(
             "optimizer",
             f"is an object, and {lazy[0]} of the model has no shape yet",
-            "an optimizer over parameters that exist",
+            "an optimizer for parameters that exist",
             "pass one batch through the model first, then build the optimizer",
         )
     optimizer = _build_optimizer(argument, model, refuse)
@@ -128,7 +129,7 @@ def user_optimizer(argument: object, model: nn.Module, refuse: Refusal, *, store
     _check_closure(optimizer, refuse)
     if stored:
         dry_run.check_dense_gradients(model, "the model", partial(refuse, ""))
-    # This makes a step of a copy to see its state, so code of the user may raise here.
+    # The check makes a step with a copy to see its state, so the user's code may raise here.
     call = f"is {_describe_type(optimizer)}, whose step() raised"
     checked = UserOptimizer(optimizer, model)
     with blame_user_code(partial(refuse, "optimizer"), call, POSSIBLE_OPTIMIZERS):
@@ -136,9 +137,9 @@ def user_optimizer(argument: object, model: nn.Module, refuse: Refusal, *, store
     if obstacle and stored:
         raise refuse(
             "optimizer",
-            f"is {_describe_type(optimizer)}, and {obstacle}, which no checkpoint holds",
+            f"is {_describe_type(optimizer)}, and {obstacle}, which a checkpoint cannot store",
             "an optimizer whose state is tensors and numbers",
-            'choose another one, as optimizer={"name": "adamw"}; or `drivetrain.prepare`, which writes no checkpoint',
+            'choose another one, such as optimizer={"name": "adamw"}; or use `drivetrain.prepare`, which writes no checkpoint',
         )
     return checked
 
@@ -168,8 +169,8 @@ def _check_closure(optimizer: Optimizer, refuse: Refusal) -> None:
         raise refuse(
             "optimizer",
             f"is {_describe_type(optimizer)}, whose step() needs a closure",
-            "an optimizer whose step() needs none: a batch is computed once for each step",
-            "choose another one; with a closure this is not possible here, so write a loop of your own",
+            "an optimizer whose step() needs no closure: each batch is computed once per step",
+            "choose another one, or write your own loop, without drivetrain.train and drivetrain.prepare",
         )
 
 
@@ -180,10 +181,10 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module, refuse: Refusal) -
     if foreign:
         raise refuse(
             "optimizer",
-            f"has {len(foreign)} parameters that are not the model's, the first of shape {tuple(foreign[0].shape)}",
-            "an optimizer over parameters of this model",
-            "build it from model.parameters() after everything that replaces them: loading, copying, another dtype; "
-            "parameters of the loss go into the model",
+            f"has {len(foreign)} parameters that are not in the model, the first of shape {tuple(foreign[0].shape)}",
+            "an optimizer for parameters of this model",
+            "build it from model.parameters() after all steps that replace them: loading, copying, another dtype; "
+            "put parameters of the loss into the model",
         )
 
 
@@ -195,21 +196,18 @@ def list_unoptimized(optimizer: Optimizer, model: nn.Module) -> list[str]:
 
 def optimizer_spec(optimizer: Optimizer) -> dict[str, object]:
     """Describe an optimizer object for the stored spec of a run, with the settings of its first parameter group."""
-    # torch's schedulers add `initial_lr` and the like, which are not settings of the optimizer.
-    first = {key: value for key, value in read_group_settings(optimizer)[0].items() if not key.startswith("initial_")}
-    other_settings = ", ".join(
-        f"{key} {value}"
-        for key, value in sorted(first.items())
-        if key not in ("lr", "weight_decay", "fused") and value not in (None, False, 0)
-    )
+    # torch's schedulers add entries such as `initial_lr`, which are not settings of the optimizer.
+    group = {key: value for key, value in read_group_settings(optimizer)[0].items() if not key.startswith("initial_")}
+    active = {key: value for key, value in sorted(group.items()) if value not in (None, False, 0)}
+    settings = [f"{key} {value}" for key, value in active.items() if key not in ("lr", "weight_decay", "fused")]
     return {
         "name": "own",
         "function": type(optimizer).__name__,
         "lr": float(optimizer.param_groups[0]["lr"]),
         "groups": len(optimizer.param_groups),
-        "settings": other_settings,
+        "settings": ", ".join(settings),
         "fused": all(bool(group.get("fused")) for group in optimizer.param_groups),
-        "weight_decay": float(first.get("weight_decay") or 0.0),
+        "weight_decay": float(group.get("weight_decay") or 0.0),
     }
 
 
@@ -225,19 +223,19 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
         raise refuse(
             "schedule",
             f"is {_describe_type(argument)}, and the optimizer is built by the runtime",
-            "a scheduler with an optimizer of your own",
-            "give optimizer= as an object or a function, too; or describe the schedule",
+            "a scheduler together with your own optimizer",
+            "pass optimizer= as an object or a function, too; or describe the schedule",
         )
     if every not in ("step", "epoch"):
         raise refuse(
             "schedule_every",
             "is missing" if every is None else f"is {every!r}",
-            '"step" or "epoch": a scheduler of torch does not say when it steps',
-            'give schedule_every="step" if it was made for optimizer steps, as OneCycleLR is, else "epoch"',
+            '"step" or "epoch", which a scheduler of torch does not know',
+            'pass schedule_every="step" if it counts optimizer steps, as OneCycleLR does, else "epoch"',
         )
     if isinstance(argument, LRScheduler) and argument.optimizer is not optimizer.optimizer:
         raise refuse(
-            "schedule", "belongs to another optimizer", "a scheduler over optimizer=", "build it from that one"
+            "schedule", "belongs to another optimizer", "a scheduler for optimizer=", "build it from this optimizer"
         )
     schedule, scheduler = UserSchedule(argument, every), argument
     if not isinstance(argument, LRScheduler):
@@ -248,7 +246,7 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
         raise refuse(
             "schedule",
             "is ReduceLROnPlateau, which depends on a metric",
-            "the same as a description, whose drops are stored in the checkpoints",
+            "the description of this schedule, whose state is stored in the checkpoints",
             'write schedule={"name": "plateau", "patience": 5, "factor": 0.1, "metric": "validation/loss"}',
         )
     if not isinstance(scheduler, LRScheduler):
@@ -256,26 +254,30 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
     return schedule
 
 
-def check_schedule_length(parts: UserParts, steps: int, epochs: int, refuse: Refusal) -> None:
+def check_schedule_length(user_parts: UserParts, steps: int, epochs: int, refuse: Refusal) -> None:
     """Refuse a scheduler that raises before the training ends, as OneCycleLR does after its `total_steps`.
 
     Raises:
-        SpecError: if it raises before; names its steps and the steps of the training.
+        SpecError: if it raises too early; names its steps and the steps of the training.
     """
-    if parts.schedule is None or parts.optimizer is None:
+    schedule, optimizer = user_parts.schedule, user_parts.optimizer
+    if schedule is None or optimizer is None:
         return
-    by_step = parts.schedule.every == "step"
-    needed, unit = (steps, "steps") if by_step else (epochs, "epochs")
+    counts_steps = schedule.every == "step"
+    needed, unit = (steps, "steps") if counts_steps else (epochs, "epochs")
     # The last step or epoch is trained with the rates set after the previous one.
-    end = parts.schedule.find_end(parts.optimizer.optimizer, needed - 1)
+    end = schedule.find_end(optimizer.optimizer, needed - 1)
     if end:
-        other = f'; or schedule_every="epoch", if its {end[0]:,} are epochs' if by_step and end[0] >= epochs else ""
+        length, error = end
+        action = f"make it for {needed:,}, as in OneCycleLR(optimizer, 0.1, total_steps={needed})"
+        if counts_steps and length >= epochs:
+            action += f'; or pass schedule_every="epoch" if its {length:,} steps are epochs'
         raise refuse(
             "schedule",
-            f"is {_describe_type(parts.schedule.scheduling)}, which ends after {end[0]:,} {unit}, and the training has "
-            f"{needed:,}: then it raises {describe_error(end[1])}",
+            f"is {_describe_type(schedule.scheduling)}, which ends after {length:,} {unit}, and the training has "
+            f"{needed:,}: then it raises {describe_error(error)}",
             f"a scheduler that can make {needed:,} steps",
-            f"make it for {needed:,}, as in OneCycleLR(optimizer, 0.1, total_steps={needed}){other}; or train for fewer {unit}",
+            f"{action}; or train for fewer {unit}",
         )
 
 
@@ -294,15 +296,13 @@ def _check_metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any
             raise refuse(
                 "metrics", f"has the name {name!r}", "a name that no built-in metric has", "choose another one"
             )
-        missing = [
-            part for part in ("reset", "update", "compute") if not inspect.isroutine(getattr(metric, part, None))
-        ]
-        if missing or isinstance(metric, type):
+        methods = [getattr(metric, method, None) for method in ("reset", "update", "compute")]
+        if isinstance(metric, type) or not all(map(inspect.isroutine, methods)):
             raise refuse(
                 "metrics",
                 f"{name} is {describe(metric)}",
                 "an object with reset(), update(outputs, targets) and compute(), such as a metric of torchmetrics",
-                "give an instance of such a class",
+                "pass an instance of such a class",
             )
         _check_direction(name, metric, refuse)
         yield name, metric
@@ -313,11 +313,10 @@ def _check_direction(name: str, metric: object, refuse: Refusal) -> None:
     better = getattr(metric, "higher_is_better", None)
     if better is None or lower_is_better(name) is not better:
         return
-    word = "larger" if better else "smaller"
     raise refuse(
         "metrics",
-        f"{name} is better when {word}, and its name says the opposite",
-        "names that end in -loss or -error for metrics whose smaller values are better, other names for all others",
+        f"{name} is better when {'larger' if better else 'smaller'}, and its name says the opposite",
+        "names that end in -loss or -error for metrics whose smaller values are better, and only for these",
         f"call it {name}-score" if better else f"call it {name}-error",
     )
 
@@ -328,7 +327,7 @@ def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse
     Without this check the worst epoch could be stored as the best.
 
     Raises:
-        SpecError: if neither the name nor the object of such a metric says which values are better.
+        SpecError: if neither the name nor the object of such a metric tells which values are better.
     """
     for path, watched in job.list_watched_metrics():
         name = watched.removeprefix("validation/")
@@ -341,7 +340,7 @@ def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse
         if metric is not None and not is_clear:
             raise refuse(
                 ".".join(key for key in path if key != "train"),
-                f"is {watched}, and neither name nor object of the metric says which values are better",
+                f"is {watched}, and neither name nor object of the metric tells which values are better",
                 "names that end in -error or -loss if smaller values are better, and in -score if larger ones are; or an "
                 "attribute higher_is_better",
                 f"call it {name}-error or {name}-score",

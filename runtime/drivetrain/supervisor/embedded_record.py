@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import linecache
 import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,6 +28,7 @@ from drivetrain.job.extension import describe_unfinished
 from drivetrain.system.run_files import OBJECTS_FILE, STATE_FILE, RunFiles
 from drivetrain.training.user_parts import UserParts, read_group_settings
 
+CALLBACKS = ("on_step", "on_epoch", "on_end")
 MAX_LISTED_DIFFERENCES = 5
 """Largest number of listed differences."""
 MAX_HASHED_BYTES = 16 << 20
@@ -42,88 +44,90 @@ _OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlinen
 _OF_CLASSES |= {"__slotnames__", "__orig_bases__", "__parameters__"}
 
 
-def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
+def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], user_parts: UserParts) -> dict[str, str]:
     """Collect the compared values by the name of an object or attribute.
 
     Args:
+        model: network of the call.
         loss: loss of the call.
-        data: data sets and their functions by argument.
-        parts: other objects of the call.
+        data: datasets and their functions by argument.
+        user_parts: other objects of the call.
     """
-    named = {"loss": loss, **data, **{f"metrics.{k}": v for k, v in parts.metrics.metrics.items()}}
-    named |= {name: getattr(parts.callbacks, name) for name in ("on_step", "on_epoch", "on_end")}
+    objects = {"loss": loss, **data}
+    objects |= {f"metrics.{name}": metric for name, metric in user_parts.metrics.metrics.items()}
+    objects |= {name: getattr(user_parts.callbacks, name) for name in CALLBACKS}
     record: dict[str, str] = {}
-    if parts.optimizer:
-        for number, group in enumerate(read_group_settings(parts.optimizer.optimizer)):
+    if user_parts.optimizer:
+        for number, group in enumerate(read_group_settings(user_parts.optimizer.optimizer)):
             # Building a scheduler has changed the rate.
             settings = {**group, "lr": group.get("initial_lr", group["lr"])}
             record |= {f"optimizer.{number}.{key}": _describe_value(value) for key, value in settings.items()}
-        if parts.schedule:
-            named["schedule"] = parts.schedule.build_trial(parts.optimizer.optimizer)
+        if user_parts.schedule:
+            objects["schedule"] = user_parts.schedule.build_trial(user_parts.optimizer.optimizer)
     record |= dict(_collect_module_rows("model", model, loads=True))
-    for name, value in named.items():
+    for name, value in objects.items():
         record |= dict(_collect_rows(name, value))
     return record
 
 
-def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> list[str]:
+def check(folder: Path, rows: Mapping[str, str], *, extends: bool = False) -> list[str]:
     """Record the objects of a run, or compare them with the record; returns lines about changed callbacks.
 
     Args:
-        now: rows of the current call.
+        folder: run folder.
+        rows: rows of the current call.
         extends: whether the run has just begun to continue a finished run, perhaps with other rates.
 
     Raises:
         CheckpointError: if the network, the loss, a metric or the data has changed.
     """
     files = RunFiles(folder)
-    stored = files.read_object(OBJECTS_FILE)
-    before = stored.get("rows")
-    if not isinstance(before, dict):
-        files.write_json(OBJECTS_FILE, {"rows": dict(now), "changing": []})
+    record = files.read_object(OBJECTS_FILE)
+    stored_rows = record.get("rows")
+    if not isinstance(stored_rows, dict):
+        files.write_json(OBJECTS_FILE, {"rows": dict(rows), "changing": []})
         return []
-    differ = [
-        name
-        for name in sorted((before.keys() | now.keys()) - set(stored.get("changing", ())))
-        if before.get(name) != now.get(name)
-    ]
-    # A callback changes no weights; a metric that raised an error must be fixed before the run can continue.
-    mended = files.read_object(STATE_FILE).get("exit_code") == UserCodeError.exit_code
-    free = (
-        "on_step",
-        "on_epoch",
-        "on_end",
-        *(["metrics"] if mended else []),
-        *(["optimizer", "schedule"] if extends else []),
-    )
-    fixed = [name for name in differ if name.split(".")[0] not in free]
-    if fixed:
+    changed = _list_changed(stored_rows, rows, record.get("changing", ()))
+    free = list(CALLBACKS)  # they change no weights
+    if files.read_object(STATE_FILE).get("exit_code") == UserCodeError.exit_code:
+        free.append("metrics")  # a metric that raised an error must be fixed before the run can continue
+    if extends:
+        free += ["optimizer", "schedule"]
+    wrong = [name for name in changed if name.split(".")[0] not in free]
+    if wrong:
         lines = [
-            f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
-            for name in fixed[:MAX_LISTED_DIFFERENCES]
+            f"{name} was {stored_rows.get(name, 'absent')} and is {rows.get(name, 'absent')}"
+            for name in wrong[:MAX_LISTED_DIFFERENCES]
         ]
-        omitted = f"; and {len(fixed) - MAX_LISTED_DIFFERENCES} more" if len(fixed) > MAX_LISTED_DIFFERENCES else ""
+        omitted = f"; and {len(wrong) - MAX_LISTED_DIFFERENCES} more" if len(wrong) > MAX_LISTED_DIFFERENCES else ""
         raise CheckpointError(
             f"{describe_unfinished(folder)} and was started with other objects: {'; '.join(lines)}{omitted}",
             "the network, loss, metrics and data that the run was started with, with the same code",
             "undo the change, or start a new run with new=True",
         )
     if extends:
-        files.write_json(OBJECTS_FILE, {"rows": dict(now), "changing": stored.get("changing", [])})
-    return [f"{name} is not what the run was started with" for name in dict.fromkeys(n.split(".")[0] for n in differ)]
+        files.write_json(OBJECTS_FILE, {"rows": dict(rows), "changing": record.get("changing", [])})
+    return [f"{name} has changed since the run started" for name in dict.fromkeys(n.split(".")[0] for n in changed)]
 
 
-def note_changes(folder: Path, now: Mapping[str, str]) -> None:
+def _list_changed(stored: Mapping[str, str], rows: Mapping[str, str], excluded: Iterable[str]) -> list[str]:
+    """List the names of rows that differ, without the excluded names."""
+    names = sorted((stored.keys() | rows.keys()) - set(excluded))
+    return [name for name in names if stored.get(name) != rows.get(name)]
+
+
+def note_changes(folder: Path, rows: Mapping[str, str]) -> None:
     """Exclude values that the training itself changes, such as a counter or a cache, from later comparisons."""
     files = RunFiles(folder)
-    stored = files.read_object(OBJECTS_FILE)
-    before, changing = stored.get("rows"), stored.get("changing")
-    if isinstance(before, dict) and isinstance(changing, list):
+    record = files.read_object(OBJECTS_FILE)
+    stored_rows, changing = record.get("rows"), record.get("changing")
+    if isinstance(stored_rows, dict) and isinstance(changing, list):
         # The next call has a new optimizer and scheduler.
-        names = {name for name in before.keys() | now.keys() if name.split(".")[0] not in ("optimizer", "schedule")}
-        differ = {name for name in names if before.get(name) != now.get(name)}
-        if not differ <= set(changing):
-            files.write_json(OBJECTS_FILE, {"rows": before, "changing": sorted(differ | set(changing))})
+        changed = [
+            name for name in _list_changed(stored_rows, rows, ()) if name.split(".")[0] not in ("optimizer", "schedule")
+        ]
+        if not set(changed) <= set(changing):
+            files.write_json(OBJECTS_FILE, {"rows": stored_rows, "changing": sorted({*changed, *changing})})
 
 
 def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
@@ -136,26 +140,26 @@ def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
         yield name, _describe_value(value)
     else:
         yield name, _describe_value(type(value))
-        for key, inner in vars(value).items():
+        for key, attribute in vars(value).items():
             if key == "_schedulers":
-                for number, scheduler in enumerate(inner):
+                for number, scheduler in enumerate(attribute):
                     yield from _collect_rows(f"{name}.{number}", scheduler)
-            elif isinstance(inner, nn.Module):
-                yield from _collect_module_rows(f"{name}.{key}", inner)
-            elif not isinstance(inner, Optimizer):
-                yield f"{name}.{key}", _describe_value(inner)
+            elif isinstance(attribute, nn.Module):
+                yield from _collect_module_rows(f"{name}.{key}", attribute)
+            elif not isinstance(attribute, Optimizer):
+                yield f"{name}.{key}", _describe_value(attribute)
 
 
 def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a module, with `loads` without the values that a checkpoint restores."""
+    """Yield the rows of a module; if `loads` is true, without the values that a checkpoint restores."""
     names: dict[int, str] = {}
     for path, layer in module.named_modules():
         layer_path = f"{name}.{path}".rstrip(".")
         yield layer_path, _describe_value(type(layer))
         for key, parameter in layer._parameters.items():
             if parameter is not None:
-                first = names.setdefault(id(parameter), f"{layer_path}.{key}")
-                shared = "" if first == f"{layer_path}.{key}" else f", the same as {first}"
+                first_name = names.setdefault(id(parameter), f"{layer_path}.{key}")
+                shared = "" if first_name == f"{layer_path}.{key}" else f", the same as {first_name}"
                 frozen = "" if parameter.requires_grad else ", frozen"
                 values = "" if loads else f", {_describe_value(parameter.detach())}"
                 yield f"{layer_path}.{key}", f"{tuple(parameter.shape)} {parameter.dtype}{frozen}{shared}{values}"
@@ -175,71 +179,72 @@ def _describe_value(value: object) -> str:
         return repr(value)
     if isinstance(value, type) and _is_library(value.__module__):
         return f"{value.__module__}.{value.__qualname__}"
-    digest, pending, seen = hashlib.sha256(), deque([value]), dict[int, object]()
+    digest, pending, visited = hashlib.sha256(), deque([value]), dict[int, object]()
     while pending:
-        part = pending.popleft()
-        # An object that contains itself counts once; all seen objects are kept alive, so no two of them share an id.
-        if isinstance(part, PLAIN):
-            text = f"{type(part).__name__} {part!r}"
-        elif id(part) in seen or len(seen) > MAX_OBJECTS:
+        current = pending.popleft()
+        # An object that contains itself counts once. All visited objects are kept alive, so no two of them share an id.
+        if isinstance(current, PLAIN):
+            text = f"{type(current).__name__} {current!r}"
+        elif id(current) in visited or len(visited) > MAX_OBJECTS:
             text = "again"
         else:
-            seen[id(part)] = part
-            text, inner = _split(part)
-            text += f" {len(inner)}"
-            pending += inner
+            visited[id(current)] = current
+            text, children = _split(current)
+            text += f" {len(children)}"
+            pending += children
         digest.update(f"{text}\0".encode(errors="surrogatepass"))
     kind = value.__qualname__ if isinstance(value, type | types.FunctionType) else type(value).__name__
     return f"{kind} {digest.hexdigest()[:12]}"
 
 
 def _split(value: Any) -> tuple[str, Sequence[Any]]:
-    """Split an object into a text and its inner objects; the text of a function outside of libraries has its source."""
+    """Split an object into a text and its children; the text of a function outside of libraries contains its source."""
     name = type(value).__qualname__
-    inner: Sequence[Any] = ()
+    children: Sequence[Any] = ()
     if isinstance(value, torch.Tensor | np.ndarray):
         name = _describe_array(value)
     elif isinstance(value, types.ModuleType):
         name = value.__name__
     elif isinstance(value, Mapping):
-        inner = [part for item in value.items() for part in item]
+        children = list(itertools.chain.from_iterable(value.items()))
     elif isinstance(value, set | frozenset):
-        inner = sorted(map(_describe_value, value))
+        children = sorted(map(_describe_value, value))
     elif isinstance(value, list | tuple | deque):
-        inner = value if isinstance(value, list | tuple) else list(value)
+        children = value if isinstance(value, list | tuple) else list(value)
     elif isinstance(value, nn.Module):
         # Initial weights differ in every start of a program and change in training.
-        inner = list(_collect_module_rows("", value, loads=True))
+        children = list(_collect_module_rows("", value, loads=True))
     elif isinstance(value, functools.partial):
-        inner = (value.func, value.args, value.keywords)
+        children = (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
-        inner = (value.__func__, value.__self__)
+        children = (value.__func__, value.__self__)
     elif isinstance(value, staticmethod | classmethod | property):
-        inner = (value.fget if isinstance(value, property) else value.__func__,)
+        children = (value.fget if isinstance(value, property) else value.__func__,)
     elif isinstance(value, type) or inspect.isroutine(value):
         name = f"{value.__module__}.{value.__qualname__}"
         is_library = _is_library(value.__module__)
         if isinstance(value, type) and not is_library:
-            inner = [*value.__bases__, *(part for key, part in sorted(vars(value).items()) if key not in _OF_CLASSES)]
+            attributes = [attribute for key, attribute in sorted(vars(value).items()) if key not in _OF_CLASSES]
+            children = [*value.__bases__, *attributes]
         elif isinstance(value, types.FunctionType) and not is_library:
             cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-            name, inner = f"{name} {_read_source(value.__code__)}", (value.__defaults__, value.__kwdefaults__, cells)
+            name, children = f"{name} {_read_source(value.__code__)}", (value.__defaults__, value.__kwdefaults__, cells)
     elif hasattr(value, "to_numpy"):  # a table or column of pandas
-        inner = (value.to_numpy(),)
+        children = (value.to_numpy(),)
     else:
         try:
             state = object.__getstate__(value)
         except TypeError:
             state = None
         if state or not _is_library(type(value).__module__):
-            inner = (type(value), state)
+            children = (type(value), state)
         else:  # a C object without attributes, such as a number of NumPy
             name = repr(value).partition(" at 0x")[0]
-    return name, inner
+    return name, children
 
 
 def _describe_array(array: Any) -> str:
-    """Describe an array or a tensor by shape, type and a hash of its values, of many values by the first and last."""
+    """Describe an array or tensor by shape, type and a hash of its values; of a large array, only both ends are hashed."""
     text = f"{tuple(array.shape)} {array.dtype}"
     if isinstance(array, torch.Tensor):
         if array.layout != torch.strided or array.device.type == "meta" or not array.numel():
@@ -248,9 +253,10 @@ def _describe_array(array: Any) -> str:
     if array.dtype == object:
         return f"{text} {_describe_value(array.tolist())}"
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else array
-    half = MAX_HASHED_BYTES // 2
-    parts = (content,) if content.size <= MAX_HASHED_BYTES else (content[:half], content[-half:])
-    return f"{text} {hashlib.sha256(b''.join(part.tobytes() for part in parts)).hexdigest()}"
+    if content.size > MAX_HASHED_BYTES:
+        half = MAX_HASHED_BYTES // 2
+        content = np.concatenate((content[:half], content[-half:]))
+    return f"{text} {hashlib.sha256(content.tobytes()).hexdigest()}"
 
 
 def _is_code(value: object) -> bool:
@@ -266,14 +272,15 @@ def _is_library(module: str | None) -> bool:
 
 @functools.cache
 def _read_source(code: types.CodeType) -> str:
-    """Read the source of a function's body, or its bytecode without a file; cached, as the file may be edited later."""
-    codes = (code, *(part for part in code.co_consts if isinstance(part, types.CodeType)))
-    spans = [(a or 0, b or 0, c or 0, d) for part in codes for a, b, c, d in part.co_positions() if a and d]
+    """Read the source of a function's body, or its bytecode without a file; cached, because the file may be edited."""
+    codes = (code, *(constant for constant in code.co_consts if isinstance(constant, types.CodeType)))
+    spans = [(a or 0, b or 0, c or 0, d) for nested in codes for a, b, c, d in nested.co_positions() if a and d]
     lines = linecache.getlines(code.co_filename)
     if not lines or not spans:
         return repr((code.co_code, code.co_names, code.co_consts))
-    first, column = min((line, column) for line, _, column, _ in spans)
-    last, end = max((line, column) for _, line, _, column in spans)
+    start_line, start_column = min((line, column) for line, _, column, _ in spans)
+    end_line, end_column = max((line, column) for _, line, _, column in spans)
     # Columns count bytes.
-    text = "".join(lines[first - 1 : last]).encode()
-    return text[column : len(text) - len(lines[last - 1].encode()) + end].decode(errors="replace")
+    text = "".join(lines[start_line - 1 : end_line]).encode()
+    end = len(text) - len(lines[end_line - 1].encode()) + end_column
+    return text[start_column:end].decode(errors="replace")

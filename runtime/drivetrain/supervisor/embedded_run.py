@@ -193,13 +193,15 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
 
 def _check_metrics(call: TrainCall, dataset: Dataset, outputs: Any, targets: Targets) -> None:
     """Refuse a metric that combines every sample with every other by mistake."""
-    if broadcast := call.parts.metrics.find_broadcast(outputs, targets, dataset.heads):
+    broadcast = call.parts.metrics.find_broadcast(outputs, targets, dataset.heads)
+    if broadcast:
         refuse = embedded_parts.make_refusal(call.job.document.place(()))
         raise refuse("metrics", f"update() of {broadcast[0]} {broadcast[1]}", *SAME_SHAPE)
 
 
 def _check_model(model: nn.Module, refuse: Callable[[str, str, str], SpecError]) -> None:
-    if wrapper_name := dry_run.find_wrapper(model):
+    wrapper_name = dry_run.find_wrapper(model)
+    if wrapper_name:
         raise refuse(
             f"model is a {wrapper_name}",
             "the network itself, in one process on one GPU",

@@ -1,7 +1,7 @@
 """Opens the run folder of a command; an extended run begins with a copy of the finished run's records and checkpoints.
 
-The copy is made next to the run folders and renamed when it is complete. Then it is an unfinished run like any other,
-whose job has more epochs: the same command resumes it after a kill. The finished run is only read.
+The copy is made next to the run folders and renamed when it is complete. From then on it is an ordinary unfinished run whose
+job has more epochs, so the same command resumes it after a kill. The finished run is only read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAY_CHANGE_ON_EXTEND = (
     *(*MAY_CHANGE_ON_RESUME, "name", "train.epochs", "train.steps", "train.within"),
     *("train.schedule", "train.early_stopping", "train.optimizer.lr"),
 )
-"""Spec keys that may have other values than in the finished run."""
+"""Spec keys whose values may differ from the finished run."""
 
 
 def open_run(
@@ -39,15 +39,15 @@ def open_run(
     new: bool = False,
     after: int = 0,
 ) -> RunFolder:
-    """Open the run folder of a command: its unfinished run, or a new run, which may extend a finished run.
+    """Open the unfinished run of a command, or a new run, which may extend a finished run.
 
     Args:
         runs: parent of the run folders.
         job: current job.
-        finished: folder of the run to extend; None if there is none.
+        finished: folder of the run to extend; None for no extension.
         plan_request: plan that the command requests.
-        new: whether an unfinished run is ignored.
-        after: highest run number that is used elsewhere.
+        new: whether to ignore an unfinished run.
+        after: highest run number that is used in a store.
 
     Raises:
         CheckpointError: if the run cannot be extended, or another run of this name is unfinished.
@@ -62,7 +62,7 @@ def open_run(
     if unfinished_run and unfinished_run.resolve() != finished.resolve():
         is_copy = extension.read_name(unfinished_run) == finished.resolve().name
         if is_copy and extension.is_untouched(unfinished_run):
-            # A copy that was refused or killed before its first checkpoint is made again, perhaps from another job.
+            # A copy that was refused or killed before its first checkpoint is replaced, perhaps with another job.
             os.close(run_folder.lock_folder(unfinished_run))
             shutil.rmtree(unfinished_run, ignore_errors=True)
         elif is_copy and not new:
@@ -71,7 +71,7 @@ def open_run(
             raise CheckpointError(
                 extension.describe_unfinished(unfinished_run),
                 "one unfinished run of a name",
-                "the command without --extend resumes it; with --new in addition, another run begins",
+                "resume it by the command without --extend, or add --new to begin another run",
             )
     _check_finished(finished, job)
     state, plan = RunState.read(finished), effective_plan.load_plan(finished)
@@ -81,12 +81,12 @@ def open_run(
 
 
 def advise_other_plan(finished: Path) -> str:
-    """Return advice on how to continue with another plan; --new would copy the same run with its plan again."""
+    """Return advice on how to train with another plan: a new extension would copy the plan of the run again."""
     return f"start a new training from its model: model: {{from: {finished}}}"
 
 
 def _check_finished(finished: Path, job: Job) -> None:
-    """Check that the job trains the finished run longer; resuming the copy checks everything else.
+    """Check that the run is finished and that the job only trains it longer; resuming the copy checks everything else.
 
     Raises:
         CheckpointError: if the run has not finished or was trained with another job.
@@ -95,8 +95,8 @@ def _check_finished(finished: Path, job: Job) -> None:
     checkpoints = run_files.list_checkpoints(finished / CHECKPOINTS)
     if status != "done" or not checkpoints:
         raise CheckpointError(
-            f"{finished} is no finished run with a checkpoint (status: {status or 'not recorded'})",
-            "a run that `drivetrain train` has finished: its folder holds state.json and checkpoints/",
+            f"{finished} is not a finished run with a checkpoint (status: {status or 'not recorded'})",
+            "a run that `drivetrain train` has finished, with state.json and checkpoints/ in its folder",
             f"resume it without --extend; or start a new training from its model: model: {{from: {finished}}}",
         )
     comparison = compare_stored_spec(finished, job, MAY_CHANGE_ON_EXTEND, finished.name)
@@ -109,7 +109,7 @@ def _check_finished(finished: Path, job: Job) -> None:
 
 
 def _copy_run(finished: Path, path: Path, job: Job, plan_state: dict[str, object]) -> RunFolder:
-    """Copy the finished run to the new run folder `path`; `plan_state` is the requested plan, for state.json."""
+    """Copy the finished run to the new run folder `path`; `plan_state` has the entries of state.json about the plan."""
     temporary = path.parent / f".{job.name}.extension"
     make_folder(temporary, USER_RWX)
     lock = run_folder.lock_folder(temporary)
@@ -130,7 +130,7 @@ def _copy_run(finished: Path, path: Path, job: Job, plan_state: dict[str, object
         EventLog(temporary).add(
             "extend",
             f"{path.name} continues {finished.name} after {epochs} epochs ({step} steps), up to {length}, "
-            f"with the {job.train.schedule.name} schedule of that length",
+            f"with the {job.train.schedule.name} schedule for this length",
             step,
         )
         store_spec(temporary, job)
@@ -138,7 +138,7 @@ def _copy_run(finished: Path, path: Path, job: Job, plan_state: dict[str, object
         temporary.rename(path)
         sync_folder(path.parent)
     except (OSError, StorageError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # it could fill the disk
+        shutil.rmtree(temporary, ignore_errors=True)  # an incomplete copy could fill the disk
         os.close(lock)
         raise storage_error(path, error) if isinstance(error, OSError) else error from None
     return RunFolder(path, True, lock, extends=str(finished))

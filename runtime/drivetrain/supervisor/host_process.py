@@ -26,7 +26,7 @@ from drivetrain.system.signals import HANDLED_SIGNALS, SCHEDULER_SIGNALS, Signal
 
 
 class HostSignals(Signals):
-    """Signal handling that does not end the process: the second signal raises a plain KeyboardInterrupt."""
+    """Signal handling that does not end the user's process: the second signal raises a plain KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received, self.depth = None, 0
@@ -45,14 +45,13 @@ def install_handlers() -> Iterator[HostSignals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    replaced = {
-        number: handler
-        for number in HANDLED_SIGNALS
-        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
-        and (handler is signal.SIG_DFL or number not in SCHEDULER_SIGNALS)
-    }
-    for number in replaced:
-        signal.signal(number, signals._handle)
+    replaced = {}
+    for number in HANDLED_SIGNALS:
+        handler = signal.getsignal(number)
+        has_own_handler = handler is not signal.SIG_DFL and number in SCHEDULER_SIGNALS
+        if handler is not signal.SIG_IGN and not has_own_handler:
+            replaced[number] = handler
+            signal.signal(number, signals._handle)
     try:
         yield signals
     finally:
@@ -62,8 +61,8 @@ def install_handlers() -> Iterator[HostSignals]:
 
 @contextlib.contextmanager
 def restore_state() -> Iterator[None]:
-    """Restore torch's settings and random state after the block; outer autocast and autograd modes are off in it."""
-    drawn = random.getstate(), np.random.get_state()
+    """Restore torch's settings and all random states after the block, and undo the caller's autocast and autograd modes in it."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with (
         torch.random.fork_rng(devices),
@@ -76,8 +75,8 @@ def restore_state() -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(drawn[0])
-            np.random.set_state(drawn[1])
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager
@@ -98,16 +97,16 @@ def select_gpu(hardware: Hardware, job: Job) -> Hardware:
     Raises:
         DeviceError: if the job names another GPU, or if this GPU cannot be used.
     """
-    requested, first = job.limits.gpus, _find_first_gpu(hardware)
-    if requested == "none" or first is None:
+    requested, gpu = job.limits.gpus, _find_first_gpu(hardware)
+    if requested == "none" or gpu is None:
         selected = device_check.select_devices(hardware, requested)
-    elif isinstance(requested, str) or list(requested) == [first.index]:
-        selected = device_check.select_devices(hardware, [first.index])
+    elif isinstance(requested, str) or list(requested) == [gpu.index]:
+        selected = device_check.select_devices(hardware, [gpu.index])
     else:
         raise DeviceError(
-            f"limits.gpus is {list(requested)}, but this process uses GPU {first.index} ({first.name})",
+            f"limits.gpus is {list(requested)}, but this process uses GPU {gpu.index} ({gpu.name})",
             "the first GPU that is visible to this process",
-            "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists",
+            "start the process with CUDA_VISIBLE_DEVICES=UUID; nvidia-smi -L lists the UUIDs",
         )
     device_check.check_build(selected)
     return selected
@@ -132,8 +131,10 @@ def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merge_variables(os.environ, environment))
-        elif optimization.read_preloaded and environment and (now := optimization.read_preloaded()) != row.value:
-            reason = f"{format_value(row.value)} must be set before the process starts, which `drivetrain train` does"
-            effect = str(Effect.EXACT) if now == optimization.off else row.effect
-            rows.append(replace(row.learn(now, "process", reason), effect=effect))
+        elif optimization.read_preloaded and environment:
+            value = optimization.read_preloaded()
+            if value != row.value:
+                reason = f"{format_value(row.value)} must be set before the process starts, as `drivetrain train` does"
+                effect = str(Effect.EXACT) if value == optimization.off else row.effect
+                rows.append(replace(row.learn(value, "process", reason), effect=effect))
     return plan.with_rows(rows)

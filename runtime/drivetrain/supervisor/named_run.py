@@ -18,20 +18,27 @@ def parse(text: str) -> Path:
     """Return the path, or the run of that name in runs/ if only that exists; raises SpecError for an address."""
     if SCHEME.match(text):
         raise SpecError(
-            f"{text.rpartition('@')[2]}: a run in a store is not read there",
-            "a run folder of this machine",
-            "copy it here with the tool of the provider, as docs/storage.md shows for s3:// and gs://",
+            f"{text.rpartition('@')[2]}: a run in a store cannot be read directly",
+            "a run folder on this machine",
+            "copy it here with the provider's tool, as docs/storage.md shows for s3:// and gs://",
         )
-    path, below = Path(text), RUNS / text
-    return below if not path.exists() and below.exists() else path
+    path, run = Path(text), RUNS / text
+    return run if not path.exists() and run.exists() else path
 
 
 def parse_parent(text: str, *, is_copied: bool = True) -> Path:
-    """Return the folder of `--runs`, whose runs `checkpoint.copy_to` may copy; raises SpecError for an address."""
-    if address := SCHEME.match(text):
-        copying = "; `--set checkpoint.copy_to=ADDRESS` copies runs, too"
-        action = f"name a folder{copying if is_copied and address[1].lower() in BUCKETS else ''}"
-        raise SpecError("--runs is an address in a store", "a folder of this machine", action)
+    """Return the folder of `--runs`; raises SpecError for an address.
+
+    Args:
+        text: value of the option.
+        is_copied: whether the command accepts `checkpoint.copy_to`, which the error suggests.
+    """
+    address = SCHEME.match(text)
+    if address:
+        action = "name a folder"
+        if is_copied and address[1].lower() in BUCKETS:
+            action += "; `--set checkpoint.copy_to=ADDRESS` copies its runs to a store"
+        raise SpecError("--runs is an address in a store", "a folder on this machine", action)
     return Path(text)
 
 
@@ -48,7 +55,8 @@ def find_newest_trial(path: Path) -> Path:
     """
     if not (path / SWEEP_FILE).exists():
         return path
-    if trials := _sort_by_age(path.glob(f"*/{JOB_FILE}")):
+    trials = _sort_by_age(path.glob(f"*/{JOB_FILE}"))
+    if trials:
         return trials[0]
     raise CheckpointError(f"{path}: this sweep has no trial yet", "a sweep whose first trial has begun", "try again")
 
@@ -57,7 +65,7 @@ def check_exists(path: Path) -> Path:
     """Return the path if it exists.
 
     Raises:
-        CheckpointError: if it does not exist (names the most similar run), or if it contains a link.
+        CheckpointError: if it does not exist (suggests the most similar run), or if it contains a link.
     """
     if path.exists():
         refuse_links(path)
@@ -80,9 +88,9 @@ def find_newest() -> Path:
     runs = list_by_age()
     if not runs:
         raise CheckpointError(
-            f"no run was given, and there is none in {RUNS.resolve()}",
+            f"no run was named, and there is none in {RUNS.resolve()}",
             "a run folder",
-            f"pass one, or train first: `{TRAIN_ON_CPU}`",
+            f"name one, or train first: `{TRAIN_ON_CPU}`",
         )
     return runs[0]
 
@@ -94,6 +102,7 @@ def list_by_age() -> list[Path]:
 
 
 def _sort_by_age(specs: Iterable[Path]) -> list[Path]:
+    """Return the folders of job files, newest first; empty if one disappears meanwhile."""
     try:
         dated = [(path.stat().st_mtime, path) for path in specs]
     except OSError:

@@ -128,22 +128,23 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
         SpecError: if an argument is not possible in a user's own loop.
     """
     if not isinstance(accumulate, int) or accumulate < 1:
-        raise refuse("accumulate", f"is {accumulate!r}", "a number of batches from 1 on", "give such a number")
+        raise refuse("accumulate", f"is {accumulate!r}", "a number of batches, 1 or more", "pass such a number")
     possible = [optimization.name for optimization in optimizations.every() if optimization.apply_in_loop]
     for name in optimize:
         if name in optimizations.off_values() and name not in possible:
             allowed = f"{', '.join(possible)}: {WHY_OFF}"
-            raise refuse(f"optimize.{name}", "is set", allowed, "leave it out")
+            raise refuse(f"optimize.{name}", "is set", allowed, "remove it")
     if weight_of is not None and not callable(weight_of):
-        raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
+        raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "pass a function")
 
 
 def _warn_of_untrained(user_batches: UserBatches) -> None:
     """Print a line if the loss has trainable parameters that the model does not have."""
-    if untrained := user_batches.list_untrained():
+    untrained = user_batches.list_untrained()
+    if untrained:
         say(
-            f"loss: {list_names(untrained, 3)} of it are not trained here: the optimizer has parameters of the model alone; "
-            "put the loss into the model, which may return it"
+            f"loss: its parameters {list_names(untrained, 3)} are not trained, because the optimizer has only parameters of the "
+            "model; put the loss into the model, which may return it"
         )
 
 
@@ -152,12 +153,13 @@ def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
     # Nothing is measured in a user's own loop, and it may predict numbers.
     facts = replace(inspection.inspect_network(model), numeric=True)
     resolved = host_process.keep_process_settings(plans.resolve(job, machine, facts), machine)
-    left_out = {one.name: one.off for one in optimizations.every() if one.apply_in_loop is None}
+    off_values = {each.name: each.off for each in optimizations.every() if each.apply_in_loop is None}
     rows = []
     for row in resolved.decisions:
-        if row.source != "process" and row.name in left_out:
+        if row.source != "process" and row.name in off_values:
             # An optimization that is off changes no result and will not be measured later.
-            row = replace(row.learn(left_out[row.name], "choice", WHY_OFF), effect=str(Effect.EXACT), provisional=False)
+            row = row.learn(off_values[row.name], "choice", WHY_OFF)
+            row = replace(row, effect=str(Effect.EXACT), provisional=False)
         rows.append(row)
     return resolved.with_rows(rows)
 
@@ -225,8 +227,10 @@ class PreparedStep:
     def close(self) -> None:
         """End the use of the step; prints the number of batches that no update has used."""
         self._is_open = False
-        if unused_batches := self._gradients.count:
-            say(f"prepare: {unused_batches} batches after the last update were not used; flush() updates with them")
+        if self._gradients.count:
+            say(
+                f"prepare: {self._gradients.count} batches after the last update were not used; flush() updates with them"
+            )
 
     @property
     def plan(self) -> Plan:
@@ -264,29 +268,18 @@ class PreparedStep:
         if not self._is_open:
             raise SpecError(
                 "the step of drivetrain.prepare is called outside of its with block",
-                "calls inside of the block, in which threads and precision are set",
+                "calls inside the block, in which threads and precision are set",
                 "write: with drivetrain.prepare(...) as step:",
             )
-        is_first, self._has_stepped = not self._has_stepped, True
-        if is_first and not any(layer.training for layer in self._run.model.modules()):
+        if not self._has_stepped and not any(layer.training for layer in self._run.model.modules()):
             say(
-                "model: is in evaluation mode: dropout does nothing, BatchNorm keeps its statistics; .train() before the loop"
+                "model: is in evaluation mode: dropout does nothing, BatchNorm keeps its statistics; call .train() before the loop"
             )
+        self._has_stepped = True
         device_batch = self._objective.user_batches.to_batch(batch).to(self.device)
         self._objective.current_batch = device_batch
         step, gradients = self._run.step, self._gradients
-        size, whole_reason = len(device_batch), self._objective.user_batches.whole
-        is_split = (
-            isinstance(self.plan.value("micro_batch"), int)
-            if whole_reason
-            else (step.forward.micro_batch or size) < size
-        )
-        if is_split and (obstacle := self._objective.split_obstacle):
-            action = "leave out micro_batch; for less memory give smaller batches, and accumulate=N"
-            action += "" if whole_reason else f"; {SPLITTABLE}"
-            raise SpecError(
-                f"optimize.micro_batch is {step.forward.micro_batch}, and {obstacle}", "the whole batch at once", action
-            )
+        self._check_split(len(device_batch))
         self._generators.states = None
         loss = float(step.compute_gradients(device_batch).total)
         # The loss is already divided by the number of batches per update, so the sum is the mean.
@@ -296,6 +289,21 @@ class PreparedStep:
             gradients.add_earlier()
             self._update(gradients.loss + loss)
         return loss * gradients.batches
+
+    def _check_split(self, size: int) -> None:
+        """Check that a batch of this size is not split although its loss cannot be; raises SpecError if it is."""
+        micro_batch, whole_reason = self.micro_batch, self._objective.user_batches.whole
+        is_split = (micro_batch or size) < size
+        if whole_reason:
+            # Such a batch is computed as a whole, so only a requested micro-batch is an error.
+            is_split = isinstance(self.plan.value("micro_batch"), int)
+        if not is_split:
+            return
+        obstacle = self._objective.split_obstacle
+        if obstacle:
+            action = "remove micro_batch; for less memory pass smaller batches, and accumulate=N"
+            action += "" if whole_reason else f"; {SPLITTABLE}"
+            raise SpecError(f"optimize.micro_batch is {micro_batch}, and {obstacle}", "the whole batch at once", action)
 
     def flush(self) -> StepResult | None:
         """Update with the mean of the batches since the last update, as at the end of an epoch; None without any."""

@@ -1,7 +1,7 @@
-"""Says what a finished run was made of, for its state.json: commits, image and libraries, digests of data, code and weights.
+"""Records the origin of a finished run in its state.json: commits, image and libraries, digests of data, code and weights.
 
-The commit of a job's folder is read from the files of its repository as text. Git never runs there: a folder may come
-from anybody, and its settings name programs that git would start.
+The commit of a job's folder is read as text from the files of its repository. Git never runs there, because a folder may
+come from anybody, and git would start programs that its settings name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BRANCH = re.compile(r"ref: (refs/(?!.*\.\.)[^\s:?*\[\\]+)")
 
 
 def describe_inputs(run: Path) -> dict[str, object]:
-    """Describe what a finished run was made of, and its weights."""
+    """Describe the software, data, code and weights of a finished run."""
     hardware, weights = RunFiles(run).read_object(run_files.HARDWARE_FILE), run / run_files.MODEL / WEIGHTS
     digests = {
         key: hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
@@ -49,17 +49,17 @@ def describe_inputs(run: Path) -> dict[str, object]:
     }
 
 
-def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
+def add_commit(earlier_commits: Sequence[str], source: str) -> list[str]:
     """Return the commits of a run's attempts, including the attempt that begins now.
 
-    They are read at the start of an attempt: commits made while a run trains are not part of it.
-
     Args:
-        before: commits of earlier attempts.
+        earlier_commits: commits of earlier attempts.
         source: path of the spec, or of the program that trains.
     """
     current = os.environ.get(COMMIT) or read_commit(Path(source).absolute().parent)
-    return [*before] if current is None or current in before[-1:] else [*before, current]
+    if current is None or current in earlier_commits[-1:]:
+        return [*earlier_commits]
+    return [*earlier_commits, current]
 
 
 def read_commit(folder: Path) -> str | None:
@@ -84,6 +84,7 @@ def read_origin(root: Path) -> str | None:
 
 
 def _find_git_directory(root: Path) -> Path | None:
+    """Return the git directory of a folder; None if the folder is not the root of a repository."""
     entry = root / ".git"
     if os.path.isfile(entry):  # of a worktree or submodule; unlike `is_file` it is false on any error
         return root / _read_small(entry).removeprefix("gitdir:").strip()

@@ -1,7 +1,7 @@
 """`drivetrain repeat`: trains a job with several seeds or folds, one run after the other, and prints the spread.
 
-Every run has its own folder, named after the job and its seed or fold. The same command skips the runs that are done
-with this spec and resumes the unfinished run.
+Every run has its own folder, named after the job and its seed or fold. The same command skips finished runs with this spec
+and resumes the unfinished run.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class RepeatRequest:
     seeds: int | None = None
     """Number of seeds; 3 without folds."""
     folds: int | None = None
-    """Number of parts of the training data; each part is the validation data once."""
+    """Number of folds of the training data; each fold is the validation data once."""
     new: bool = False
-    """Whether new runs begin in place of unfinished runs."""
+    """Whether to begin new runs instead of resuming unfinished runs."""
 
 
 def repeat(request: RepeatRequest) -> int:
@@ -67,10 +67,10 @@ def repeat(request: RepeatRequest) -> int:
     run_of: dict[str, Path] = {}
     with child_runs.open_child_runs(source, job, request.runs) as children:
         for variant, changes in variants.items():
-            if code := _train_variant(request, children, job, variant, changes, run_of):
-                say(
-                    f"{variant} did not finish; {len(run_of)} of {len(variants)} runs are done; the same command resumes"
-                )
+            code = _train_variant(request, children, job, variant, changes, run_of)
+            if code:
+                done = f"{len(run_of)} of {len(variants)} runs are done"
+                say(f"{variant} did not finish; {done}; run the same command to continue")
                 return code
     same_conditions.check(run_of)
     _report(request, job, run_of)
@@ -80,12 +80,13 @@ def repeat(request: RepeatRequest) -> int:
 def _keep_earliest_defaults(
     request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, Sequence[str]]
 ) -> Job:
-    """Give the job the defaults of its earliest run, of any version."""
+    """Give the job the defaults of its earliest run, which may come from another version."""
     for changes in variants.values():
         variant_job = replace(source, assignments=(*request.assignments, *changes)).load()
-        done = run_folder.find_finished(request.runs, variant_job)
-        if begun := done or run_folder.find_continued(request.runs, variant_job.name, None, new=request.new):
-            return compare_stored_spec(begun, job).job
+        run = run_folder.find_finished(request.runs, variant_job)
+        run = run or run_folder.find_continued(request.runs, variant_job.name, None, new=request.new)
+        if run:
+            return compare_stored_spec(run, job).job
     return job
 
 
@@ -102,7 +103,8 @@ def _train_variant(
     # Measurements of the first run apply to all runs: runs with different batch sizes or plans have no common mean.
     assignments = (*request.assignments, *changes, *batch_size.pin_measured(job, earlier_runs))
     variant_job = replace(children.source, assignments=assignments).load()
-    if done := run_folder.find_finished(request.runs, variant_job):
+    done = run_folder.find_finished(request.runs, variant_job)
+    if done:
         processes = same_conditions.count_processes(job, request.runs)
         difference = same_conditions.describe_difference(done, processes, earlier_runs)
         if not difference and (file := same_conditions.find_changed_file(done, variant_job)):
@@ -111,13 +113,13 @@ def _train_variant(
             say(f"{variant}: {done} is done")
             run_of[variant] = done
             return 0
-        say(f"{variant}: {done} is done, and {difference}; a new run begins")
+        say(f"{variant}: {done} is done, but {difference}; a new run begins")
     say(f"{variant}: run {len(run_of) + 1}")
-    first_run = earlier_runs[0] if earlier_runs else None
     options = ["--new"] if request.new else []
+    first_run = next(iter(earlier_runs), None)
     if first_run:
         options += ["--plan", str(first_run / PLAN_FILE)]
-    code, result = children.train(assignments, *options, shown=first_run, baselines=not run_of)
+    code, result = children.train(assignments, *options, printed_run=first_run, baselines=not run_of)
     if not code:
         run_of[variant] = Path(result["run"])
     return code
@@ -130,34 +132,34 @@ def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> Non
     values = {variant: _read_metrics(RunFiles(run).read_object(RESULT_FILE)) for variant, run in run_of.items()}
     rows = {}
     for metric in dict.fromkeys(metric for metrics in values.values() for metric in metrics):
-        numbers = [metrics.get(metric, math.nan) for metrics in values.values()]
-        if broken := [variant for variant, number in zip(values, numbers, strict=True) if not math.isfinite(number)]:
-            say(f"warning: {metric} has no mean: {', '.join(broken)} ended with NaN")
+        numbers = {variant: metrics.get(metric, math.nan) for variant, metrics in values.items()}
+        without_number = [variant for variant, number in numbers.items() if not math.isfinite(number)]
+        if without_number:
+            say(f"warning: {metric} has no mean: {', '.join(without_number)} ended with NaN")
             continue
-        mean, deviation = statistics.fmean(numbers), statistics.stdev(numbers)
-        rows[metric] = {"mean": mean, "deviation": deviation, "values": numbers}
-        texts = align_numbers((mean, deviation, min(numbers), max(numbers)))
+        mean, deviation = statistics.fmean(numbers.values()), statistics.stdev(numbers.values())
+        rows[metric] = {"mean": mean, "deviation": deviation, "values": list(numbers.values())}
+        texts = align_numbers((mean, deviation, min(numbers.values()), max(numbers.values())))
         say("{}: {} ± {}, {} to {} ({} runs)".format(printable(metric), *texts, len(numbers)))
     labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
     runs = {variant: {"run": run.name, "metrics": values[variant]} for variant, run in run_of.items()}
     RunFiles(folder).write_json(RESULTS, {"metrics": rows, "runs": runs, "labels": labels})
-    say(f"the numbers are in {folder / RESULTS}; {_suggest_comparison(list(run_of.values()))}")
+    compared = shlex.join(map(str, list(run_of.values())[:MAX_COMPARED_RUNS]))
+    say(f"the numbers are in {folder / RESULTS}; side by side: drivetrain compare {compared}")
 
 
 def _read_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """Read the metrics of the evaluation that selected the weights, its own metric first, and of the final test."""
+    """Read the metrics of the best evaluation, the metric that selected it first, and of the final test."""
     best, test = read_mapping(result, "best"), read_mapping(result, "test")
-    metrics = {**read_mapping(best, "metrics"), **read_mapping(test, "metrics")}
-    numbers = {key: math.nan if (number := parse_number(one)) is None else number for key, one in metrics.items()}
-    return dict(sorted(numbers.items(), key=lambda item: item[0] != best.get("metric")))
-
-
-def _suggest_comparison(runs: Sequence[Path]) -> str:
-    return f"side by side: drivetrain compare {shlex.join(map(str, runs[:MAX_COMPARED_RUNS]))}"
+    numbers: dict[str, float] = {}
+    for name, value in {**read_mapping(best, "metrics"), **read_mapping(test, "metrics")}.items():
+        number = parse_number(value)
+        numbers[name] = math.nan if number is None else number
+    return dict(sorted(numbers.items(), key=lambda entry: entry[0] != best.get("metric")))
 
 
 def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
-    """List the spec changes of each run, by its name.
+    """List the assignments of each run, by its name.
 
     Raises:
         SpecError: if the number of seeds or folds is out of range.
@@ -178,7 +180,7 @@ def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...
 
 
 def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[str]:
-    """Write suspicious labels to the run that validated on their fold; returns lines about them."""
+    """Write suspicious labels to the runs that validated on their folds; returns lines about them."""
     review = suspicious_labels.inspect_folds(run_of.values())
     lines = review.describe()
     if review.suspicious:

@@ -47,8 +47,8 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
     Args:
         runs: parent of the run folders.
         job: current job.
-        new: whether an unfinished run is ignored.
-        after: highest run number that is used elsewhere.
+        new: whether to ignore an unfinished run.
+        after: highest run number that is used in a store.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -61,7 +61,8 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
         lock = lock_folder(unfinished)
         if _begins_again(unfinished, job):
             return _restart_in_folder(unfinished, job, lock)
-        if lines := compare_stored_spec(unfinished, job, MAY_CHANGE_ON_RESUME).lines:
+        lines = compare_stored_spec(unfinished, job, MAY_CHANGE_ON_RESUME).lines
+        if lines:
             raise CheckpointError(
                 f"{unfinished} is unfinished and was started with another job file:\n"
                 + "\n".join(f"    {line}" for line in lines),
@@ -86,7 +87,8 @@ def find_unfinished(runs: Path, name: str) -> Path | None:
     run_files.refuse_links(last)
     # A folder with the name of a run may belong to the user; the folder of a run that was killed at its start is empty.
     names = {entry.name for entry in last.iterdir() if not INCOMPLETE_NAME.fullmatch(entry.name)}
-    return None if names and names.isdisjoint((run_files.LOCK_FILE, run_files.JOB_FILE, run_files.STATE_FILE)) else last
+    is_run = not names.isdisjoint((run_files.LOCK_FILE, run_files.JOB_FILE, run_files.STATE_FILE))
+    return last if is_run or not names else None
 
 
 def find_finished(runs: Path, job: Job) -> Path | None:
@@ -97,12 +99,12 @@ def find_finished(runs: Path, job: Job) -> Path | None:
     try:
         return None if compare_stored_spec(last, job, MAY_CHANGE_ON_RESUME).lines else last
     except CheckpointError as error:
-        say(f"{last} is done, but does not count, since nothing says with which job: {error.given}")
+        say(f"{last} is done, but is ignored, because its job cannot be read: {error.given}")
         return None
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
-    """Return the path of the next run folder of a name; `after` is the highest number that is used elsewhere."""
+    """Return the path of the next run folder of a name; `after` is the highest number that is used in a store."""
     check_utf8(runs)
     last = next(reversed(list_numbered(runs, name)), None)
     return runs / f"{name}-{max(after, run_files.parse_suffix(last) if last else 0) + 1:03}"
@@ -128,7 +130,7 @@ def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
         if extension.is_untouched(path):
             remove_files([path / run_files.CHECKPOINTS])
         remove_files(map(path.joinpath, run_files.FILES_BEFORE_TRAINING))
-        # Last: without it, a copy that a kill leaves behind would count as a run with an own checkpoint.
+        # Remove this file last: without it, the copy of a killed extension would count as a run with its own checkpoint.
         remove_files([path / run_files.EXTENSION_FILE])
         _remove_incomplete(path)
         store_spec(path, job)
@@ -145,7 +147,7 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def _begins_again(path: Path, job: Job) -> bool:
-    """Return whether a run begins again in its folder: without training, or with a changed spec and no own checkpoint."""
+    """Return whether a run begins again in its folder: it has not trained, or has no own checkpoint and its spec changed."""
     has_checkpoints = (path / run_files.CHECKPOINTS).exists() and not extension.is_untouched(path)
     return _is_untrained(path) or (
         not has_checkpoints and bool(compare_stored_spec(path, job, MAY_CHANGE_ON_RESUME).lines)
@@ -223,7 +225,7 @@ def keep_revisions(run: Path, job: Job) -> list[str]:
     """
     assignments = list(_assign_commits(run, job))
     if assignments:
-        say(f"data: {run} continues with the commit that it began with: {', '.join(assignments)}")
+        say(f"data: {run} continues with its original commit: {', '.join(assignments)}")
     return assignments
 
 
@@ -231,14 +233,14 @@ def _assign_commits(run: Path, job: Job) -> Iterator[str]:
     """Yield `key.path=value` for data that the spec names by a branch and the run used at another commit."""
     data = read_mapping(read_stored_spec(run).data, "data")
     for key, text in job.data_paths():
-        block, text_before = job.document.data.get(key[0]), data.get(key[-1])
+        block, stored_text = job.document.data.get(key[0]), data.get(key[-1])
         in_spec = hub_address.parse(str(block.get(key[-1]))) if isinstance(block, dict) else None
-        before = hub_address.parse(text_before) if isinstance(text_before, str) else None
+        stored = hub_address.parse(stored_text) if isinstance(stored_text, str) else None
         current = hub_address.parse(text)
-        if not (in_spec and current and before and before.is_fixed) or in_spec.is_fixed:
+        if not (in_spec and current and stored and stored.is_fixed) or in_spec.is_fixed:
             continue
-        if current.name == before.name and current.revision != before.revision:
-            yield f"{'.'.join(key)}={in_spec.at(before.revision)}"
+        if current.name == stored.name and current.revision != stored.revision:
+            yield f"{'.'.join(key)}={in_spec.at(stored.revision)}"
 
 
 MAY_CHANGE_ON_RESUME = (

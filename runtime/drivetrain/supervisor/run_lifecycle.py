@@ -39,11 +39,12 @@ class RunLifecycle:
     ) -> None:
         """
         Args:
+            run: opened run folder.
             source: path of the spec, or of the program that trains.
             assignments: values that override the spec.
             requested: values for state.json that a resumed run must request again.
         """
-        before = RunState.read(run.path)
+        last_state = RunState.read(run.path)
         self.run = run
         self.tracker: RunTracker | None = None
         self.state: dict[str, Any] = {
@@ -51,11 +52,12 @@ class RunLifecycle:
             "exit_code": None,
             "source": source,
             "set": list(assignments),
-            "started": _format(before.started),
+            "started": _format(last_state.started),
             "ended": None,
-            "attempts": before.attempts + 1,
-            "key": before.key if re.fullmatch("[0-9a-f]{32}", before.key) else uuid.uuid4().hex,
-            "commits": provenance.add_commit(before.commits, source, run.path),
+            "attempts": last_state.attempts + 1,
+            "key": last_state.key if re.fullmatch("[0-9a-f]{32}", last_state.key) else uuid.uuid4().hex,
+            # Read now, because commits that are made during the training are not part of it.
+            "commits": provenance.add_commit(last_state.commits, source),
             **(requested or {}),
         }
 
@@ -63,8 +65,10 @@ class RunLifecycle:
         """Record that an attempt starts on this machine, and start its copy to the job's tracking server, if any."""
         RunFiles(self.run.path).write_json(run_files.HARDWARE_FILE, machine.to_json())
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
-        how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
-        say(f"run {self.run.path} {how}")
+        if self.run.extends:
+            say(f"run {self.run.path} continues {self.run.extends}")
+        else:
+            say(f"run {self.run.path} {'resumes' if self.run.resumes else 'starts'}")
         self.tracker = start_tracker(self.run.path, track)
 
     def end(self, code: int) -> None:
@@ -72,21 +76,22 @@ class RunLifecycle:
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format()}
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         if code == 0:
-            # After the end, as large weights take long to hash.
+            # Only after the state is written, because large weights take long to hash.
             try:
                 self.state["made_from"] = provenance.describe_inputs(self.run.path)
             except OSError as error:
-                say(f"warning: {self.run.path} does not record what it was made from: {error}")
+                say(f"warning: {self.run.path} does not record the origin of its model: {error}")
             RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
 
     def finish_tracking(self) -> None:
-        """Let the tracker send the rest, including the report if it is already written."""
+        """Let the tracker send all remaining records, including the report if it is already written."""
         if self.tracker:
             self.tracker.finish()
 
-    def saved(self) -> str:
-        """Describe the last save of a run that ended at once, and the point where the same command continues."""
-        if checkpoints := run_files.list_checkpoints(self.run.path / run_files.CHECKPOINTS):
+    def describe_progress(self) -> str:
+        """Describe the last checkpoint of a run that ended at once, and the step at which the same command continues."""
+        checkpoints = run_files.list_checkpoints(self.run.path / run_files.CHECKPOINTS)
+        if checkpoints:
             return f"saved up to step {run_files.parse_suffix(checkpoints[-1]):,}, where the same command resumes"
         return "nothing was saved yet; the same command begins at the first step"
 
@@ -95,7 +100,7 @@ class RunLifecycle:
 
         Args:
             seconds: time limit; None for no limit.
-            output: file for the output of the process; None for our output.
+            output: file for the output of the process; None for the output of this process.
         """
         fault_point("report")
         run = self.run.path
@@ -107,17 +112,19 @@ class RunLifecycle:
             output=output,
             # A program that hides its output still shows errors; its sys.stderr may not be a file.
             errors=None if output is None else STANDARD_ERROR,
-            # In a user's program no code runs between fork and exec, because its threads may hold any lock.
+            # In a user's program no code may run between fork and exec, because its threads may hold any lock.
             outlives_us=output is not None,
         )
         code = child_process.wait_or_kill(child, seconds)
-        reason = f"its process ended with exit code {code}" if code else ""
+        if code == 0:
+            say(f"report: {run}/report.html")
+            return
+        reason = f"its process ended with exit code {code}"
         if code is None:
-            reason = f"it took more than the {seconds:g} s that a stopped run takes for it"
-        hint = f"`drivetrain report {run}` writes it"
-        say(f"warning: the report was not written: {reason}; {hint}" if reason else f"report: {run}/report.html")
+            reason = f"it took more than {seconds:g} s, the limit for a stopped run"
+        say(f"warning: the report was not written: {reason}; `drivetrain report {run}` writes it")
 
 
 def _format(moment: datetime | None = None) -> str:
-    """Format a moment, or now, as stored in run folders."""
+    """Format a moment, by default the current one, as stored in run folders."""
     return (moment or datetime.now()).astimezone(UTC).isoformat(timespec="seconds")

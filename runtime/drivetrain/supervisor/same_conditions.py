@@ -1,6 +1,6 @@
-"""Checks whether a finished run is equivalent to the run that a command would train: the same spec is not enough.
+"""Checks whether a finished run is equivalent to the run that a command would train.
 
-Its data, the user's code, the number of processes and the precision must be the same too.
+In addition to the spec, the data, the user's code, the number of processes and the precision must be the same.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def describe_difference(run: Path, processes: int, other_runs: Sequence[Path]) -
         return "was trained with --plain"
     count = 1 + len(list((run / "ranks").glob("*")))
     if count != processes:
-        return f"was trained by {count} processes, now {processes}"
-    for other in other_runs[:1]:
-        formats = [plan.value("precision"), plans.read_plan(other).value("precision")]
-        if formats[0] != formats[1]:
-            return f"was trained in {formats[0]}, and {other.name} in {formats[1]}"
+        return f"was trained by {count} processes, and this command has {processes}"
+    if other_runs:
+        precision = plan.value("precision")
+        first_precision = plans.read_plan(other_runs[0]).value("precision")
+        if precision != first_precision:
+            return f"was trained in {precision}, and {other_runs[0].name} in {first_precision}"
     return ""
 
 
@@ -71,8 +72,7 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
         target, key = job.resolve(text), dot_key(path)
         if key in recorded and key not in free:
             base = target if recorded[key]["folder"] else target.parent
-            name = next((name for name, _ in fingerprint.list_changed(base, recorded[key]["rows"])), None)
-            if name:
+            for name, _ in fingerprint.list_changed(base, recorded[key]["rows"]):
                 return str(base / name)
     for name, digest in RunFiles(run).read_object(CODE_FILE).items():
         file = job.folder / name
@@ -84,24 +84,29 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
 def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
     """Check that all runs were trained with the same files, including files that were added to a folder in between.
 
+    Args:
+        runs: runs by their names.
+        free: spec keys of data that may differ.
+
     Raises:
-        CheckpointError: if the files differ; comparing or averaging the runs would be meaningless.
+        CheckpointError: if the files differ, so that comparing or averaging the runs would be meaningless.
     """
     for run in runs.values():
         _check_record(run)
-    contents = {run: _read_digests(run, free) for run in runs.values()}
-    first, *other_contents = contents
-    for other in other_contents:
-        kinds = [kind for kind in contents[first] if contents[other][kind] != contents[first][kind]]
-        if kinds:
-            raise CheckpointError(
-                f"{first} and {other} were trained with other {kinds[0]}",
-                f"one set of {kinds[0]} for all runs",
-                f"move the runs with the earlier {kinds[0]} away, such as {first}; the same command then trains them again",
-            )
+    first_run, *other_runs = runs.values()
+    expected = _read_digests(first_run, free)
+    for run in other_runs:
+        for kind, digests in _read_digests(run, free).items():
+            if digests != expected[kind]:
+                raise CheckpointError(
+                    f"{first_run} and {run} were trained with different {kind}",
+                    f"one set of {kind} for all runs",
+                    f"move the runs with the earlier {kind} away, such as {first_run}; the same command then trains them again",
+                )
 
 
 def _read_digests(run: Path, free: Collection[str]) -> dict[str, object]:
+    """Read the digests of a run's data and code, without data of the spec keys in `free`."""
     digests = read_data_digests(run).items()
     data = {key: rows for key, rows in digests if key.startswith("data.") and key not in free}
     return {"data": data, "code": RunFiles(run).read_object(CODE_FILE)}
@@ -116,8 +121,8 @@ def read_data_digests(run: Path) -> dict[str, Any]:
     return files | _read_record(run, "arrays")
 
 
-def _read_record(run: Path, part: str) -> dict[str, Any]:
-    return dict(read_mapping(RunFiles(run).read_object(DATA_FILE), part))
+def _read_record(run: Path, section: str) -> dict[str, Any]:
+    return dict(read_mapping(RunFiles(run).read_object(DATA_FILE), section))
 
 
 def _check_record(run: Path) -> None:

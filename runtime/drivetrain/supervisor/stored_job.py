@@ -32,8 +32,8 @@ def find_source(spec: Path, assignments: Sequence[str], copy: Path | None = None
     if not origin:
         return SpecSource(spec, tuple(assignments), copy=copy)
     job = load_stored_job(run, None)
-    say(f"{spec}: the job of a run; relative paths start at {job.folder}, as they did there")
-    # The folder named by the run may belong to anybody.
+    say(f"{spec}: the job of a run; relative paths start at its original folder {job.folder}")
+    # The original folder may belong to anybody, so only code that this user has trained runs.
     code = _read_code_digests(run) if any(list_user_functions(job)) else None
     return SpecSource(spec, tuple(assignments), batch_size.read_measured(run, job), job.folder, code)
 
@@ -45,6 +45,6 @@ def _read_code_digests(run: Path) -> dict[str, str]:
     except CheckpointError as error:
         raise CheckpointError(
             error.given,
-            "a run that you trained here, and its code as it was",
-            f"read the files in {run}/{COPY}, copy them to a folder of your own, and train the copy",
+            "a run that you trained here, with unchanged code",
+            f"read the files in {run}/{COPY}, copy them to your own folder, and train the copy",
         ) from None

@@ -1,7 +1,7 @@
 """The supervisor: a light parent process without torch that checks the job, makes the plan and runs the trainer.
 
-Threads, OpenMP runtime and allocator are fixed when a process starts. So the plan is made first, and the trainer is a
-child that starts with it.
+Threads, OpenMP runtime and allocator are fixed when a process starts. Therefore the plan is made first, and the trainer is
+a child process that starts with it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from drivetrain.system import child_process, process_tree, signals
 from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
-from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
-from drivetrain.system.run_records import RunState
+from drivetrain.system.run_files import PLAN_FILE, RunFiles
+from drivetrain.system.run_records import RunResult, RunState
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
@@ -71,11 +71,11 @@ class TrainRequest:
     trace: bool = False
     """Whether a few steps are profiled."""
     placement: Placement | None = None
-    """Place of this supervisor among several, from the environment; None if it is the only one."""
+    """Rank of this supervisor among several, from the environment; None if it is the only one."""
     report_run: Callable[[Path], None] = lambda run: None
     """Function that is called with the run folder when it is open."""
     shown: Path | None = None
-    """Plan of another run that the same command has printed; only the differences are printed then."""
+    """Plan of another run that the same command has already printed, so that only differences are printed."""
 
     @property
     def leads(self) -> bool:
@@ -95,15 +95,16 @@ def train(request: TrainRequest) -> int:
         if request.if_unfinished:
             raise SpecError(
                 "--if-unfinished for a run on several machines",
-                "a run on one machine, which knows whether it is done",
-                "remove --if-unfinished, and start again only what has failed",
+                "a run on one machine, whose folder tells whether it is done",
+                "remove --if-unfinished, and start only the processes again that have failed",
             )
     with remote_runs.open_runs(
         request.runs, job, new=request.new, fetch_done=request.if_unfinished, is_leader=request.leads
     ) as copies:
-        if request.if_unfinished and (done := run_folder.find_finished(request.runs, job)):
+        done = run_folder.find_finished(request.runs, job) if request.if_unfinished else None
+        if done:
             request.report_run(done)
-            say(f"{done} is done and was trained with this job: nothing is left to train (--if-unfinished)")
+            say(f"{done} is done and was trained with this job, so nothing is trained (--if-unfinished)")
             return 0
         try:
             return _Supervisor(request, job, copies).train()
@@ -120,15 +121,17 @@ class _Supervisor:
     def train(self) -> int:
         """Open the run folder, measure the open settings of the job, and train; returns the exit code."""
         request = self.request
-        if continued := run_folder.find_continued(request.runs, self.job.name, request.extend, new=request.new):
-            if fixed := run_folder.keep_revisions(continued, self.job):
-                self._load_again(assignments=[*request.source.assignments, *fixed])
+        continued = run_folder.find_continued(request.runs, self.job.name, request.extend, new=request.new)
+        if continued:
+            commits = run_folder.keep_revisions(continued, self.job)
+            if commits:
+                self._load_again(assignments=[*request.source.assignments, *commits])
             self.job = run_folder.keep_defaults(continued, self.job)
         self.job.check_environment(os.environ)
         for line in self.job.document.replaced:
             say(line)
         if self.job.sweep:
-            say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
+            say("sweep: `drivetrain sweep` tries its values; this run uses the values of the job")
         machine = self._detect_machine()
         requested_values = plans.load(request.plan).values() if request.plan else None
         self.plan_request = effective_plan.PlanRequest(request.plain, requested_values)
@@ -199,11 +202,11 @@ class _Supervisor:
         lifecycle.begin(machine, job.track if request.leads else None)
         if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
             EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
-        code = _attempts(request, job, machine, plan, run)
+        code = _run_attempt(request, job, machine, plan, run, lifecycle.state["attempts"])
         process_death.remove_empty_logs(run.path)
         lifecycle.end(code)
         if code in signals.ABORTED_CODES:
-            say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
+            say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.describe_progress()}")
         elif request.leads:
             lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
             lifecycle.finish_tracking()
@@ -216,7 +219,9 @@ class _Supervisor:
         return copied
 
 
-def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
+def _run_attempt(
+    request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder, attempt: int
+) -> int:
     """Run the trainer, and restart it from its last checkpoint as long as another plan may avoid its death."""
     fault_point("first attempt")
     arguments: list[str] = []
@@ -226,13 +231,16 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
             kills_before = cgroup.read_oom_kills(Path("/"))
-            result_before = _read_result_time(run.path)
             code = run_trainers(request, count, plan.environment(machine) | command_began, forward, run, arguments)
-            if other := folder.restore():
+            other = folder.restore()
+            if other:
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
-            if code and _read_result_time(run.path) != result_before:
+            if code == 0:
+                return 0
+            # The trainer writes the result when the model is complete; after that it only fits simple models.
+            if RunResult.read(run.path).attempt == attempt:
                 say(f"baselines: the comparison ended with exit code {code}; the run is complete")
-                code = 0
+                return 0
             # The trainer has finalized the plan in the meantime, and may have measured.
             plan = effective_plan.load_plan(run.path)
             # After an interrupted compilation, a process cannot be used for training.
@@ -256,12 +264,6 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 return error.exit_code
             EventLog(run.path).add(death.kind, text)
             arguments = ["--measured"]
-
-
-def _read_result_time(run: Path) -> int:
-    """Read when a trainer wrote its result, after which it only compares it with simple models; 0 without one."""
-    path = run / RESULT_FILE
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def run_trainers(
@@ -292,6 +294,7 @@ def run_trainers(
 
 
 def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
+    """Return the command that trains in a run folder."""
     paths = map(child_process.format_path_argument, (folder, request.source.spec))
     command = [sys.executable, "-m", TRAINER, *paths, *request.source.options()]
     return [*command, "--trace"] if request.trace else command

@@ -42,10 +42,12 @@ def sweep(request: SweepRequest) -> int:
     source = SpecSource(request.spec, request.assignments).read()
     job = source.load()
     if job.sweep is None:
-        raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
+        raise SpecError(f"{request.spec}: sweep: is missing", "keys to vary, with their ranges", f"add `{EXAMPLE}`")
     if find_spec("optuna") is None:
         raise DeviceError(
-            "optuna is not installed here; it chooses a sweep's values", "the extra `sweep`", f"`{INSTALL_SWEEP}`"
+            "optuna, which chooses the values of a sweep, is not installed here",
+            "the extra `sweep`",
+            f"`{INSTALL_SWEEP}`",
         )
 
     # These modules import Optuna.

@@ -47,11 +47,11 @@ class SweepFolder:
     """The job, with the defaults that the sweep began with."""
 
     def find_run(self, number: int) -> Path | None:
-        """Find the run folder of a trial; None if it has none."""
+        """Find the run folder of a trial; None if it does not exist."""
         return next(reversed(run_folder.list_numbered(self.path, f"trial{number}")), None)
 
     def list_runs(self) -> list[Path]:
-        """List the run folders of the trials that have one, in the order of the trials."""
+        """List the existing run folders of trials, in the order of the trials."""
         runs = map(self.find_run, range(len(self.study.trials) + 1))
         return [run for run in runs if run]
 
@@ -67,12 +67,13 @@ def open_folder(runs: Path, job: Job, *, new: bool) -> Iterator[SweepFolder]:
     """
     make_folder(runs)
     name, count = f"{job.name}-sweep", same_conditions.count_processes(job, runs)
-    conditions = f"with {count} processes for a trial"
+    conditions = f"with {count} processes per trial"
     latest = next(reversed(run_folder.list_numbered(runs, name)), None)
     if latest and not new:
         refuse_links(latest)
         with contextlib.closing(os.fdopen(run_folder.lock_folder(latest))):
-            if folder := _open_same_sweep(latest, job, conditions):
+            folder = _open_same_sweep(latest, job, conditions)
+            if folder:
                 yield folder
                 return
     path = run_folder.next_path(runs, name)
@@ -82,6 +83,7 @@ def open_folder(runs: Path, job: Job, *, new: bool) -> Iterator[SweepFolder]:
 
 
 def _begin(path: Path, job: Job, conditions: str) -> SweepFolder:
+    """Store spec and conditions of a sweep in its folder, and open its journal."""
     store_spec(path, job, SWEEP_FILE)
     study = open_study(path, job)
     study.set_user_attr("conditions", conditions)
@@ -98,15 +100,16 @@ def _open_same_sweep(path: Path, job: Job, conditions: str) -> SweepFolder | Non
     trial_count = read_integer(read_mapping(read_stored_spec(path, SWEEP_FILE).data, "sweep"), "trials") or 0
     job, lines, _ = compare_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SWEEP_FILE)
     folder = SweepFolder(path, open_study(path, job), job)
-    before = folder.study.user_attrs.get("conditions", conditions)
-    if before != conditions:
-        lines.append(f"it was started {before}, now {conditions}")
+    stored_conditions = folder.study.user_attrs.get("conditions", conditions)
+    if stored_conditions != conditions:
+        lines.append(f"it was started {stored_conditions}, and this command trains {conditions}")
     keys = [parameter.key for parameter in job.parameters]
     latest_run = next((run for run in reversed(folder.list_runs()) if (run / DATA_FILE).exists()), None)
-    if latest_run and (file := same_conditions.find_changed_file(latest_run, job, keys)):
-        lines.append(f"{file} was changed or deleted")
+    changed_file = same_conditions.find_changed_file(latest_run, job, keys) if latest_run else ""
+    if changed_file:
+        lines.append(f"{changed_file} was changed or deleted")
     if not lines:
-        return _begin(path, job, before)
+        return _begin(path, job, stored_conditions)
     if len(folder.study.trials) < trial_count:
         raise CheckpointError(
             f"{path} is unfinished, and this has changed since it started:\n"
@@ -127,8 +130,9 @@ def open_study(path: Path, job: Job) -> Study:
     """
     journal = path / JOURNAL
     try:
-        # Optuna would append the next line to a line that a power loss left incomplete.
-        if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+        # Optuna would append its next line to a line that a power loss left incomplete.
+        content = journal.read_bytes() if journal.exists() else b""
+        if content and not content.endswith(b"\n"):
             os.truncate(journal, content.rfind(b"\n") + 1)
         lock = JournalFileSymlinkLock(str(journal), grace_period=LOCK_SECONDS)
         return make_study(job, 0, JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)))
@@ -163,6 +167,7 @@ def find_metric(job: Job) -> str:
 
 
 def _count_warmup_epochs(job: Job) -> int:
+    """Count the epochs at the start of a trial in which it is not ended early."""
     ranges = {parameter.key: parameter for parameter in job.parameters}
     longest = ranges.get("train.epochs")
     numbers = [choice for choice in longest.choices if isinstance(choice, int | float)] if longest else []

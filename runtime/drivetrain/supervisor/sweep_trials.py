@@ -40,9 +40,9 @@ from drivetrain.tuning import batch_size
 
 BEST = "best.yaml"
 TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
-"""Exit codes that the values of a trial can cause; after any other code the sweep also ends, and can be continued."""
+"""Exit codes that the values of a trial can cause; after another code the sweep ends, too, and can be continued."""
 WITHOUT_SWEEP = ("sweep=null", "checkpoint.copy_to=null")
-"""Assignments for all trials; they are not copied, because their names are the same in each sweep."""
+"""Assignments for all trials; trials are not copied to a store, because their names are the same in every sweep."""
 POLL_SECONDS = 0.2
 """Seconds between two checks of the running trial's metrics."""
 
@@ -50,13 +50,15 @@ POLL_SECONDS = 0.2
 class SweepTrials:
     """The trials that one command trains.
 
-    A finished trial is one line of the journal. The values of the next one are a function of the seed, its number and
-    the finished trials, so a trial that was killed gets the same values again, and its run resumes.
+    A finished trial is one line of the journal. The values of the next trial are a function of the seed, its number and the
+    finished trials, so a killed trial gets the same values again, and its run resumes.
     """
 
     def __init__(self, folder: SweepFolder, children: ChildRuns, assignments: Sequence[str]) -> None:
         """
         Args:
+            folder: opened folder of the sweep.
+            children: child processes that train the trials.
             assignments: values that override the spec in all trials.
 
         Raises:
@@ -91,7 +93,7 @@ class SweepTrials:
         return is_over
 
     def _ask(self) -> Trial:
-        """Ask Optuna for the next trial, in a copy of the journal in memory."""
+        """Ask Optuna for the next trial, in an in-memory copy of the journal."""
         trials = self.study.trials
         digest = hashlib.sha256(f"{self.spec.seed} {len(trials)}".encode()).digest()
         study = make_study(self.job, int.from_bytes(digest[:4]))
@@ -99,7 +101,7 @@ class SweepTrials:
         return study.ask(self.distributions)
 
     def _load(self, values: Mapping[str, JsonValue], *changes: str) -> tuple[Job, list[str]]:
-        """Load the job of a trial; returns it and its assignments, with what the first run has measured."""
+        """Load the job of a trial; returns it and its assignments, including measurements of the first run."""
         measured = batch_size.pin_measured(self.job, self.folder.list_runs())
         assignments = [*self.assignments, *measured, *format_assignments(values), *changes]
         return replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load(), assignments
@@ -117,7 +119,7 @@ class SweepTrials:
         if watch.is_worse():  # according to the rows of a killed attempt
             return self._tell(trial, "PRUNED")
         code, result = self.children.train(
-            [*assignments, *WITHOUT_SWEEP], shown=self.folder.find_run(0), wait=watch.wait
+            [*assignments, *WITHOUT_SWEEP], printed_run=self.folder.find_run(0), wait=watch.wait
         )
         if watch.is_worse():
             return self._tell(trial, "PRUNED")
@@ -130,14 +132,15 @@ class SweepTrials:
         if value is None:
             return self._tell(trial, "FAIL", reason=f"{self.metric} is not a number")
         if number == 0 and best.get("metric") != self.metric and not self.spec.metric:
+            selector = best.get("metric")
             say(
-                f"sweep: ranks trials by {self.metric}; the data let {best.get('metric')} choose the weights of each "
-                f"(sweep.metric: {best.get('metric')} ranks by it, too)"
+                f"sweep: trials are ranked by {self.metric}, but their weights are chosen by {selector}, which suits this data "
+                f"better (sweep.metric: {selector} ranks by it, too)"
             )
         return self._tell(trial, "COMPLETE", value)
 
     def _tell(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> int:
-        """Tell the journal how a trial ended: COMPLETE with its value, PRUNED or FAIL; returns 0."""
+        """Record in the journal how a trial ended: COMPLETE with its value, PRUNED or FAIL; returns 0."""
         trial_record = trial.study.trials[trial.number]
         ended_trial = create_trial(
             state=TrialState[state],
@@ -164,10 +167,12 @@ class SweepTrials:
             say(f"sweep: none of {len(trials)} trials is done")
             return False
         best, changes = self._load(read_values(self.job, done[0].params))
-        options = [word for assignment in changes for word in ("--set", assignment)]
-        command = shlex.join(["drivetrain", "train", str(self.children.source.spec), *options])
+        command = ["drivetrain", "train", str(self.children.source.spec)]
+        for assignment in changes:
+            command += ["--set", assignment]
         path = _write_best(self.folder.path / BEST, best, done[0].number)
-        say(f"sweep: the best is trial {done[0].number}{f', its job is {path}' if path else ''}; {command}")
+        job_text = f", its job is {path}" if path else ""
+        say(f"sweep: the best is trial {done[0].number}{job_text}; {shlex.join(command)}")
         return True
 
 
@@ -204,8 +209,12 @@ def _encode(choice: JsonValue) -> bool | int | float | str | None:
 
 def read_values(job: Job, params: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Read the values of a trial by key, from Optuna's values."""
-    by_key = {parameter.key: {_encode(one): one for one in parameter.choices} for parameter in job.parameters}
-    return {key: by_key[key].get(params[key], params[key]) for key in by_key}
+    values: dict[str, JsonValue] = {}
+    for parameter in job.parameters:
+        choice_of = {_encode(choice): choice for choice in parameter.choices}
+        value = params[parameter.key]
+        values[parameter.key] = choice_of.get(value, value)
+    return values
 
 
 def _describe_values(values: Mapping[str, JsonValue]) -> str:
@@ -237,8 +246,10 @@ class _TrialWatch:
         """Report the epochs since the last call; returns whether the trial must end early or has ended early."""
         if self.tail is None and (run := self.folder.find_run(self.trial.number)):
             self.tail = JsonLinesTail(RunFiles(run), METRICS_FILE)
-        # A resumed run writes the file again, with the same rows up to its checkpoint.
-        for row in self.tail.read()[0] if self.tail and not self.is_ended else ():
+        if self.tail is None or self.is_ended:
+            return self.is_ended
+        for row in self.tail.read()[0]:
+            # A resumed run writes the file again, with the same rows up to its checkpoint.
             epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
             if epoch is not None and value is not None and epoch > self.last_epoch:
                 self.last_epoch = epoch
@@ -259,10 +270,8 @@ class _TrialWatch:
 
 
 def _write_best(path: Path, best: Job, number: int) -> str:
-    """Write the job of the best trial; returns its path, or an empty text if the job cannot be stored there.
-
-    Code of the user is imported only from the folder of the job file, so such a job works only there.
-    """
+    """Write the job of the best trial; returns its path, or an empty text if the job cannot be stored there."""
+    # The user's code is imported only from the folder of the original job file.
     if list(list_user_functions(best)):
         return ""
     document = best.document

@@ -16,7 +16,8 @@ ERROR_FILE = "DRIVETRAIN_ERROR_FILE"
 
 def store_error(error: DrivetrainError) -> None:
     """Write the error to the file named in the environment, if there is one."""
-    if path := os.environ.get(ERROR_FILE):
+    path = os.environ.get(ERROR_FILE)
+    if path:
         with contextlib.suppress(OSError, DrivetrainError):  # stderr has the error too
             write_json(Path(path), error.to_json())
 

@@ -32,14 +32,14 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     spec_source.add_options(parser)
     parser.add_argument("--trace", action="store_true")
-    # Set if another process has already measured and this one replaces it, so nothing is measured again.
+    # Set if this process replaces one that has already measured, so that nothing is measured again.
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     guard_output()
     process_death.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
-            # A scheduler's SIGTERM arrives twice, from the scheduler and from the supervisor: it is one request.
+            # A scheduler's SIGTERM arrives twice, from the scheduler and from the supervisor, but is one request.
             signals = Signals(scheduled=world.NODES in os.environ or "SLURM_STEP_ID" in os.environ)
             job = SpecSource.from_arguments(options).load()
             return train(options.run, job, signals, trace=options.trace, is_measured=options.measured)
@@ -50,7 +50,8 @@ def main() -> int:
         trainer_error.store_error(error)
         return error.exit_code
     finally:
-        if lost_text := describe_lost_output():
+        lost_text = describe_lost_output()
+        if lost_text:
             EventLog(options.run).store("output", lost_text)
 
 
@@ -78,14 +79,12 @@ def train(
     plan_at_start = plans.read_plan(folder)
     try:
         with blame_job_code(job):
-            # In all processes but the leader, the leader's plan arrives here.
+            # All processes except the leader get the leader's plan here.
             handshake.introduce(folder, job, say)
-            plan_of_leader = plans.read_plan(folder)
-            if any(
-                plan_of_leader.value(name) != plan_at_start.value(name)
-                for name in optimizations.list_process_settings()
-            ):
-                raise Replanned("the leader's plan needs a new process")
+            leader_plan = plans.read_plan(folder)
+            for name in optimizations.list_process_settings():
+                if leader_plan.value(name) != plan_at_start.value(name):
+                    raise Replanned("the leader's plan needs a new process")
             run = assembly.assemble_run(folder, job, signals, clock, is_measured=is_measured)
             train_run(run, trace=trace)
             if run.ranks.is_rank0:

@@ -69,7 +69,9 @@ class RunResult:
         """Metrics of the final test; empty if there was none."""
         self.epochs, self.seconds = read_number(record, "epochs"), read_number(record, "seconds")
         self.within_seconds = read_number(record, "within_seconds")
-        """Of `train.within`, when the result was written; None without it."""
+        """Seconds of `train.within` that were used when the result was written; None without `train.within`."""
+        self.attempt = read_integer(record, "attempt")
+        """Attempt of the run that trained to the end, as counted in state.json; None if it is not recorded."""
 
     @classmethod
     def read(cls, run: Path) -> RunResult:

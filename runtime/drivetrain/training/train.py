@@ -19,6 +19,7 @@ from drivetrain.plan.plan import Plan, format_value
 from drivetrain.system.console import Detail, say
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import RESULT_FILE
+from drivetrain.system.run_records import RunState
 from drivetrain.system.signals import raise_stopped
 from drivetrain.tasks import modality_of
 from drivetrain.tracking.metrics_log import MetricsLog
@@ -232,6 +233,7 @@ def _build_result(run: Run, best: FinalWeights, reason: str, peak_bytes: int) ->
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
+        "attempt": RunState.read(run.folder).attempts,
         "solved": run.counters.solved,
         **({"within_seconds": run.time_target.read_clock()} if run.time_target else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},

@@ -203,7 +203,7 @@ def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> 
         ("data: {train: a.csv, time: t, label: y, window: 8, date_format: day}", ["data.date_format: is 'day'"]),
         ("data: {train: a.npz, groups: 3}", ["data.groups: is 3", "text"]),
         ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both .npz files, or both tables"]),
-        ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has too"]),
+        ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has, too"]),
         (
             "data: {train: a.csv, time: t, label: [y, z], window: 8}",
             ["data.label: is several columns", "series-regression"],
@@ -211,7 +211,7 @@ def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> 
         ("data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {kernel: 4}", ["model.kernel: ", "an odd number"]),
         (
             "data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {pool: 3}",
-            ["model.pool: is 3: 2 times pooled, 9 rows"],
+            ["model.pool: is 3: after pooling 2 times, 9 rows"],
         ),
         ("data: {train: a.csv, time: t, label: y, window: 8, max_gap: 0}", ["data.max_gap: "]),
     ],

@@ -99,7 +99,7 @@ REFUSALS = {
         lambda folder: run_steps(
             GraphNet(), GRAPHS, loss=lambda o, b: F.cross_entropy(o, b.y), optimize=OFF | {"micro_batch": 2}
         ),
-        ("optimize.micro_batch is 2", "the batch holds a Graphs", "leave out micro_batch"),
+        ("optimize.micro_batch is 2", "the batch holds a Graphs", "remove micro_batch"),
         lambda folder: run_steps(GraphNet(), GRAPHS, loss=lambda o, b: F.cross_entropy(o, b.y)),
     ),
     "memory for graphs": Refusal(

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 
-from drivetrain.storage.object_store import PART_BYTES, Patience
+from drivetrain.storage.object_store import CHUNK_BYTES, Patience
 from drivetrain.storage.remote_address import parse
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.training.checkpoints.manifest import verify
@@ -30,7 +30,7 @@ from tests.supervisor.remote_copy.fake_run import list_checkpoints, make_run, op
 
 KINDS = ("gone", "lost")
 """The last request is not carried out; it is, and its answer is lost."""
-LONG = PART_BYTES + 1000
+LONG = CHUNK_BYTES + 1000
 
 
 @dataclass

@@ -143,7 +143,7 @@ def test_nested_splits_are_recognized_and_told(tmp_path: Path, capfd: pytest.Cap
     folders(tmp_path / "data", train=40, val=12, test=10)
     job = images(tmp_path)
     assert (job.data.train, job.data.validation, job.data.test) == ("data/train", "data/val", "data/test")
-    note = "data has the splits of a data set: train for training, val for validation, test for the final test"
+    note = "data has the splits of a dataset: train for training, val for validation, test for the final test"
     assert job.notes == (note,)
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0
     assert note in capfd.readouterr().out

@@ -185,9 +185,10 @@ def check_kind(column: pyarrow.ChunkedArray, name: str, option: str, source: str
     column_kind = kind(column)
     if column_kind not in ("number", "text", "nothing") and not (dates and column_kind == "time"):
         raise DataError(
-            f'{option}: column "{name}" of {source} is {column.type}',
+            f'column "{name}" of {source} is {column.type}',
             "numbers, text, true or false",
             "convert it, or leave the column out",
+            key=option,
         )
 
 

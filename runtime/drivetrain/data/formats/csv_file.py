@@ -115,10 +115,10 @@ class CsvReader:
             if error.reason == "truncated data":  # the encoding is right
                 raise
             raise DataError(
-                f"{self.key}: {self.path} has a byte 0x{error.object[error.start]:02X} that {self.layout.encoding} "
-                "does not have",
+                f"{self.path} has a byte 0x{error.object[error.start]:02X} that {self.layout.encoding} does not have",
                 f"text in one encoding, which {self.files.key('encoding')} can name",
                 "write the file again in UTF-8, or name its encoding",
+                key=self.key,
             ) from None
 
     def _enlarge_blocks(self) -> bool:
@@ -160,12 +160,13 @@ class CsvReader:
                 pass
         if wrong_rows:
             remainder = [f"and {len(wrong_rows) - MAX_LISTED_ROWS:,} more"] if len(wrong_rows) > MAX_LISTED_ROWS else []
-            head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong_rows):,}"
+            head = f"{self.path} has {expected[0]} columns; rows of another length: {len(wrong_rows):,}"
             name = self.layout.delimiter
             raise DataError(
                 "\n    ".join([head, *wrong_rows[:MAX_LISTED_ROWS], *remainder]),
                 "as many cells in each row as in the header",
                 f"put quotes around cells that contain a {name}, and add missing {name}s",
+                key=self.key,
             )
 
     def _check_last(self, column: Any) -> None:
@@ -175,10 +176,11 @@ class CsvReader:
             return
         if not self._read_end(64).rstrip().endswith(b'"'):
             raise DataError(
-                f"{self.key}: {self.path} {csv_dialect.name_row(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
+                f"{self.path} {csv_dialect.name_row(self.path, len(column))}: a quote is not closed, so the rest of the file is read as "
                 "one cell",
                 'quotes in pairs; a quote inside of a cell is written ""',
                 "close it",
+                key=self.key,
             )
 
     def _check_nameless(self, column: Any) -> None:
@@ -186,10 +188,11 @@ class CsvReader:
         if filled.any():
             row = int(filled.argmax())
             raise DataError(
-                f"{self.key}: {self.path} has a column without a name at its end, and {csv_dialect.name_row(self.path, row + 1)} has "
+                f"{self.path} has a column without a name at its end, and {csv_dialect.name_row(self.path, row + 1)} has "
                 f"`{printable(str(column[row].as_py()), 40)}` there",
                 "a name for every column that has values",
                 "name the column in the header, or remove it",
+                key=self.key,
             )
 
     def _count_empty_rows(self) -> int:

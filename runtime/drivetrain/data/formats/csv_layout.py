@@ -160,10 +160,11 @@ def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, f
     ):
         return
     raise DataError(
-        f"{key}: {path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
+        f"{path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
         f"the header seems to be `{printable(', '.join(names), 60)}`",
         f"a header in the first line, or the number of lines above it in {files.key('skip')}",
         files.advice("skip", [str(skipped + ends[above] - 1 - sum(name.count("\n") for name in names))]),
+        key=key,
     )
 
 
@@ -205,9 +206,10 @@ def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -
             f"{name} ({len(names)} columns: {printable(' | '.join(names), 40)})" for name, names in headers.items()
         ]
         raise DataError(
-            f"{key}: the columns of {path} could be separated by {' or by '.join(descriptions)}",
+            f"the columns of {path} could be separated by {' or by '.join(descriptions)}",
             f"one of them, in {files.key('delimiter')}",
             files.advice("delimiter", best),
+            key=key,
         )
     return best[0]
 
@@ -256,9 +258,10 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
         description = f"its first row has only numbers: `{printable(', '.join(first), 60)}`"
     if repeated_cell:
         raise DataError(
-            f"{key}: {path} seems to have no header: {description}",
+            f"{path} seems to have no header: {description}",
             "a first row with the names of the columns",
             f"write a line with the names above it, such as {names}",
+            key=key,
         )
 
 
@@ -291,27 +294,29 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
     duplicates = [name for name, count in Counter(names).items() if count > 1]
     if duplicates:
         raise DataError(
-            f"{key}: {path} has several columns named {', '.join(duplicates[:10])}",
+            f"{path} has several columns named {', '.join(duplicates[:10])}",
             "one column of each name",
             "rename or remove the others",
+            key=key,
         )
     if not all(name.strip() for name in names):
         number = next(i for i, name in enumerate(names, start=1) if not name.strip())
         raise DataError(
-            f"{key}: column {number} of {path} has no name",
+            f"column {number} of {path} has no name",
             "a name for every column",
             "name or remove it; pandas and R write row names this way: use to_csv(..., index=False) or row.names = FALSE",
+            key=key,
         )
 
 
 def header_only_error(path: Path, key: str) -> DataError:
     """Return the error for a file with a header and no rows."""
-    return DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+    return DataError(f"{path} has a header and no rows", "at least one row", "check how the file was written", key=key)
 
 
 def no_rows_error(path: Path, key: str) -> DataError:
     """Return the error for a file without any text."""
-    return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")
+    return DataError(f"{path} has no rows", "a header and at least one row", "check how the file was written", key=key)
 
 
 def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
@@ -323,9 +328,10 @@ def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
     """
     if names and all(len(name) > 1 and name[0] == name[-1] == "'" for name in names):
         raise DataError(
-            f"{key}: {path} has apostrophes around its cells: {printable(', '.join(names), 60)}",
+            f"{path} has apostrophes around its cells: {printable(', '.join(names), 60)}",
             'double quotes around cells, as in "a, b"',
             "write the file again with double quotes, or without any where no cell needs them",
+            key=key,
         )
     if not _has_escaped_quote(path):
         return
@@ -335,9 +341,10 @@ def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
             if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
                 text = printable(line.decode("utf-8", "replace").strip(), 60)
                 raise DataError(
-                    f"{key}: {path} line {number}: a quote is written with a backslash: `{text}`",
+                    f"{path} line {number}: a quote is written with a backslash: `{text}`",
                     'a quote inside of a cell is written ""',
                     'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
+                    key=key,
                 )
 
 

@@ -117,20 +117,21 @@ def _check_lines(path: Path, key: str) -> None:
     first_uses: dict[str, tuple[str, int]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            line_title = f"{key}: {path} line {number}"
+            line_title = f"{path} line {number}"
             try:
                 value = _parse_object(line, line_title) if line.strip() else {}
             except UnicodeDecodeError:
                 return
             except ValueError as error:
                 possible = 'one JSON object in each line: {"text": "...", "label": "..."}'
-                raise DataError(str(error), possible, "fix the line") from None
+                raise DataError(str(error), possible, "fix the line", key=key) from None
             for name, cell in value.items():
                 kind = _TYPE_NAMES.get(type(cell), "")
                 first_kind, first_line = first_uses.setdefault(name, (kind, number)) if kind else ("", 0)
                 if kind and kind != first_kind:
                     description = f'{line_title}: "{name}" is {kind}, in line {first_line} it is {first_kind}'
-                    raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
+                    action = "write all of them as text, or as numbers"
+                    raise DataError(description, "one type for each key", action, key=key)
 
 
 def _parse_object(line: bytes, line_title: str) -> dict[str, Any]:

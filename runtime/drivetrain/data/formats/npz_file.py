@@ -56,7 +56,7 @@ def refuse_unreadable(path: Path, key: str, possible: str, action: str) -> Itera
         reason = "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
         if "pickle" in reason:
             reason = "it contains Python objects (pickle), which are never loaded, or is no .npz file"
-        raise DataError(f"{_name_file(path, key)} cannot be read: {reason}", possible, action) from None
+        raise DataError(f"{path} cannot be read: {reason}", possible, action, key=key) from None
 
 
 def read_arrays(
@@ -75,8 +75,8 @@ def read_arrays(
     """
     with refuse_unreadable(path, key, possible, action), open_npz(path) as file:
         if missing := [name for name in names if name not in file.files]:
-            given = f"{_name_file(path, key)} has the arrays {', '.join(file.files) or 'none'}"
-            raise DataError(given, possible, f"save {' and '.join(missing)} too: {save}")
+            description = f"{path} has the arrays {', '.join(file.files) or 'none'}"
+            raise DataError(description, possible, f"save {' and '.join(missing)} too: {save}", key=key)
         return {name: member(file, name, path, key) for name in names}
 
 
@@ -133,10 +133,6 @@ def shapes(path: Path) -> dict[str, Shape]:
             raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _name_file(path: Path, key: str) -> str:
-    return f"{key}: {path}" if key else str(path)
-
-
 def _read_header(archive: zipfile.ZipFile, entry: str) -> Shape:
     """Read the shape and dtype of a member; only its first bytes are unpacked."""
     info = archive.getinfo(entry)
@@ -163,8 +159,9 @@ def find_axis_order(shape: Sequence[int], path: Path, key: str) -> str:
     if shape[1] == 1:
         return "channels-time"
     raise DataError(
-        f"{key}: `x` of {path} has shape {tuple(shape)}: windows of {shape[1]} rows of {shape[2]} channels, or of "
+        f"`x` of {path} has shape {tuple(shape)}: windows of {shape[1]} rows of {shape[2]} channels, or of "
         f"{shape[2]} rows of {shape[1]} channels",
         "(N, T, channels) with more rows than channels, or the order of the axes in data.axes",
         "set data.axes: channels-time if the last axis is the time, else time-channels",
+        key=key,
     )

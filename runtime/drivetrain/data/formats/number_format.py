@@ -172,11 +172,12 @@ def _check_units_of_training(
                 continue
             first = SIGN_NAMES[was] if was else "not in percent"
             raise DataError(
-                f'{key}: {path}: column "{name}" is {first} in the training data, and {csv_dialect.name_row(path, row)} has `{example}`',
+                f'{path}: column "{name}" is {first} in the training data, and {csv_dialect.name_row(path, row)} has `{example}`',
                 "the form of the training data: a percent sign in each cell, or in none"
                 if "%" in (was, unit)
                 else "the currency of the training data",
                 "write the column in that form",
+                key=key,
             )
     return notes
 
@@ -211,9 +212,10 @@ def _check_percent(column: _Column, converted: Any, key: str, path: Path) -> Non
     if row >= 0:
         cell = printable(column.cells[row].as_py(), 40)
         raise DataError(
-            f'{key}: {path}: column "{column.name}" is {SIGN_NAMES[column.sign]}, and {csv_dialect.name_row(path, row + 1)} has `{cell}` without the sign',
+            f'{path}: column "{column.name}" is {SIGN_NAMES[column.sign]}, and {csv_dialect.name_row(path, row + 1)} has `{cell}` without the sign',
             "a percent sign in each cell of a column, or in none",
             "write the column in one form",
+            key=key,
         )
 
 
@@ -249,10 +251,11 @@ def _find_decimal(
     sure_examples = {name: _find_first_match(columns, path, _fill_in_signs(_SURE, name)) for name in DECIMALS}
     if sure_examples["point"] and sure_examples["comma"]:
         raise DataError(
-            f"{key}: {path} has decimal points ({sure_examples['point']}) and decimal commas ({sure_examples['comma']})",
+            f"{path} has decimal points ({sure_examples['point']}) and decimal commas ({sure_examples['comma']})",
             f"one decimal sign for all numbers of a file, which {files.key('decimal')} can name",
             f"write all numbers with one decimal sign, or {files.advice('decimal', ['comma', 'point'])}: cells with the "
             "other sign are then no numbers",
+            key=key,
         )
     if sure_sign := next((name for name, example in sure_examples.items() if example), None):
         return sure_sign
@@ -265,9 +268,10 @@ def _find_decimal(
     one, thousand = cell.replace(",", "."), cell.replace(",", "").replace(".", "")
     right = ("comma", "point") if "," in cell else ("point", "comma")
     raise DataError(
-        f"{key}: {path}: {either} can be {one} or {thousand}, and no other number of the file tells",
+        f"{path}: {either} can be {one} or {thousand}, and no other number of the file tells",
         f"a decimal comma or a decimal point, in {files.key('decimal')}",
         f"{files.advice('decimal', [right[0]])} if it is {one}, {right[1]} if it is {thousand}",
+        key=key,
     )
 
 

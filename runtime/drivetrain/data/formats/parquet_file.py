@@ -56,9 +56,10 @@ class ParquetReader:
         except ArrowInvalid as error:
             if "magic bytes" in str(error):
                 raise DataError(
-                    f"{self.key}: {self.path} is not a Parquet file, or is incomplete",
+                    f"{self.path} is not a Parquet file, or is incomplete",
                     "a complete Parquet file",
                     "copy or write it again",
+                    key=self.key,
                 ) from None
             raise
 

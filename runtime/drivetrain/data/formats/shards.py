@@ -44,12 +44,12 @@ def files(path: Path, key: str) -> list[Path]:
     ]
     if missing := [file.name for file in all_files if not file.exists()]:
         listed = f"{len(missing)} are not there: {', '.join(missing[:3])}"
-        raise _missing_error(f"{key}: {path} is one of {count} files of a table, and {listed}")
+        raise _missing_error(f"{path} is one of {count} files of a table, and {listed}", key)
     return all_files
 
 
-def _missing_error(description: str) -> DataError:
-    return DataError(description, "all of them in one folder", "copy the others beside it")
+def _missing_error(description: str, key: str) -> DataError:
+    return DataError(description, "all of them in one folder", "copy the others beside it", key=key)
 
 
 def siblings(path: str, paths: Sequence[str]) -> list[str]:
@@ -77,9 +77,7 @@ def _list_numbered(path: Path, key: str) -> list[Path]:
     missing = [f"{number:04}.parquet" for number, file in enumerate(all_files) if file.name != f"{number:04}.parquet"]
     if missing:
         last = all_files[-1].name
-        raise _missing_error(
-            f"{key}: {path} is one of the files of a table, up to {last}, and {missing[0]} is not there"
-        )
+        raise _missing_error(f"{path} is one of the files of a table, up to {last}, and {missing[0]} is not there", key)
     return all_files
 
 

@@ -118,9 +118,10 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
         name, *others = missing
         beside = f", nor {list_names(others, 12)}" if others else ""
         raise DataError(
-            f'{required[name]}: {path} has no column "{name}"{beside}',
+            f'{path} has no column "{name}"{beside}',
             f"its columns: {list_names(list(names), 30)}",
             nearest(name, names) or f'rename a column of the file to "{name}", or name another one in the job',
+            key=required[name],
         )
 
 
@@ -149,7 +150,7 @@ def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
         if suffix == ".jsonl":
             text_encoding.check(path, key)
         raise DataError(
-            f"{key}: {path} cannot be read: {_describe_error(error)}", POSSIBLE, "write the file again"
+            f"{path} cannot be read: {_describe_error(error)}", POSSIBLE, "write the file again", key=key
         ) from None
 
 
@@ -157,12 +158,12 @@ def _check_suffix(path: Path, key: str) -> str:
     """Check that a file is a table with content; returns its suffix, which shows its kind."""
     check_installed(path, key)
     if path.is_dir():
-        raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
+        raise DataError(f"{path} is a folder", POSSIBLE, "name one file", key=key)
     suffix = path.suffix.lower()
     table_paths.check_is_table(path, key)
     table_paths.check_suffix(path, key)
     if path.exists() and path.stat().st_size == 0:
-        raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
+        raise DataError(f"{path} is empty (0 bytes)", POSSIBLE, "check how the file was written", key=key)
     return suffix
 
 
@@ -173,14 +174,16 @@ def check_installed(path: Path, key: str) -> None:
     except ImportError as error:
         if not isinstance(error, ModuleNotFoundError):  # its libraries do not fit into the address space (ulimit -v)
             raise DataError(
-                f"{key}: {path} is a table, and pyarrow cannot be loaded here: {error}",
+                f"{path} is a table, and pyarrow cannot be loaded here: {error}",
                 "a limit of memory into which its libraries fit, and an installation that is whole",
                 "ulimit -v unlimited; or install it again: pip install --force-reinstall pyarrow",
+                key=key,
             ) from None
         raise DataError(
-            f"{key}: {path} is a table, and pyarrow is not installed here",
+            f"{path} is a table, and pyarrow is not installed here",
             "an environment with pyarrow",
             "pip install pyarrow, or use an image of this project, which has it",
+            key=key,
         ) from None
 
 

@@ -71,18 +71,20 @@ def find_splits(folder: Path, key: str) -> dict[str, str]:
         tables = saved if saved is not None else _list_named(folder) or _list_named(folder, "data")
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{key}: the dataset in {folder} cannot be read: {type(error).__name__}: {str(error)[:200]}",
+            f"the dataset in {folder} cannot be read: {type(error).__name__}: {str(error)[:200]}",
             "a folder that save_to_disk of the datasets library wrote",
             "write it again",
+            key=key,
         ) from None
     splits: dict[str, str] = {}
     for split, split_names in WORDS.items():
         split_tables = [name for name in tables if os.path.splitext(name.lower())[0] in split_names]
         if len(split_tables) > 1:
             raise DataError(
-                f"{key}: {folder} has {' and '.join(tables[name] for name in split_tables)} for one split",
+                f"{folder} has {' and '.join(tables[name] for name in split_tables)} for one split",
                 "one table for each split",
                 "name the tables: data.train, data.validation, data.test",
+                key=key,
             )
         if split_tables:
             splits[split] = tables[split_tables[0]]
@@ -92,11 +94,12 @@ def find_splits(folder: Path, key: str) -> dict[str, str]:
         return {"": next(iter(tables.values()))}
     scripts = [name for name in sorted(os.listdir(folder)) if name.endswith(SCRIPT)] if not tables else []
     raise DataError(
-        f"{key}: {folder} is a folder without a table{f'; its {scripts[0]} is code, which is not run' if scripts else ''}"
+        f"{folder} is a folder without a table{f'; its {scripts[0]} is code, which is not run' if scripts else ''}"
         if not tables
-        else f"{key}: {folder} is a folder with {len(tables)} tables, and none is called train: {', '.join(sorted(tables)[:6])}",
+        else f"{folder} is a folder with {len(tables)} tables, and none is called train: {', '.join(sorted(tables)[:6])}",
         "one table, or train, validation and test: CSV, TSV, JSONL, Parquet, or a folder of save_to_disk",
         "name one file",
+        key=key,
     )
 
 
@@ -118,9 +121,10 @@ def find_table(folder: Path, key: str) -> Path:
     by_split = find_splits(folder, key)
     if "" not in by_split:
         raise DataError(
-            f"{key}: {folder} is a folder with the splits {', '.join(by_split)}",
+            f"{folder} is a folder with the splits {', '.join(by_split)}",
             "one table",
             f"name one: {folder / next(iter(by_split.values()))}",
+            key=key,
         )
     return folder / by_split[""]
 
@@ -149,10 +153,8 @@ def _read_names(file: Path, key: str, select: Callable[[dict[str, Any]], list[st
         reason = "" if names else "it names nothing"
         check_named_files(file, names, key, follow_links=True)
     if reason:
-        description = f"{key}: {file} cannot be read: {reason}"
-        raise DataError(
-            description, "the file as save_to_disk wrote it", "save the dataset again, or name one table file"
-        )
+        description, possible = f"{file} cannot be read: {reason}", "the file as save_to_disk wrote it"
+        raise DataError(description, possible, "save the dataset again, or name one table file", key=key)
     return names
 
 
@@ -175,9 +177,10 @@ def check_named_files(file: Path, names: Iterable[object], key: str, *, follow_l
     for name in names:
         if not is_below(folder, name) or (follow_links and not _stays_below(folder, str(name))):
             raise DataError(
-                f"{key}: {file} names {readable(str(name))!r}, which is not below {folder}",
+                f"{file} names {readable(str(name))!r}, which is not below {folder}",
                 f"files in {folder} and its folders, by their names from there",
                 f"move them there and correct the names, or move {file.name} to a folder above all of them",
+                key=key,
             )
 
 
@@ -217,15 +220,16 @@ def check_is_table(path: Path, key: str) -> None:
             if start.startswith(mark):
                 packed = shlex.quote(f"{path}.{ending}")
                 action = f"unpack it: mv {quoted} {packed} && {command} {packed}"
-                raise DataError(f"{key}: {path} is compressed with {name}", _READABLE, action)
+                raise DataError(f"{path} is compressed with {name}", _READABLE, action, key=key)
     if kind:
         folder = shlex.quote(str(path.parent))
         code = f"import pandas; pandas.read_excel({str(path)!r}).to_csv({str(path.with_suffix('.csv'))!r}, index=False)"
         raise DataError(
-            f"{key}: {path} is {kind}",
+            f"{path} is {kind}",
             _READABLE,
             f"save its sheet as CSV, or: libreoffice --headless {_OFFICE_OPTIONS} --outdir {folder} {quoted}; "
             f"with pandas: {shlex.join(['python3', '-c', code])}",
+            key=key,
         )
     if suffix in _CONVERTED:
         kind, new_suffix, program = _CONVERTED[suffix]
@@ -235,16 +239,16 @@ def check_is_table(path: Path, key: str) -> None:
             arguments = [part.replace("REPR", repr(str(path))).replace("NEW", repr(new)) for part in program]
         command = f"{shlex.join(arguments)} > {shlex.quote(new)}" if program[0] == "jq" else shlex.join(arguments)
         where = ", where pyarrow is installed" if new_suffix == ".parquet" else ""
-        raise DataError(f"{key}: {path} is {kind}", _READABLE, f"convert it{where}: {command}")
+        raise DataError(f"{path} is {kind}", _READABLE, f"convert it{where}: {command}", key=key)
     if suffix == ".zip" or path.name.lower().endswith(_TAR_ENDINGS):
         is_table = Path(path.stem).suffix.lower() in SUFFIXES
         folder = shlex.quote(str(path.parent if is_table else path.with_name(path.name.split(".")[0])))
         module = "zipfile" if suffix == ".zip" else "tarfile"
         action = f"unpack it: python3 -m {module} -e {quoted} {folder}"
-        raise DataError(f"{key}: {path} is an archive", f"{_READABLE}; or a folder of images", action)
+        raise DataError(f"{path} is an archive", f"{_READABLE}; or a folder of images", action, key=key)
     for name, ending, command in _COMPRESSED.values():
         if suffix == f".{ending}":
-            raise DataError(f"{key}: {path} is compressed with {name}", _READABLE, f"unpack it: {command} {quoted}")
+            raise DataError(f"{path} is compressed with {name}", _READABLE, f"unpack it: {command} {quoted}", key=key)
 
 
 def check_date_columns(date_columns: Iterable[str], columns: Collection[str], path: Path, label: str) -> None:
@@ -255,9 +259,10 @@ def check_date_columns(date_columns: Iterable[str], columns: Collection[str], pa
     """
     if name := next((name for name in date_columns if name in columns), ""):
         raise DataError(
-            f'{label}: {path} has a column "{name}", which data.dates makes, too',
+            f'{path} has a column "{name}", which data.dates makes, too',
             "one column of each name",
             f'rename it, leave "{name.rpartition(".")[2]}" out in data.dates, or add it to data.ignore',
+            key=label,
         )
 
 
@@ -271,4 +276,4 @@ def check_suffix(path: Path, key: str, possible: Sequence[str] = SUFFIXES) -> No
     if suffix in possible:
         return
     action = f"name a file that ends in {', '.join(possible)}"
-    raise DataError(f"{key}: {path} has an unknown file type", POSSIBLE, action)
+    raise DataError(f"{path} has an unknown file type", POSSIBLE, action, key=key)

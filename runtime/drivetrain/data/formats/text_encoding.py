@@ -47,9 +47,10 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     if not marked and start.count(b"\0") * 5 > len(start):
         little = start[1::2].count(b"\0") > start[::2].count(b"\0")
         raise DataError(
-            f"{key}: {path} has zero bytes like UTF-16, and no byte order mark",
+            f"{path} has zero bytes like UTF-16, and no byte order mark",
             f"text in UTF-8, or an encoding in {files.key('encoding')}",
             files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
+            key=key,
         )
     if not _is_utf8(path, max_bytes):
         if declared == "utf-8":
@@ -68,7 +69,7 @@ def check_mark(path: Path, key: str) -> None:
         DataError: if it is; names `key`.
     """
     if _read_start(path, key).startswith(_UTF16_MARKS):
-        raise _conversion_error(f"{key}: {path} is UTF-16", path, "UTF-16")
+        raise _conversion_error(f"{path} is UTF-16", path, "UTF-16", key)
 
 
 def check(path: Path, key: str) -> None:
@@ -92,7 +93,7 @@ def _read_start(path: Path, key: str) -> bytes:
         start = file.read(4096)
     if start.startswith(_UTF32_MARKS) or start.count(b"\0") * 5 > 3 * len(start):
         name = "UTF-32" if start.startswith(_UTF32_MARKS) else "UTF-32BE" if start.startswith(b"\0") else "UTF-32LE"
-        raise _conversion_error(f"{key}: {path} is {name}", path, name)
+        raise _conversion_error(f"{path} is {name}", path, name, key)
     return start
 
 
@@ -151,9 +152,10 @@ def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None
             names_by_text.setdefault(_extract(line, name), name)
     examples = ", ".join(f"`{text}` in {name}" for text, name in names_by_text.items())
     raise DataError(
-        f"{key}: {path} is not UTF-8, and its encoding is not clear: line {number} reads {examples}",
+        f"{path} is not UTF-8, and its encoding is not clear: line {number} reads {examples}",
         f"a file in UTF-8, or its encoding in {files.key('encoding')}",
         f"{files.advice('encoding', ['NAME'])}, with the name in which the line reads right",
+        key=key,
     )
 
 
@@ -194,18 +196,20 @@ def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented
     # Windows-1252, unlike Latin-1, has characters from 0x80 to 0x9F.
     name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"
     text = printable(line.decode(name, "replace").strip())
-    description = f"{key}: {path} line {number}: byte 0x{_find_first_bad_byte(line):02X} is not UTF-8; in {name} the line reads `{text}`"
+    description = (
+        f"{path} line {number}: byte 0x{_find_first_bad_byte(line):02X} is not UTF-8; in {name} the line reads `{text}`"
+    )
     if accented:
         mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
         return DataError(
-            f"{description}; {mixed}", "one encoding throughout", "export the file again, all of it in UTF-8"
+            f"{description}; {mixed}", "one encoding throughout", "export the file again, all of it in UTF-8", key=key
         )
-    return _conversion_error(description, path, name)
+    return _conversion_error(description, path, name, key)
 
 
-def _conversion_error(description: str, path: Path, name: str) -> DataError:
+def _conversion_error(description: str, path: Path, name: str, key: str) -> DataError:
     old, new = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
-    return DataError(description, "a file in UTF-8", f"convert it: iconv -f {name} -t UTF-8 {old} > {new}")
+    return DataError(description, "a file in UTF-8", f"convert it: iconv -f {name} -t UTF-8 {old} > {new}", key=key)
 
 
 def _find_first_bad_byte(line: bytes) -> int | None:
@@ -219,7 +223,8 @@ def _find_first_bad_byte(line: bytes) -> int | None:
 def _contradiction_error(path: Path, key: str, files: CsvFiles, description: str, right: str) -> DataError:
     """Return the error for a declared encoding that contradicts the file."""
     return DataError(
-        f"{key}: {path} {description}, and {files.key('encoding')} is {files.list_settings['encoding']}",
+        f"{path} {description}, and {files.key('encoding')} is {files.list_settings['encoding']}",
         "the encoding of the file",
         f"{files.advice('encoding', [right])}, or leave it out",
+        key=key,
     )

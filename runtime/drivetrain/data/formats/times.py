@@ -130,10 +130,10 @@ def is_time(cell: str, form: str | None) -> bool:
     return False
 
 
-def check_form(recognized_form: str | None, column: str, cell_text: str) -> str:
+def check_form(recognized_form: str | None, column: str, cell_text: str, key: str) -> str:
     """Check the form that was recognized in a declared column of times, and return it.
 
-    `column` names the column with key and file, `cell_text` one of its cells with its row.
+    `column` names the column and its file, `cell_text` one of its cells with its row, `key` the file in the spec.
 
     Raises:
         DataError: if there is none, or two are possible.
@@ -144,9 +144,10 @@ def check_form(recognized_form: str | None, column: str, cell_text: str) -> str:
             f"{column} has times that are {first} or {second}: {cell_text}",
             "a form that says which number is the day, in data.date_format",
             f'set data.date_format: "{first}" if the day comes first, "{second}" if the month does',
+            key=key,
         )
     if recognized_form in (None, ISO):
-        raise DataError(f"{column} has no known form of times: {cell_text}", POSSIBLE, ADVICE)
+        raise DataError(f"{column} has no known form of times: {cell_text}", POSSIBLE, ADVICE, key=key)
     return first
 
 
@@ -258,9 +259,9 @@ def read(
     if types.is_date(column.type) or types.is_timestamp(column.type) or kind == "nothing":
         stored = column if types.is_timestamp(column.type) else compute.cast(column, timestamp("us"))
         return Times(stored, np.zeros(len(column), np.bool_))
-    description = f'{source.key}: column "{name}" of {source.path}'
+    description = f'column "{name}" of {source.path}'
     if types.is_boolean(column.type) or not (kind in ("text", "number") or types.is_time(column.type)):
-        raise DataError(f"{description} is {column.type}", POSSIBLE, "name a column of times")
+        raise DataError(f"{description} is {column.type}", POSSIBLE, "name a column of times", key=source.key)
     texts = column_values.texts(column)
     recognized_form = None if form and not later else find_form(_list_cells(texts), declared=True)
     for tried in dict.fromkeys([form, ISO if kind == "text" and (later or not form) else None, recognized_form]):
@@ -273,11 +274,12 @@ def read(
     row = int((is_wrong if is_wrong.any() else texts.is_valid().to_numpy(zero_copy_only=False)).argmax())
     cell_text = f"{source.name_row(row)} has {column_values.format_cell(column, row)}"
     if not form:
-        form = check_form(recognized_form, f"{description} is {column.type}, and", cell_text)
+        form = check_form(recognized_form, f"{description} is {column.type}, and", cell_text, source.key)
     raise DataError(
-        f'{source.key}: {int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {form}: {cell_text}',
+        f'{int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {form}: {cell_text}',
         "one form for all times, in data.date_format",
         "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
+        key=source.key,
     )
 
 
@@ -361,8 +363,9 @@ def _check_not_future(texts: pyarrow.ChunkedArray, times: Any, name: str, source
     row = compute.index(compute.fill_null(compute.greater(compute.year(times), date.today().year), False), True).as_py()
     if row >= 0:
         raise DataError(
-            f'{source.key}: column "{name}" of {source.path} has years of two digits that can be of two centuries: '
+            f'column "{name}" of {source.path} has years of two digits that can be of two centuries: '
             f"{source.name_row(row)} has `{texts[row]}`",
             "years of four digits",
             "write the years with four digits",
+            key=source.key,
         )

@@ -57,11 +57,12 @@ def read(folder: Path, key: str) -> FolderListing:
             entry.name for entry in top if not _is_folder(entry) and not _is_image(entry.name)
         )
         raise DataError(
-            f"{key}: {folder} has no images in class folders, but {', '.join(contents[:4]) or 'no files at all'}",
+            f"{folder} has no images in class folders, but {', '.join(contents[:4]) or 'no files at all'}",
             f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
             "move the images into one folder per class, or list them in a manifest"
             if loose_images
             else "convert drawings to .png; texts belong in a table with a row for each text: its text and its label",
+            key=key,
         )
     if empty_folders:
         listing.notes.append(f"{folder}: folders without images are ignored: {list_names(empty_folders)}")
@@ -143,9 +144,10 @@ def _list_entries(folder: Path, key: str, skipped: _SkippedFiles) -> list[os.Dir
             visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
-            f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
+            f"{folder} cannot be listed: {(error.strerror or str(error)).lower()}",
             "a folder that this user may read",
             "give this user read permission",
+            key=key,
         ) from None
     skipped.links += [entry.path for entry in visible if entry.is_symlink()]
     leftovers = [entry.name for entry in visible if is_leftover(entry.name) and _is_folder(entry)]
@@ -171,18 +173,20 @@ def _check_names(folder: Path, classes: list[str], key: str) -> None:
     not_utf8 = [name for name in classes if name.encode("utf-8", "replace").decode() != name]
     if not_utf8:
         raise DataError(
-            f"{key}: the names of these folders of {folder} are not UTF-8: {list_names([readable(name) for name in not_utf8])}",
+            f"the names of these folders of {folder} are not UTF-8: {list_names([readable(name) for name in not_utf8])}",
             "names in UTF-8, since classes are written to files",
             f"rename them, as archives of other systems need: convmv -r -f latin1 -t utf8 --notest {folder}",
+            key=key,
         )
     names_by_form: dict[str, list[str]] = {}
     for name in classes:
         names_by_form.setdefault(unicodedata.normalize("NFC", name).strip(), []).append(name)
     if look_alikes := [" and ".join(map(repr, names)) for names in names_by_form.values() if len(names) > 1]:
         raise DataError(
-            f"{key}: folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {list_names(look_alikes)}",
+            f"folders of {folder} have names that look the same, in two forms of Unicode or with blanks: {list_names(look_alikes)}",
             "one folder for each class",
             "move the images of each pair into one folder",
+            key=key,
         )
 
 
@@ -193,9 +197,10 @@ def _check_not_nested(folder: Path, classes: list[str], names: list[str], key: s
     if len(classes) == 1 and len(inner) > 1 and () not in parts:
         inner_folder = folder / classes[0]
         raise DataError(
-            f"{key}: {folder} holds a single folder, {classes[0]}, which has the folders {list_names(sorted(inner))}",
+            f"{folder} holds a single folder, {classes[0]}, which has the folders {list_names(sorted(inner))}",
             "a folder with one folder per class",
             f"name the inner one if those are the classes: {inner_folder}",
+            key=key,
         )
 
 
@@ -203,7 +208,8 @@ def _check_no_splits(folder: Path, classes: list[str], key: str) -> None:
     """Refuse folders that are splits, such as train and test, instead of classes."""
     if len(classes) > 1 and image_paths.are_splits(classes):
         raise DataError(
-            f"{key}: the folders of {folder} are splits of a data set, not classes: {list_names(classes)}",
+            f"the folders of {folder} are splits of a data set, not classes: {list_names(classes)}",
             "a folder with one folder per class",
             f"name one of them: {' or '.join(str(folder / name) for name in classes)}",
+            key=key,
         )

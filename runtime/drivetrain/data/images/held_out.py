@@ -74,9 +74,10 @@ def find_sources(job: ImageJob, images: ImageSource, strata: npt.NDArray[np.int6
     paths = [names[row] for row in images.rows.tolist()]
     if requested == FOLDERS and not any(path.count(os.sep) > 1 for path in paths):
         raise DataError(
-            f"{images.key}: data.groups is {FOLDERS}, and the folders of the classes have no folders in them",
+            f"data.groups is {FOLDERS}, and the folders of the classes have no folders in them",
             "one folder for each group in the folder of each class",
             f"write `groups: {NAMES}` to group by the names of files, or remove data.groups",
+            key=images.key,
         )
 
     def measure_distances(first: Ids, second: Ids) -> npt.NDArray[np.float64]:

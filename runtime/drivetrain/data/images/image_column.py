@@ -157,8 +157,9 @@ def _check_memory(path: Path, name: str, key: str) -> None:
     limit = read_memory_limit()
     if size > MAX_MEMORY_SHARE * limit:
         raise DataError(
-            f'{key}: the images in column "{name}" of {path} are {format_bytes(size)}, and the memory limit is {format_bytes(limit)}',
+            f'the images in column "{name}" of {path} are {format_bytes(size)}, and the memory limit is {format_bytes(limit)}',
             f"images in Parquet up to {format_bytes(int(MAX_MEMORY_SHARE * limit))}, which are kept in memory; Arrow files, which are mapped",
             "raise limits.memory, or write the table as Arrow: "
             "python -c 'import datasets; datasets.Dataset.from_parquet(FILE).save_to_disk(FOLDER)'",
+            key=key,
         )

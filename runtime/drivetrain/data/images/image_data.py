@@ -280,9 +280,10 @@ def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mappin
         notes += listing.check_bad(len(images), first.budget, key)
     if not len(rows):
         raise DataError(
-            "\n    ".join(notes) or f"{key}: no images in {', '.join(str(one.path) for one in sources)}",
+            "\n    ".join(notes) or f"no images in {', '.join(str(source.path) for source in sources)}",
             f"at least one image of the kinds {' '.join(EXTENSIONS)}",
             "name other files",
+            key="" if notes else key,
         )
     images, shape = pixel_scale.convert(images, rows, preparer.scale, preparer.resize, key)
     target_values = part.build_tensor(rows, heads[""]) if part else None
@@ -302,12 +303,13 @@ def _check_has_labels(sources: Sequence[Source]) -> None:
     """Refuse several paths if labels are needed, and a file without labels, such as an image."""
     path, key = sources[0].path, sources[0].key
     if len(sources) > 1:
-        raise DataError(f"{key}: {len(sources)} paths with labels", "one at a time", "evaluate them one by one")
+        raise DataError(f"{len(sources)} paths with labels", "one at a time", "evaluate them one by one", key=key)
     if not path.is_dir() and path.suffix.lower() not in (*table_file.SUFFIXES, ".npz"):
         raise DataError(
-            f"{key}: {path} is a file without a label",
+            f"{path} is a file without a label",
             "a folder with one folder per class, a manifest with labels, or an .npz with labels",
             "name one of these, or use `drivetrain predict`, which needs no labels",
+            key=key,
         )
 
 
@@ -322,9 +324,10 @@ def _list_unlabelled(sources: Sequence[Source], path_column: str) -> Listing:
         if listing.arrays is not None or listing.cells:
             kind = "an .npz" if listing.cells is None else "a table with images in it"
             raise DataError(
-                f"{one.key}: {len(sources)} input paths, one of them {kind}",
+                f"{len(sources)} input paths, one of them {kind}",
                 "one file with images in it, or any number of other files",
                 f"pass {one.path} alone",
+                key=one.key,
             )
         joined.names += [os.path.join(listing.root, name) for name in listing.names]
         joined.bad += listing.bad

@@ -212,9 +212,8 @@ def decode_all(
 
 def _changed_error(title: str, reason: str) -> DataError:
     """Return the error for a file that could be decoded when the run began."""
-    return DataError(
-        f"{title}: {reason}", "it could be decoded when the run began", "restore the file; a new run would skip it"
-    )
+    action = "restore the file; a new run would skip it"
+    return DataError(f"{title}: {reason}", "it could be decoded when the run began", action)
 
 
 MARK_BYTES = 8

@@ -68,10 +68,11 @@ def check_links(paths: Iterable[str], folder: Path, key: str) -> None:
     if broken:
         link_names = [readable(link) for link in broken[:_SHOWN_LINKS]]
         raise DataError(
-            f"{key}: {len(broken):,} of the files and folders are links to what does not exist here: {', '.join(link_names)}",
+            f"{len(broken):,} of the files and folders are links to what does not exist here: {', '.join(link_names)}",
             "links to what exists; in a container, only to what it mounts: below the named folder or the project, by "
             "relative links",
             f"fetch what they lead to, or remove them; if a container does not see it: {copy_without_links(folder)}",
+            key=key,
         )
 
 
@@ -134,11 +135,12 @@ def find_splits(folder: Path, key: str) -> SplitFolders | None:
             f"{' and '.join(duplicates)} for one split" if duplicates else f"{list_names(other_names, 5)} beside them"
         )
         raise DataError(
-            f"{key}: the folders {list_names([name for same in groups for name in same], 5)} of {folder} look like the splits of a "
+            f"the folders {list_names([name for same in groups for name in same], 5)} of {folder} look like the splits of a "
             f"data set, and there is {problem}",
             "one folder for each split, train, validation and test, and no other; or one folder per class",
             f"move the others away, or name the splits: data.train: {folder / train[0]}"
             + (f", data.validation: {folder / evaluated[0][0]}" if evaluated[0] else ""),
+            key=key,
         )
     train_folder = _descend(folder, train[0])
     classes = list_subfolders(folder / train_folder)

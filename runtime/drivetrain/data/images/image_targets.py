@@ -67,21 +67,23 @@ def check(target: TargetColumn, rows: Ids, key: str) -> None:
         DataError: if not; names `key`.
     """
     if target.are_listed and not target.numbers[rows].any():
-        raise DataError(f"{key}: none of {len(rows):,} images has a label", "one label or more", "add labels")
+        raise DataError(f"none of {len(rows):,} images has a label", "one label or more", "add labels", key=key)
     if target.indices is None:
         return
     used = set(target.list_names(rows))
     if without_image := sorted(set(target.list_names(np.unique(target.indices, return_index=True)[1])) - used):
         raise DataError(
-            f"{key}: no image can be used of the classes {list_names(without_image)}",
+            f"no image can be used of the classes {list_names(without_image)}",
             "at least one image for each class",
             "repair these images, or remove the class",
+            key=key,
         )
     if len(used) < 2:
         raise DataError(
-            f"{key}: {len(rows):,} images of {len(used)} class: {list_names(sorted(used))}",
+            f"{len(rows):,} images of {len(used)} class: {list_names(sorted(used))}",
             "two classes or more",
             "add another class",
+            key=key,
         )
 
 

@@ -72,9 +72,10 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     if not rows.names:
         first = f", first {rows.bad[0]}" if rows.bad else ""
         raise DataError(
-            f"{key}: {file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all){first}",
+            f"{file} has no row with {' and '.join((path_column, *columns))} ({len(rows.bad):,} rows in all){first}",
             "one row for each image",
             "check how the file was written",
+            key=key,
         )
     rows.target = target.take(keep) if target else None
     if embedded_column:
@@ -213,8 +214,9 @@ def _read_text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[
     if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
         lists = types.is_list(values.type) or types.is_large_list(values.type)
         raise DataError(
-            f'{key}: column "{column}" of {file} is {values.type}',
+            f'column "{column}" of {file} is {values.type}',
             "text, integers or truth values" + (", or lists of labels with multi_label: true" if lists else ""),
             "add `multi_label: true` to data" if lists else "write the column as text",
+            key=key,
         )
     return [str(cell) for cell in compute.utf8_trim_whitespace(values.cast(string()).fill_null("")).to_pylist()]

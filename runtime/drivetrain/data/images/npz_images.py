@@ -95,9 +95,10 @@ def read(
     raw_labels = content["labels"]
     if raw_labels.ndim < 1 or len(raw_labels) != len(images):
         raise DataError(
-            f"{key}: {path} has {len(images):,} images and {len(raw_labels) if raw_labels.ndim else 1:,} labels",
+            f"{path} has {len(images):,} images and {len(raw_labels) if raw_labels.ndim else 1:,} labels",
             "one label for each image",
             "write the file again with both of one length",
+            key=key,
         )
     if form.kind == "class":
         target = target_columns.of_classes(_read_classes(raw_labels, path, key), "label")
@@ -114,11 +115,11 @@ def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> np
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
-        problem = f"{key}: images of {path} have shape {images.shape}"
-        raise DataError(problem, POSSIBLE_SHAPES, "reshape them, without alpha")
+        description = f"images of {path} have shape {images.shape}"
+        raise DataError(description, POSSIBLE_SHAPES, "reshape them, without alpha", key=key)
     if 0 in images.shape:
-        problem = f"{key}: images of {path} have shape {images.shape}: nothing"
-        raise DataError(problem, POSSIBLE_SHAPES, "check how the file was written")
+        description = f"images of {path} have shape {images.shape}: nothing"
+        raise DataError(description, POSSIBLE_SHAPES, "check how the file was written", key=key)
     return images
 
 
@@ -128,7 +129,9 @@ def _convert_pixels(images: npt.NDArray[np.generic], path: Path, key: str) -> tu
     if data_type == np.bool_:
         return np.ascontiguousarray(images, np.uint8) * np.uint8(255), f"{path.name}: bool images become 0 and 255"
     if data_type.kind not in "iuf":
-        raise DataError(f"{key}: images of {path} are {data_type}", POSSIBLE_SHAPES, "convert them to uint8 or float32")
+        raise DataError(
+            f"images of {path} are {data_type}", POSSIBLE_SHAPES, "convert them to uint8 or float32", key=key
+        )
     low, high, whole_numbers = measure_array(images)
     if find_scale(low, high, whole_numbers=whole_numbers) == BYTES:
         note = f"{path.name}: {data_type} images with whole numbers from {low:g} to {high:g} become uint8"
@@ -147,9 +150,10 @@ def _read_label_numbers(raw_labels: npt.NDArray[Any], form: LabelForm, path: Pat
     if raw_labels.ndim != 2 or 0 in raw_labels.shape or raw_labels.dtype.kind not in "iufb":
         shape = "(N, labels), 0 or 1" if labels else "(N,), or (N, K) for several numbers"
         raise DataError(
-            f"{key}: labels of {path} are {raw_labels.dtype} of shape {raw_labels.shape}",
+            f"labels of {path} are {raw_labels.dtype} of shape {raw_labels.shape}",
             f"labels of shape {shape}",
             "convert them" + (", or leave multi_label out for one class per image" if labels else ""),
+            key=key,
         )
     count = raw_labels.shape[1]
     names = [str(index) if labels else f"label[{index}]" if count > 1 else "label" for index in range(count)]
@@ -172,11 +176,12 @@ def _read_classes(labels: npt.NDArray[np.generic], path: Path, key: str) -> list
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
         several = labels.ndim == 2 and labels.dtype.kind in "iufb" and bool(np.isin(labels, (0, 1)).all())
         raise DataError(
-            f"{key}: labels of {path} are {labels.dtype} of shape {labels.shape}",
+            f"labels of {path} are {labels.dtype} of shape {labels.shape}",
             "integers or text of shape (N,); with multi_label: true (N, labels) of 0 and 1; for numbers image-regression",
             "add `multi_label: true` to data, or save the class: labels.argmax(axis=1)"
             if several
             else "convert them: labels.astype(int); or use the task image-regression",
+            key=key,
         )
     if labels.dtype.kind == "S":
         return [text.decode("utf-8", "backslashreplace") for text in labels.tolist()]

@@ -211,10 +211,11 @@ def check_visible(raw: Tensor, key: str) -> list[str]:
     if len(raw) >= _MIN_IMAGES_FOR_RANGE and 2 * count > len(raw) and have_same_color:
         color = "/".join(f"{value:g}" for value in colors[0].tolist())
         raise DataError(
-            f"{key}: {description} as the network sees them, and all of these of the same: {color}",
+            f"{description} as the network sees them, and all of these of the same: {color}",
             "images in which something can be seen after decoding and resizing",
             "look at one of the files: it may be blank, use few of its bits, or be visible only by its transparency; "
             "data.fit chooses which part of it is used",
+            key=key,
         )
     return [description]
 
@@ -236,10 +237,11 @@ def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) ->
     highest = [header.color_16_bit for header in headers if header and header.color_16_bit is not None]
     if highest and max(highest) < 2**14 >> 8:
         raise DataError(
-            f"{key}: {len(highest):,} color files have 16 bits a channel and use at most 14 of them; "
+            f"{len(highest):,} color files have 16 bits a channel and use at most 14 of them; "
             "only the upper 8 can be read, in which they are nearly black",
             "color files of 8 bits a channel, or that use all 16 bits; gray files of 16 bits, whose range is measured",
             "scale their values to 0 to 255, and save them with 8 bits a channel",
+            key=key,
         )
 
 
@@ -247,11 +249,12 @@ def _ask(key: str, values: PixelValues) -> NoReturn:
     """Raise the error for training images whose values show no scale."""
     low, high = values.extremes if values.fit(values.extremes) else values.percentiles
     raise DataError(
-        f"{key}: {values.text}, which are the values of no usual scale; 98 of 100 are between {values.percentiles[0]:g} and "
+        f"{values.text}, which are the values of no usual scale; 98 of 100 are between {values.percentiles[0]:g} and "
         f"{values.percentiles[1]:g}",
         "whole numbers from 0 to 255, values from 0 to 1, at least half of the levels of 16 bits; or the values of black and white in "
         "data.pixel_range",
         f"set data.pixel_range: [{low:g}, {high:g}], or the values of black and white of all your images",
+        key=key,
     )
 
 
@@ -265,4 +268,4 @@ def _refuse(key: str, description: str, scale: Range, *, is_declared: bool = Fal
         description += f", but the training images were {text}"
         action = f"bring the values to the scale of the training images, {text}"
         action = "multiply by 255, and store them as uint8" if scale == BYTES else action
-    raise DataError(f"{key}: {description}", "the same range for both", action)
+    raise DataError(f"{description}", "the same range for both", action, key=key)

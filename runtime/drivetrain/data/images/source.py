@@ -71,13 +71,16 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
         DataError: if there is no usable data, or more bad samples than allowed.
     """
     if not path.exists():
-        raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
+        raise DataError(
+            f"{path} does not exist", KINDS, "correct the path; it is relative to the job's folder", key=key
+        )
     suffix = path.suffix.lower()
     if form.groups and (suffix == ".npz" or (path.is_dir() and form.groups not in (FOLDERS, NAMES))):
         raise DataError(
-            f"{key}: {path} has no column {form.groups}, which data.groups names",
+            f"{path} has no column {form.groups}, which data.groups names",
             f"a column of a manifest (a .csv, .tsv, .jsonl or .parquet); for a folder of classes {FOLDERS}, {NAMES} or {OFF}",
             "write a manifest, or remove data.groups and name a path for data.validation",
+            key=key,
         )
     if path.is_dir():
         _check_folder(path, form, key)
@@ -121,7 +124,7 @@ def list_images(path: Path, path_column: str, form: LabelForm | None, key: str, 
     if form is None:
         return Listing(names=[str(path)])
     table_paths.check_is_table(path, key)
-    raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
+    raise DataError(f"{path} has an unknown file type", KINDS, "use one of these", key=key)
 
 
 def _check_folder(path: Path, form: LabelForm, key: str) -> None:
@@ -129,9 +132,10 @@ def _check_folder(path: Path, form: LabelForm, key: str) -> None:
     if form.kind != "class":
         target_noun = "several labels" if form.kind == "labels" else "numbers"
         raise DataError(
-            f"{key}: {path} is a folder, which gives each image one class and not {target_noun}",
+            f"{path} is a folder, which gives each image one class and not {target_noun}",
             "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted, or an .npz of images and labels",
             "write a manifest",
+            key=key,
         )
 
 

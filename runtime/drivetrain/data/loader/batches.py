@@ -76,10 +76,10 @@ class SamplerOrder:
             ids = self._draw(epoch)
             if len(ids) != self.count:
                 raise DataError(
-                    f"{self.name}: its sampler yields {len(ids):,} samples in epoch {epoch + 1}, and had "
-                    f"{self.count:,} in the first",
-                    "epochs of one length, on which the schedule depends",
-                    "yield as many in every epoch",
+                    f"its sampler yields {len(ids):,} samples in epoch {epoch + 1}, but {self.count:,} in the first epoch",
+                    "epochs of equal length, because the schedule depends on it",
+                    "yield the same number in every epoch",
+                    key=self.name,
                 )
             self.latest = epoch, ids
         return self.latest[1]
@@ -97,9 +97,10 @@ class SamplerOrder:
         ids = np.asarray(list(self.sampler))
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= self.size:
             raise DataError(
-                f"{self.name}: its sampler does not yield indices of the {self.size:,} samples",
+                f"its sampler does not yield indices of the {self.size:,} samples",
                 f"whole numbers from 0 to {self.size - 1}",
                 "correct the sampler; a batch_sampler is another argument of a DataLoader",
+                key=self.name,
             )
         return ids.astype(np.int64)
 
@@ -154,8 +155,8 @@ class Batches:
         self.joins_single_sample = True
         if self.ends_with_single_sample:
             self.report(
-                f"the last batch of an epoch would be a single sample, which BatchNorm cannot normalize: it joins the one "
-                f"before, which has {self.batch_size + 1}"
+                "the last batch of an epoch would be a single sample, which BatchNorm cannot normalize, so the batch before it "
+                f"gets it and has {self.batch_size + 1} samples"
             )
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
@@ -257,13 +258,13 @@ class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
             return error
 
 
-def _receive(items: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
+def _receive(results: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
     """Yield the batches of workers, and raise the errors that they return; closing this generator ends the workers."""
-    with contextlib.closing(items):
-        for item in items:
-            if isinstance(item, DrivetrainError):
-                raise item
-            yield item
+    with contextlib.closing(results):
+        for result in results:
+            if isinstance(result, DrivetrainError):
+                raise result
+            yield result
 
 
 def prefetch(make: Callable[[Ids], Batch], groups: Sequence[Ids]) -> Iterator[Batch]:

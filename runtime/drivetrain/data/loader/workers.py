@@ -59,7 +59,8 @@ class SharedMemory:
 
         The reason is given only when a batch size is measured for the first time.
         """
-        if not requested or (free_bytes := _free_shared_memory()) is None:
+        free_bytes = _free_shared_memory() if requested else None
+        if free_bytes is None:
             return requested, ""
         # The split is stored with its id, so that it stays alive and no other object can get the same id.
         key = (id(split), count)

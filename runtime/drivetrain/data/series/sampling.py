@@ -77,9 +77,10 @@ def compare(order: SeriesOrder, source: Source, time: str, window: int, preproce
     rule = f".resample('{np.format_float_positional(trained.step, trim='-')}s')"
     action = f"numbers by {rule}.mean(numeric_only=True).interpolate(), texts by {rule}.first().ffill()"
     raise DataError(
-        f"{source.key}: {difference}: a window would span another time",
+        f"{difference}: a window would span another time",
         "series with the step of training, up to a quarter more or less",
         f"resample them{f', in pandas for each series: {action}' if trained.are_dates else ''}; or train on series with this step",
+        key=source.key,
     )
 
 

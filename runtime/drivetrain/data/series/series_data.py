@@ -238,17 +238,19 @@ def _divide_by_group(
     least = parse_fold(job.data.fold)[1] if job.data.fold else 2
     if not job.data.groups and members.max() + 1 < least:
         raise DataError(
-            f"data.train: all {len(members):,} windows of {train.source.path} overlap, directly or through others",
+            f"all {len(members):,} windows of {train.source.path} overlap, directly or through others",
             f"{least} recordings or more, since windows with the same rows are on one side only",
             "save windows of more recordings, or set data.validation to a file of another recording",
+            key="data.train",
         )
     column = job.data.groups or "overlapping windows"
     partition = hold_out_groups(job, _find_strata(train), column, members, division)
     if partition.lost_classes:
         raise DataError(
-            f"data.train: all windows of {list_names(partition.lost_classes)} are in groups for validation",
+            f"all windows of {list_names(partition.lost_classes)} are in groups for validation",
             "every class in two groups or more",
             "another train.seed, data.validation or data.groups",
+            key="data.train",
         )
     return train.take_rows(partition.training), replace(train.take_rows(partition.validation), notes=partition.notes)
 
@@ -294,7 +296,7 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
     is_usable = np.ones(len(values), np.bool_)
     is_usable[list(reasons)] = False
     if not is_usable.any():
-        raise DataError(f"{key}: no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file")
+        raise DataError(f"no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file", key=key)
     rows, (length, channels) = np.flatnonzero(is_usable).astype(np.int64), values.shape[1:]
     return WindowSplit(
         source,
@@ -315,9 +317,10 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
 def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
     if array.shape != (windows,):
         raise DataError(
-            f"{key}: `{name}` of {path} has shape {array.shape}, and `x` has {windows:,} windows",
+            f"`{name}` of {path} has shape {array.shape}, and `x` has {windows:,} windows",
             "one group for each window: shape (N,)",
             "write the file again with both of one length",
+            key=key,
         )
     return np.unique(array, return_inverse=True)[1].astype(np.int64)
 
@@ -329,7 +332,7 @@ def _order_axes(
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
-        raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
+        raise DataError(f"`x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it", key=key)
     order, notes = npz_file.find_axis_order(x.shape, path, key) if axes == "auto" else axes, []
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
@@ -347,18 +350,20 @@ def _read_targets(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, 
     if y.ndim == 1:
         y = y[:, None]
     if y.ndim != 2 or y.shape[1] == 0 or y.dtype.kind not in ("iufbUS" if classes else "iufb"):
-        raise DataError(f"{key}: `y` of {path} is {y.dtype} of shape {y.shape}", FORM, "reshape or convert it")
+        raise DataError(f"`y` of {path} is {y.dtype} of shape {y.shape}", FORM, "reshape or convert it", key=key)
     if len(y) != windows:
         raise DataError(
-            f"{key}: {path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
+            f"{path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
             "one target for each window",
             "write the file again with both of one length",
+            key=key,
         )
     if classes and y.shape[1] > 1:
         raise DataError(
-            f"{key}: `y` of {path} has shape {y.shape}",
+            f"`y` of {path} has shape {y.shape}",
             "one class for each window: shape (N,)",
             "save the number of the class: y.argmax(axis=1)",
+            key=key,
         )
     names = [f"y[{index}]" for index in range(y.shape[1])] if y.shape[1] > 1 else ["y"]
     if y.dtype.kind == "S":

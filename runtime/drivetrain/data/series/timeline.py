@@ -142,9 +142,10 @@ def _choose_features(
     )
     if not features:
         raise DataError(
-            f"{source.name_option('features')}: {source.path} has no column of numbers beside time, group and label",
+            f"{source.path} has no column of numbers beside time, group and label",
             f"columns of numbers; it has: {list_names(other_columns) or 'no others'}",
             "add columns, or name them",
+            key=source.name_option("features"),
         )
     unused = [name for name in other_columns if name not in features and name not in index_columns]
     notes = [
@@ -187,9 +188,10 @@ def _fill_forward(
         is_known &= has_value
     if not is_known.any():
         raise DataError(
-            f"{source.key}: no row of {source.path} has a value of every feature",
+            f"no row of {source.path} has a value of every feature",
             "numbers in all feature columns",
             f"leave the empty columns out: list the others in {source.name_option('features')}",
+            key=source.key,
         )
     return values[is_known], is_known, _describe_filled(source, reasons, is_known, series_order)
 

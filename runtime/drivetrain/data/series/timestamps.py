@@ -84,7 +84,7 @@ def read_order(
     notes = source.check_bad(unusable, len(table))
     rows = np.flatnonzero(has_time & has_series).astype(np.int64)
     if not len(rows):
-        raise DataError(f"{source.key}: no row of {source.path} has a time", times.POSSIBLE, "fix the file")
+        raise DataError(f"no row of {source.path} has a time", times.POSSIBLE, "fix the file", key=source.key)
     if parsed_times.form and parsed_times.form != form:
         notes.append(f"{source.path.name}: {time} is read in the form {parsed_times.form}")
     order = rows[np.lexsort((ticks[rows], series[rows]))]
@@ -146,7 +146,8 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, s
             else "set data.group to the column that identifies the series, or remove the duplicates"
         )
         raise DataError(
-            f"{source.key}: {source.path} has {int(is_duplicate.sum()):,} duplicate times {within}: {first_row} and {second_row} have the same {time}",
+            f"{source.path} has {int(is_duplicate.sum()):,} duplicate times {within}: {first_row} and {second_row} have the same {time}",
             "every time only once per series",
             f"{action}; an hour that the clocks repeat in autumn needs times in UTC, or with their offset",
+            key=source.key,
         )

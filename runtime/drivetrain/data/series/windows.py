@@ -229,9 +229,10 @@ class WindowSplit:
         """Check that windows have the shape of training; raises DataError if they do not."""
         if self.shape != (length, channels):
             raise DataError(
-                f"{self.source.key}: windows of {self.source.path} are {self.length} rows of {self.shape[1]} channels",
+                f"windows of {self.source.path} are {self.length} rows of {self.shape[1]} channels",
                 f"as in training: {length} rows of {channels} channels",
                 "slice or convert them",
+                key=self.source.key,
             )
 
 
@@ -305,9 +306,10 @@ def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: Wi
         for name in sorted(set(validation_counts) - set(train_classes))
     ]:
         raise DataError(
-            f"{timeline.source.key}: {', '.join(without_training)} come only in the last {share:.0%} of the time, which is for validation",
+            f"{', '.join(without_training)} come only in the last {share:.0%} of the time, which is for validation",
             "every class in the training part too",
             "set data.validation to another share, a file or `groups`, or leave these rows out",
+            key=timeline.source.key,
         )
 
 
@@ -331,9 +333,10 @@ def _cut_usable(
     has_label = ~lacks_label[last_rows]
     if not has_label.any():
         raise DataError(
-            f"{source.key}: no window of {source.path} is usable; {unusable[0]}",
+            f"no window of {source.path} is usable; {unusable[0]}",
             "a label in the last row of each window",
             "add labels, or choose window and stride so that windows end in labelled rows",
+            key=source.key,
         )
     return WindowSplit(
         source,
@@ -361,7 +364,8 @@ def _check_length(
     if longest < length:
         where = f"the {name} of {timeline.source.path} has at most" if name else f"{timeline.source.path} has at most"
         raise DataError(
-            f"data.window: is {length}, and {where} {longest:,} consecutive rows",
+            f"is {length}, and {where} {longest:,} consecutive rows",
             "a window no longer than the consecutive rows: of one series, without a gap above max_gap, on one side of the split",
             "a shorter window, longer series" + (", or another data.validation" if name else ""),
+            key="data.window",
         )

@@ -137,7 +137,7 @@ def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str
     try:
         unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
     except DataError as error:
-        return f"{validation_folder} is not used: {error.given.removeprefix(f'{KEY}: ')}"
+        return f"{validation_folder} is not used: {error.description}"
     reason = f"{validation_folder} is not used: it has classes that training lacks: {list_names(unknown)}"
     return reason if unknown else ""
 
@@ -282,7 +282,7 @@ def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], li
         label_separator = labels.find_separator(cells, name, sample.path, "auto")
     except DataError as error:
         # The draft names the likeliest separator, and the objection to it.
-        obstacle = error.given.removeprefix("data.label_column: ")
+        obstacle = error.description
         label_separator = max(labels.SEPARATORS, key=lambda mark: sum(mark in cell for cell in cells))
     counts = Counter(label for cell in cells for label in labels.split_labels(cell, label_separator))
     unlabelled_count = sum(not cell for cell in cells)

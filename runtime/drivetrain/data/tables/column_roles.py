@@ -92,9 +92,10 @@ def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
             roles.numeric.append(name)
     if not roles.numeric and not roles.categorical:
         raise DataError(
-            f"data.features: {source} has no columns to predict from",
+            f"{source} has no columns to predict from",
             "at least one feature column",
             "add columns, or remove some from data.ignore",
+            key="data.features",
         )
     return roles
 
@@ -149,7 +150,8 @@ def _check_not_text(column: pyarrow.ChunkedArray, name: str, source: str) -> Non
         if is_numbering and (steps == steps[0]).all():
             in_steps = "" if steps[0] == 1 else f", in steps of {steps[0]:,.0f}"
             raise DataError(
-                f'data.train: column "{name}" of {source} is a row number{in_steps}',
+                f'column "{name}" of {source} is a row number{in_steps}',
                 "columns with information about the row",
                 f"add {name} to data.ignore, or to data.numeric if it is a measurement",
+                key="data.train",
             )

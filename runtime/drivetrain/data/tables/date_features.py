@@ -95,10 +95,11 @@ class DateFeatures:
         if missing and times.has_clock_alone(parsed_times.form):
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             raise DataError(
-                f'{source.key}: column "{name}" of {source.path} has times without a date, and no {missing[0]}: '
+                f'column "{name}" of {source.path} has times without a date, and no {missing[0]}: '
                 f"{source.name_row(row)} has {column_values.format_cell(column, row)}",
                 "hour and minute, or days, which is the share of the day",
                 f"data.dates: {{{name}: [hour, minute]}}",
+                key=source.key,
             )
         if parsed_times.form and name not in self.zones:
             self.forms[name] = parsed_times.form
@@ -121,19 +122,21 @@ class DateFeatures:
                 (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {training_zone}")
             )
             raise DataError(
-                f'{source.key}: times of column "{name}" of {source.path} are {form}, and those of the training data {training_form}: '
+                f'times of column "{name}" of {source.path} are {form}, and those of the training data {training_form}: '
                 f"{source.name_row(row)} has `{values[row].as_py()}`",
                 "times as in the training data, all with a zone or all without",
                 "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",
+                key=source.key,
             )
         try:
             values = compute.cast(values, timestamp("us", training_zone or None), safe=False)
             compute.hour(values.slice(0, 1))  # raises for an unknown zone, which the cast does not
         except ArrowInvalid:
             raise DataError(
-                f'{source.key}: column "{name}" of {source.path} is in the time zone {training_zone}, which this machine does not know',
+                f'column "{name}" of {source.path} is in the time zone {training_zone}, which this machine does not know',
                 "a zone of its database, such as UTC or Europe/Madrid",
                 "install tzdata, or write the times in UTC",
+                key=source.key,
             ) from None
         return values
 

@@ -154,7 +154,7 @@ def _check_rows(
     unusable = [source.describe_bad_row(row, "; ".join(reasons[row])) for row in sorted(reasons)]
     notes = source.check_bad(unusable, len(table))
     if len(unusable) == len(table):
-        raise DataError(f"{source.key}: no row of {path} is usable; {unusable[0]}", "one row or more", "fix the file")
+        raise DataError(f"no row of {path} is usable; {unusable[0]}", "one row or more", "fix the file", key=source.key)
     is_usable = np.ones(len(table), np.bool_)
     is_usable[list(reasons)] = False
     return TableRows(source, table, roles, target, np.flatnonzero(is_usable).astype(np.int64), notes)
@@ -349,11 +349,8 @@ def _fit_features(
     if recorded:
         fitted = features.from_json(recorded.preprocessing)
     if not fitted.names:
-        raise DataError(
-            f"data.train: all {len(train.roles.names)} features of {train.source.path} are constant in the training rows",
-            "a feature that differs between rows",
-            "add columns or rows",
-        )
+        description = f"all {len(train.roles.names)} features of {train.source.path} are constant in the training rows"
+        raise DataError(description, "a feature that differs between rows", "add columns or rows", key="data.train")
     return fitted, notes
 
 

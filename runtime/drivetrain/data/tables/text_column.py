@@ -39,11 +39,12 @@ def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: s
     digits_text = f", of which {share:.0%} hold digits, such as {examples}" if share >= DIGITS_SHARE else ""
     if len(texts) > max(MAX_CATEGORIES, filled_count / 2):
         raise DataError(
-            f'data.train: column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{digits_text}',
+            f'column "{name}" of {source} has {len(texts):,} different texts in {filled_count:,} rows{digits_text}',
             "categories that repeat, or numbers: digits alone, in CSV files also with a percent sign or a currency",
             f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical"
             + ("; data.numeric reads numbers" if all(text.isdigit() for text in texts) else "")
             + ("; write numbers in digits alone" if digits_text and not all(text.isdigit() for text in texts) else ""),
+            key="data.train",
         )
 
 
@@ -97,10 +98,11 @@ def date_column_error(name: str, source: str, kind: str, form: str | None = None
     parts = "hour, minute, days" if times.has_clock_alone(form) else "year, month, weekday"
     forms = [repr(one) for one in form.split(" or ")] if form and " or " in form else []
     return DataError(
-        f'data.train: column "{name}" of {source} is a date ({kind})',
+        f'column "{name}" of {source} is a date ({kind})',
         "numbers or categories",
         f"add {name} to data.ignore, or to data.categorical, or name the numbers to make of it: data.dates: {{{name}: [{parts}]}}"
         + (f" with data.date_format: {' or '.join(forms)}" if forms else ""),
+        key="data.train",
     )
 
 
@@ -108,7 +110,8 @@ def mixed_numbers_error(name: str, source: str, text_count: int, first_text: str
     """Return the error for a number column with text in some or all cells; `first_text` shows the first such cell."""
     finding = f"are numbers but {text_count:,}: {first_text}" if text_count else "are numbers written as text"
     return DataError(
-        f'data.train: cells of column "{name}" of {source} {finding}',
+        f'cells of column "{name}" of {source} {finding}',
         "numbers, or categories",
         f"fix the cells, or add {name} to data.numeric (rows without a number are skipped) or to data.categorical",
+        key="data.train",
     )

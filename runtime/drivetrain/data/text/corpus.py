@@ -143,10 +143,10 @@ def join(sources: Sequence[Corpus]) -> Corpus:
 
 def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:
     """Refuse a column that is empty or does not hold text."""
-    data_type, column = table.schema.field(name).type, f'{option}: column "{name}" of {path}'
+    data_type, column = table.schema.field(name).type, f'column "{name}" of {path}'
     kind = column_values.kind_of(data_type)
     if kind == "nothing":
-        raise DataError(f"{column} is empty", "a text in most rows", "name another column")
+        raise DataError(f"{column} is empty", "a text in most rows", "name another column", key=option)
     if kind != "text":
         possible, action = "text, whole numbers or booleans", "write the column as text, or name another one"
-        raise DataError(f"{column} holds {data_type}, not text", possible, action)
+        raise DataError(f"{column} holds {data_type}, not text", possible, action, key=option)

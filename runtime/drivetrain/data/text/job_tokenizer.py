@@ -155,7 +155,7 @@ def unknown_words_error(job: TextJob, finding: str) -> DataError:
     else:
         possible = "a vocabulary that has most letters of these texts: a quarter of its size is for letters"
         action = "raise model.vocabulary of the encoder"
-    return DataError(f"data.text: {finding}", possible, action)
+    return DataError(finding, possible, action, key="data.text")
 
 
 def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:

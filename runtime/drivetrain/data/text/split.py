@@ -164,9 +164,10 @@ def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> 
         validation_part = take_rows(train, classes, validation_rows)
     if not len(validation_part):
         raise DataError(
-            f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
+            f"{len(train):,} texts in {train.paths[0]}, so none is left for validation",
             "two texts of a class or more",
             "add texts, or set data.validation to a path",
+            key="data.train",
         )
     heads, missing_label_notes = _mark_heads(heads, train_part.classes, validation_part.classes)
     notes += [*split_notes, *missing_label_notes, *_note_shared(train_part, validation_part)]
@@ -221,9 +222,10 @@ def _mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[s
             total, missing_count = len(targets[name]), int((targets[name] == NO_LABEL).sum())
             if missing_count and missing_count == total:
                 raise DataError(
-                    f"data.labels.{name}: none of the {total:,} {part} texts has a label",
+                    f"none of the {total:,} {part} texts has a label",
                     "some labels of each column on both sides",
                     "add labels, remove the column, or change data.validation",
+                    key=f"data.labels.{name}",
                 )
             if missing_count:
                 notes.append(

@@ -79,9 +79,10 @@ class Tokenizer:
             text_template = find_template(self.inner, len(columns))
         if text_template is None:
             raise DataError(
-                f"data.text names {len(columns)} columns, and this tokenizer has no special token to put between them",
-                "a tokenizer with a separator, such as those of bert and roberta; or one column",
+                f"names {len(columns)} columns, and this tokenizer has no special token to put between them",
+                "a tokenizer with a separator, as bert and roberta have; or one column",
                 "use another network, or join the columns in the file",
+                key="data.text",
             )
 
         def tokenize(texts: pyarrow.ChunkedArray) -> Iterator[list[list[int]]]:
