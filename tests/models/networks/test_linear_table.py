@@ -90,7 +90,7 @@ def test_it_trains_predicts_and_exports_like_any_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
-    assert main.main(["train", "job.yaml"]) == 0
+    assert main.main(["train", "job.yaml", "-v"]) == 0
     assert main.main(["predict", "runs/small-001", "a.csv", "--output", "answers.csv"]) == 0
     with open("answers.csv", newline="", encoding="utf-8") as answers, open("a.csv", encoding="utf-8") as truth:
         pairs = zip(csv.DictReader(answers), csv.DictReader(truth), strict=True)
