@@ -108,7 +108,7 @@ def test_a_sample_without_a_group_is_alone() -> None:
     [
         ("features: [x], groups: who, fold: 1/50", "data.groups has 12 groups"),
         ("features: [x], groups: whom", 'data.groups: .*has no column "whom"'),
-        ("features: [x, who], groups: who", "data.groups: has 'who', which data.features has, too"),
+        ("features: [x, who], groups: who", "data.groups: has 'who', which data.features has too"),
         ("features: [x], groups: who, validation: a.csv", "data.groups: is 'who', and data.validation is the path"),
     ],
 )

@@ -13,7 +13,7 @@ KEYS = (
     Row("epochs: 3", "4:1", "epochs: unknown key",
         "known keys: {top}", 'move it: it is known as "train.epochs"'),
     Row("data: {train: data, validaton: 0.1}", "3:21", "data.validaton: unknown key",
-        "known keys: train, validation, test, fold, bad_samples, csv, missing, path_column, label_column, groups, image_size, fit, channels, augment, "
+        "known keys: train, validation, test, fold, bad_samples, csv, missing, path_column, label_column, groups, image_size, fit, channels, pixel_range, augment, "
         "multi_label, label_separator",
         'did you mean "validation"?'),
     Row("data: {train: data, augment: {flips: true}}", "3:31", "data.augment.flips: unknown key",

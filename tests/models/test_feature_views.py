@@ -17,13 +17,13 @@ from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.models.cached_features import assemble_run, compute_gradient, job
 
-AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
+AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}"
 
 
 def make_augmented_job(folder: Path) -> Job:
     job(folder, "resnet18")
     file = folder / "job.yaml"
-    file.write_text(file.read_text().replace("image_size: 16}", AUGMENTED).replace("epochs: 2", "epochs: 5"))
+    file.write_text(file.read_text().replace("image_size: 16, ", f"{AUGMENTED}, ").replace("epochs: 2", "epochs: 5"))
     return job_spec.load(file)
 
 

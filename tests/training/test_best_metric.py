@@ -131,7 +131,7 @@ def regression(kind: str, **data: object) -> Job:
 
 def with_head(head: Head) -> Any:
     """As much of a data set as the choice of a metric for numbers looks at."""
-    return SimpleNamespace(heads={"": head})
+    return SimpleNamespace(heads={"": head}, train=None)
 
 
 TASKS = {"images": "image", "tables": "tabular", "series": "series"}

@@ -203,7 +203,7 @@ def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> 
         ("data: {train: a.csv, time: t, label: y, window: 8, date_format: day}", ["data.date_format: is 'day'"]),
         ("data: {train: a.npz, groups: 3}", ["data.groups: is 3", "text"]),
         ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both .npz files, or both tables"]),
-        ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has, too"]),
+        ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has too"]),
         (
             "data: {train: a.csv, time: t, label: [y, z], window: 8}",
             ["data.label: is several columns", "series-regression"],

@@ -166,10 +166,10 @@ def test_dates_and_codes_can_be_categories(tmp_path: Path) -> None:
     [
         ("data: {train: a.csv}", ["data.target: is missing"]),
         ("data: {train: a.csv, target: [y, y]}", ["data.target: ", "y appears twice"]),
-        ("data: {train: a.csv, target: y, features: [a, y]}", ["data.features: has 'y', which data.target has, too"]),
+        ("data: {train: a.csv, target: y, features: [a, y]}", ["data.features: has 'y', which data.target has too"]),
         (
             "data: {train: a.csv, target: y, numeric: a, categorical: [a]}",
-            ["data.categorical: has 'a', which data.numeric has, too"],
+            ["data.categorical: has 'a', which data.numeric has too"],
         ),
         (
             "data: {train: a.csv, target: y, features: a, numeric: b}",

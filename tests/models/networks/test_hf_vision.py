@@ -116,7 +116,7 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
             ", image_size: 48",
             ("does not accept images with 3 channels and 48 pixels a side", "set data.image_size: 32"),
         ),
-        ("vit", ", channels: 1", ("data.channels: is 1, and", "takes 3", "write 3, or leave it out")),
+        ("vit", ", channels: 1", ("data.channels: is 1, and", "takes 3", "write 3, or remove the key")),
     ],
 )
 def test_images_that_the_network_does_not_take(folder: Path, family: str, data: str, parts: tuple[str, ...]) -> None:

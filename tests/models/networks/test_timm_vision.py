@@ -120,7 +120,7 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
     [
         (
             "{name: resnet18d, pretrained: weights}",
-            ("model.pretrained:", "weights is resnet10t", "use one of resnet18d"),
+            ("model.pretrained:", "weights is resnet10t", "use weights of resnet18d"),
         ),
         (
             "{name: resnet10t, pretrained: true}",

@@ -71,7 +71,7 @@ def check(target: TargetColumn, rows: Ids, key: str) -> None:
     if target.indices is None:
         return
     used = set(target.list_names(rows))
-    if without_image := sorted(set(target.list_names(np.unique(target.indices, return_index=True)[1])) - used):
+    if without_image := sorted(set(target.classes) - used):
         raise DataError(
             f"no image can be used of the classes {list_names(without_image)}",
             "at least one image for each class",
