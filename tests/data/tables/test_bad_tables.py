@@ -181,6 +181,7 @@ def test_dates_and_codes_can_be_categories(tmp_path: Path) -> None:
             ["train.class_weights: is a mapping", "numbers above 0 by class name"],
         ),
         ("data: {train: a.csv, target: y}\nmodel: {hidden: []}", ["model.hidden: "]),
+        ("data: {train: a.csv, target: y}\nmodel: {name: linear, skip: true}", ["model.skip: "]),
     ],
 )
 def test_bad_specs(text: str, parts: list[str]) -> None:
