@@ -30,6 +30,7 @@ ORDER = (
     "inference",
     "baselines",
     "supervisor",
+    "library",
     "launch",
     "cli",
 )

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from drivetrain.errors import Stopped as Stopped
     from drivetrain.errors import StorageError as StorageError
     from drivetrain.errors import UserCodeError as UserCodeError
-    from drivetrain.supervisor.embedded import train as train
-    from drivetrain.supervisor.embedded_run import Result as Result
-    from drivetrain.supervisor.prepare import PreparedStep as PreparedStep
-    from drivetrain.supervisor.prepare import prepare as prepare
+    from drivetrain.library.embedded_run import Result as Result
+    from drivetrain.library.prepare import PreparedStep as PreparedStep
+    from drivetrain.library.prepare import prepare as prepare
+    from drivetrain.library.train import train as train
     from drivetrain.tracking.monitor import Monitor as Monitor
     from drivetrain.training.user_parts import StopTraining as StopTraining
     from drivetrain.training.user_parts import TrainingInfo as TrainingInfo
@@ -43,8 +43,8 @@ _HOMES = {
     "Monitor": "tracking.monitor",
     "NumericsError": "errors",
     "OutOfMemory": "errors",
-    "PreparedStep": "supervisor.prepare",
-    "Result": "supervisor.embedded_run",
+    "PreparedStep": "library.prepare",
+    "Result": "library.embedded_run",
     "SpecError": "errors",
     "StopTraining": "training.user_parts",
     "Stopped": "errors",
@@ -54,8 +54,8 @@ _HOMES = {
     "facts_here": "api",
     "memory_for": "api",
     "plan_for": "api",
-    "prepare": "supervisor.prepare",
-    "train": "supervisor.embedded",
+    "prepare": "library.prepare",
+    "train": "library.train",
 }
 __all__ = list(_HOMES)
 

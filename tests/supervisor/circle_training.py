@@ -14,7 +14,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from drivetrain.supervisor import embedded_run
+from drivetrain.library import embedded_run
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 
 

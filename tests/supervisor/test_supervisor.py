@@ -212,10 +212,10 @@ def test_a_batch_larger_than_the_data_is_told(job: Path) -> None:
     """One step an epoch: it trained to the end without a word, and learned hardly anything."""
     done = train(job, "--set", "train.batch_size=100000", "--set", "train.steps=100")
     assert done.returncode == 0, done.stderr
-    line = r"train\.batch_size: 100,000 is more than the [\d,]+ training samples: one step per epoch"
+    line = r"train\.batch_size: 100,000 is more than the [\d,]+ training samples; each epoch has one step"
     assert re.search(line, done.stdout), done.stdout
     # More steps than the epochs have were not trained either.
-    line = r"train\.steps: 100 is more than the (\d) steps of train\.epochs: \1; the run ends after \1, more epochs"
+    line = r"train\.steps: 100 is more than the (\d) steps of train\.epochs: \1; the run ends after \1 steps"
     assert re.search(line, done.stdout), done.stdout
 
 

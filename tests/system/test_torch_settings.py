@@ -15,9 +15,9 @@ from torch import nn
 from torch.backends import cuda, cudnn
 
 import drivetrain
+from drivetrain.library import host_process
 from drivetrain.models import forward
 from drivetrain.optimizations import precision
-from drivetrain.supervisor import host_process
 from drivetrain.system import torch_settings
 from drivetrain.training import effective_settings
 from drivetrain.training.step import Step

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+import drivetrain
 from drivetrain.cli import main
 from drivetrain.data.scales import Scale
 from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.library import embedded_run
 from drivetrain.plan import plan
-from drivetrain.supervisor import embedded, embedded_run
 from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.system.signals import Interrupted
 from drivetrain.training import loop, recorded_inputs, train
@@ -288,7 +289,7 @@ def test_arrays_of_a_program(tmp_path: Path) -> None:
             return torch.nn.functional.cross_entropy(outputs, targets)
 
         loss_calls: list[int] = []
-        return embedded.train(
+        return drivetrain.train(
             network,
             (x, y),
             (x[:20], y[:20]),

@@ -26,14 +26,14 @@ from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, SpecE
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob
+from drivetrain.library import call_settings, components, host_process
+from drivetrain.library.components import Refusal
 from drivetrain.models import inspection
 from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.optimizations import Effect
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan
 from drivetrain.plan.plan_table import render
-from drivetrain.supervisor import embedded_call, embedded_parts, host_process
-from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
 from drivetrain.training.loop_step import Accumulation, LoopLoss, UserGenerators
@@ -90,26 +90,26 @@ def prepare(
         SpecError: if an argument cannot be used.
         DeviceError: if the GPU cannot be used.
     """
-    call_site = embedded_call.locate(sys._getframe(1))
-    refuse = embedded_parts.make_refusal(call_site)
-    embedded_parts.check_module(model, refuse)
+    call_site = call_settings.locate(sys._getframe(1))
+    refuse = components.make_refusal(call_site)
+    components.check_module(model, refuse)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
-    user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
+    user_optimizer = components.user_optimizer(optimizer, model, refuse, stored=False)
     spec_keys = {
         "name": "prepare",
         "task": "python",
         "train": {
             "clip_norm": clip_norm,
             "deterministic": deterministic,
-            "optimizer": embedded_parts.optimizer_spec(user_optimizer.optimizer),
+            "optimizer": components.optimizer_spec(user_optimizer.optimizer),
             # The user's loop sets the rates.
             "schedule": "constant",
             **({} if fp16 is None else {"fp16": dict(fp16)}),
         },
         "optimize": dict(optimize or {}),
-        "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
+        "limits": call_settings.build_limits(limits or {}, gpus, refuse),
     }
-    job = embedded_call.build_job(spec_keys, call_site)
+    job = call_settings.build_job(spec_keys, call_site)
     # The size is known from the loop's first batch; set `auto` here, because a call with `auto` is refused elsewhere.
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
     objective = LoopLoss(UserBatches(model, loss), accumulate, weight_of)

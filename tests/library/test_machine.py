@@ -20,8 +20,8 @@ import drivetrain
 from drivetrain.errors import DeviceError, SpecError
 from drivetrain.hardware import device_check
 from drivetrain.hardware.detect import detect
+from drivetrain.library import embedded_run, host_process
 from drivetrain.plan.plan import load
-from drivetrain.supervisor import embedded_run, host_process
 from tests import tiny
 from tests.hardware.checked_machines import CPU, machine, machine_with_gpus, make_card
 from tests.messages import saying, says

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 import drivetrain
 from drivetrain.errors import DataError, DrivetrainError, SpecError, Stopped
-from drivetrain.supervisor import embedded_run
+from drivetrain.library import embedded_run
 from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.circle_training import (

@@ -25,9 +25,9 @@ from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Libraries
 from drivetrain.job.job import CLASS_METRICS
+from drivetrain.library import embedded_run
 from drivetrain.models import saved_model
 from drivetrain.plan.plan import load
-from drivetrain.supervisor import embedded_run
 from drivetrain.tuning import assembly
 from tests.faults import small_job
 from tests.messages import ends_with, saying, says_only
@@ -235,7 +235,7 @@ def test_a_mistake_and_its_message(
     text = str(raised.value)
     assert message in text
     if kind is SpecError:
-        assert text.startswith("test_embedded.py:")
+        assert text.startswith("test_train.py:")
 
 
 def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> None:
@@ -290,10 +290,10 @@ def test_the_example_script_trains(tmp_path: Path) -> None:
 def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A notebook that trains again and again does not print a table each time."""
     train(tmp_path, name="notebook")
-    assert "  settings " in capsys.readouterr().out
+    assert " settings (" in capsys.readouterr().out
     train(tmp_path, name="notebook")
     output = capsys.readouterr().out
-    assert "  settings " not in output
+    assert " settings (" not in output
     assert "plan for notebook (python): unchanged from" in output
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset
 
 import drivetrain
 from drivetrain.errors import CheckpointError, Stopped, UserCodeError
-from drivetrain.supervisor import embedded_record
+from drivetrain.library import object_record
 from drivetrain.system.files import write_json
 from drivetrain.training.user_parts import Callbacks, UserMetrics, UserOptimizer, UserParts, UserSchedule
 from tests.messages import get_message, saying, says, says_each
@@ -163,16 +163,16 @@ def record(objects: dict[str, Any]) -> dict[str, str]:
     metrics = UserMetrics({"share": objects.get("metrics", Share())})
     parts = UserParts(metrics=metrics, callbacks=Callbacks(on_step=objects.get("on_step")))
     data = {"train_data": objects.get("train_data", ScaledData(1.0))}
-    return embedded_record.collect_rows(objects.get("model", net()), objects.get("loss"), data, parts)
+    return object_record.collect_rows(objects.get("model", net()), objects.get("loss"), data, parts)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_other_objects_are_refused_and_named(name: str, tmp_path: Path) -> None:
     first, second, expected = DIFFERENT[name]
-    assert embedded_record.check(tmp_path, record(first)) == []
-    assert embedded_record.check(tmp_path, record(first)) == []
+    assert object_record.check(tmp_path, record(first)) == []
+    assert object_record.check(tmp_path, record(first)) == []
     with pytest.raises(CheckpointError) as raised:
-        embedded_record.check(tmp_path, record(second))
+        object_record.check(tmp_path, record(second))
     assert expected in str(raised.value)
     assert says(str(raised.value), "undo-change-start-new")
 
@@ -180,7 +180,7 @@ def test_other_objects_are_refused_and_named(name: str, tmp_path: Path) -> None:
 def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
     for _ in range(2):
         objects = {"model": block(2), "loss": weigh_loss(2.0), "train_data": ScaledData(1.0, lambda x: x + 1)}
-        assert embedded_record.check(tmp_path, record(objects)) == []
+        assert object_record.check(tmp_path, record(objects)) == []
 
 
 def test_a_class_that_was_copied_meanwhile_is_the_same() -> None:
@@ -189,28 +189,28 @@ def test_a_class_that_was_copied_meanwhile_is_the_same() -> None:
     class NeverCopied(ScaledData):
         pass
 
-    before = embedded_record._describe_value(NeverCopied)
+    before = object_record._describe_value(NeverCopied)
     copy.copy(NeverCopied(2.0))
     assert "__slotnames__" in vars(NeverCopied)
-    assert embedded_record._describe_value(NeverCopied) == before
+    assert object_record._describe_value(NeverCopied) == before
 
 
 def test_another_callback_is_said_and_a_metric_that_raised_may_be_mended(tmp_path: Path) -> None:
-    embedded_record.check(tmp_path, record({"on_step": print}))
-    assert says_each(embedded_record.check(tmp_path, record({})), [get_message("step-run-started")])
+    object_record.check(tmp_path, record({"on_step": print}))
+    assert says_each(object_record.check(tmp_path, record({})), [get_message("step-run-started")])
     write_json(tmp_path / "state.json", {"exit_code": UserCodeError.exit_code})
-    lines = embedded_record.check(tmp_path, record({"on_step": print, "metrics": Share(2.0)}))
+    lines = object_record.check(tmp_path, record({"on_step": print, "metrics": Share(2.0)}))
     assert says_each(lines, [get_message("metrics-run-started")])
 
 
 def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> None:
     data = ScaledData(1.0)
-    embedded_record.check(tmp_path, record({"train_data": data}))
+    object_record.check(tmp_path, record({"train_data": data}))
     data.scale = 3.0
-    embedded_record.note_changes(tmp_path, record({"train_data": data}))
-    assert embedded_record.check(tmp_path, record({"train_data": data})) == []
+    object_record.note_changes(tmp_path, record({"train_data": data}))
+    assert object_record.check(tmp_path, record({"train_data": data})) == []
     with pytest.raises(CheckpointError, match=r"train_data\.transform"):
-        embedded_record.check(tmp_path, record({"train_data": ScaledData(1.0, lambda x: x)}))
+        object_record.check(tmp_path, record({"train_data": ScaledData(1.0, lambda x: x)}))
 
 
 def decay(rate: float) -> Callable[[int], float]:
@@ -266,33 +266,33 @@ def test_another_scheduler_is_refused_after_steps_of_the_first(kind: str, as_obj
         return UserParts(UserOptimizer(optimizer, model), schedule)
 
     def collect(parts: UserParts) -> dict[str, str]:
-        return embedded_record.collect_rows(net(), None, {}, parts)
+        return object_record.collect_rows(net(), None, {}, parts)
 
     parts = build_parts(first)
-    embedded_record.check(tmp_path, collect(parts))
+    object_record.check(tmp_path, collect(parts))
     assert parts.optimizer is not None
     assert parts.schedule is not None
     scheduler = parts.schedule.build(parts.optimizer.optimizer)
     for _ in range(3):
         parts.optimizer.optimizer.step()
         scheduler.step()
-    embedded_record.note_changes(tmp_path, collect(parts))
-    assert embedded_record.check(tmp_path, collect(build_parts(first))) == []
+    object_record.note_changes(tmp_path, collect(parts))
+    assert object_record.check(tmp_path, collect(build_parts(first))) == []
     with pytest.raises(CheckpointError) as raised:
-        embedded_record.check(tmp_path, collect(build_parts(second)))
+        object_record.check(tmp_path, collect(build_parts(second)))
     assert difference in str(raised.value)
     if kind != "one cycle" and kind != "cycles":  # these set the momentum themselves
         with pytest.raises(CheckpointError, match=r"optimizer\.0\.momentum was 0\.9 and is 0\.8"):
-            embedded_record.check(tmp_path, collect(build_parts(first, momentum=0.8)))
+            object_record.check(tmp_path, collect(build_parts(first, momentum=0.8)))
 
 
 def test_a_run_that_continues_a_finished_one_may_have_another_schedule(tmp_path: Path) -> None:
     rows = record({}) | {"schedule": "1"}
-    embedded_record.check(tmp_path, rows)
-    assert says_each(embedded_record.check(tmp_path, record({}), extends=True), [get_message("schedule-run-started")])
-    assert embedded_record.check(tmp_path, record({})) == []
+    object_record.check(tmp_path, rows)
+    assert says_each(object_record.check(tmp_path, record({}), extends=True), [get_message("schedule-run-started")])
+    assert object_record.check(tmp_path, record({})) == []
     with pytest.raises(CheckpointError, match=r"model\.1"):
-        embedded_record.check(tmp_path, record({"model": net(nn.Tanh())}), extends=True)
+        object_record.check(tmp_path, record({"model": net(nn.Tanh())}), extends=True)
 
 
 def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.data.custom import data_sources
-from drivetrain.supervisor import embedded_call, embedded_parts, embedded_run
-from drivetrain.supervisor.embedded_run import Result, TrainCall
+from drivetrain.library import call_settings, components, embedded_run
+from drivetrain.library.embedded_run import Result, TrainCall
 from drivetrain.system.console import guard_block
 from drivetrain.training.user_parts import Callback, Callbacks
 
@@ -103,9 +103,9 @@ def train(
     """
     caller = sys._getframe(1)
     # Errors point to the caller's line, as errors in a spec point to a line of the YAML file.
-    call_site = embedded_call.locate(caller)
-    refuse = embedded_parts.make_refusal(call_site)
-    embedded_parts.check_module(model, refuse)
+    call_site = call_settings.locate(caller)
+    refuse = components.make_refusal(call_site)
+    components.check_module(model, refuse)
     if validation_data is None:
         raise refuse(
             "validation_data",
@@ -113,29 +113,29 @@ def train(
             "samples that are not trained on, which choose the best weights",
             "split the data: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
         )
-    optimizer, settings = embedded_call.expand_shorthands(optimizer, settings, refuse)
+    optimizer, settings = call_settings.expand_shorthands(optimizer, settings, refuse)
     callbacks = Callbacks(on_step, on_epoch, on_end)
     with guard_block(), _silent() if quiet else contextlib.nullcontext():
         sources = (
             data_sources.unwrap_source(train_data, "train_data"),
             data_sources.unwrap_source(validation_data, "validation_data"),
         )
-        user_parts, described, scores = embedded_parts.collect_parts(
+        user_parts, described, scores = components.collect_parts(
             model, optimizer, schedule, schedule_every, metrics, callbacks, refuse
         )
         spec_keys = {
             "name": name,
             "task": "python",
             "data": {"targets": targets} | ({} if names is None else {"names": list(names)}),
-            "train": embedded_call.build_train_settings(settings, described, loss, sources[0], refuse),
+            "train": call_settings.build_train_settings(settings, described, loss, sources[0], refuse),
             "optimize": dict(optimize or {}),
             "checkpoint": dict(checkpoint or {}),
-            "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
+            "limits": call_settings.build_limits(limits or {}, gpus, refuse),
             "monitor": dict(monitor or {}),
             "own_metrics": scores,
         }
-        job = embedded_call.build_job(spec_keys, call_site)
-        embedded_parts.check_metric_directions(user_parts.metrics.metrics, job, refuse)
+        job = call_settings.build_job(spec_keys, call_site)
+        components.check_metric_directions(user_parts.metrics.metrics, job, refuse)
         is_unclipped = bool(user_parts.optimizer) and "clip_norm" not in settings
         if isinstance(extend, Result):
             extend = extend.folder
@@ -151,8 +151,8 @@ def train(
                 program=caller.f_code.co_filename,
                 new=new,
                 extend=None if extend is None else Path(extend),
-                layers_in_eval_mode=embedded_call.list_layers_in_eval_mode(model),
-                mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),
+                layers_in_eval_mode=call_settings.list_layers_in_eval_mode(model),
+                mode_events=tuple(call_settings.list_mode_events(model, unclipped=is_unclipped)),
             )
         )
 

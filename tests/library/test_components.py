@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
-from drivetrain.supervisor import embedded_run
+from drivetrain.library import embedded_run
 from drivetrain.training.user_parts import UserSchedule
 from tests.messages import ends_with, saying, says
 from tests.supervisor.circle_training import build_network, have_same_bits, make_circle, no_report
@@ -211,7 +211,7 @@ def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -
     with pytest.raises(UserCodeError) as raised:
         train(tmp_path / "a", on_step=on_step)
     text = str(raised.value)
-    assert text.startswith("on_step raised KeyError: 'my table'\n    test_library_parts.py:")
+    assert text.startswith("on_step raised KeyError: 'my table'\n    test_components.py:")
     assert f"possible: saved as {tmp_path}/a/library-001/checkpoints/step-6" in text
     assert ends_with(text, "fix-these-lines-same")
     is_fixed = True
@@ -258,10 +258,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() needs a closure"),
     "a list": (
         {"optimizer": ListOptimizer},
-        "optimizer: is ListOptimizer, and 'past' of its state is of type list, which no",
+        "optimizer: is ListOptimizer, and 'past' of its state is of type list, which a checkpoin",
     ),
     "no optimizer": ({"optimizer": print}, "optimizer: returned None"),
-    "a number": ({"optimizer": (1,)}, "optimizer: is a tuple of 1\n  possible: a description as"),
+    "a number": ({"optimizer": (1,)}, "optimizer: is a tuple of 1\n  possible: a description such as"),
     "a plateau": (
         {"optimizer": sgd, "schedule": plateau, "schedule_every": "epoch"},
         "schedule: is ReduceLROnPlateau, which depends on a metric",

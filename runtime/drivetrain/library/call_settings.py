@@ -17,7 +17,7 @@ from drivetrain.errors import Problem, SpecError
 from drivetrain.job.document import Document
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.supervisor.embedded_parts import Refusal
+from drivetrain.library.components import Refusal
 from drivetrain.tuning import batch_size
 
 FOREIGN_NAMES = {

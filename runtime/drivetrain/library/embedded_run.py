@@ -31,6 +31,7 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
 from drivetrain.job.model import Freeze
+from drivetrain.library import call_settings, components, host_process, object_record
 from drivetrain.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
 from drivetrain.models.build import BuiltModel
 from drivetrain.models.frozen_split import keeping_modes
@@ -40,14 +41,7 @@ from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import Plan
 from drivetrain.pretrained.earlier_run import WEIGHTS
-from drivetrain.supervisor import (
-    embedded_call,
-    embedded_parts,
-    embedded_record,
-    extended_run,
-    host_process,
-    run_lifecycle,
-)
+from drivetrain.supervisor import extended_run, run_lifecycle
 from drivetrain.supervisor.run_folder import RunFolder, find_continued, keep_defaults
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
@@ -150,7 +144,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     if continued := find_continued(call.runs, job.name, call.extend, new=call.new):
         job = cast(EmbeddedJob, keep_defaults(continued, job))
         call = replace(call, job=job)
-    refuse_argument = embedded_parts.make_refusal(job.document.place(()))
+    refuse_argument = components.make_refusal(job.document.place(()))
     refuse = functools.partial(refuse_argument, "")
     _check_model(model, refuse)
     terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None
@@ -166,14 +160,14 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     dry_run.check_network(model, dataset, "the model", refuse, functools.partial(_check_metrics, call, dataset))
     # This raises if a pattern matches no parameter; the result is not needed yet.
     lr_groups.make_groups(job, model, BuiltModel(model, "python", {}, Freeze()).list_trained())
-    if call.parts.optimizer and (unoptimized := embedded_parts.list_unoptimized(call.parts.optimizer.optimizer, model)):
+    if call.parts.optimizer and (unoptimized := components.list_unoptimized(call.parts.optimizer.optimizer, model)):
         dataset.notes.append(
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
     per_epoch = iterables.batches_of(dataset, job.train.batch, job.train.seed).per_epoch
     planned_steps = min(per_epoch * job.train.epochs, job.train.steps or per_epoch * job.train.epochs)
     planned_epochs = -(-planned_steps // per_epoch)
-    embedded_parts.check_schedule_length(call.parts, planned_steps, planned_epochs, refuse_argument)
+    components.check_schedule_length(call.parts, planned_steps, planned_epochs, refuse_argument)
     for note in dataset.notes:
         say(format_note(note))
     for loss_note in terms.notes() if terms else ():
@@ -195,7 +189,7 @@ def _check_metrics(call: TrainCall, dataset: Dataset, outputs: Any, targets: Tar
     """Refuse a metric that combines every sample with every other by mistake."""
     broadcast = call.parts.metrics.find_broadcast(outputs, targets, dataset.heads)
     if broadcast:
-        refuse = embedded_parts.make_refusal(call.job.document.place(()))
+        refuse = components.make_refusal(call.job.document.place(()))
         raise refuse("metrics", f"update() of {broadcast[0]} {broadcast[1]}", *SAME_SHAPE)
 
 
@@ -240,7 +234,7 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     }
     data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
     data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
-    return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
+    return object_record.collect_rows(call.model, call.loss, data, call.parts)
 
 
 def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> Result:
@@ -257,12 +251,10 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
     lifecycle = RunLifecycle(folder, call.program)
     code = 0
     try:
-        changed = embedded_record.check(folder.path, objects, extends=bool(folder.extends))
+        changed = object_record.check(folder.path, objects, extends=bool(folder.extends))
         # After `run` has undone its own changes to the network, the remaining differences come from the training, and
         # the next call must not be refused because of them. A finished run is not resumed.
-        afterwards.callback(
-            lambda: embedded_record.note_changes(folder.path, _describe_objects(call)) if code else None
-        )
+        afterwards.callback(lambda: object_record.note_changes(folder.path, _describe_objects(call)) if code else None)
         lifecycle.begin(machine, call.job.track)
         for kind, text in (*call.mode_events, *(("resume", line) for line in changed)):
             EventLog(folder.path).add(kind, text)
@@ -287,9 +279,9 @@ def _open_folder(call: TrainCall) -> RunFolder:
     try:
         return extended_run.open_run(call.runs, call.job, call.extend, PlanRequest(False, None), new=call.new)
     except CheckpointError as error:
-        raise CheckpointError(error.given, error.possible, embedded_call.translate_advice(error.action)) from None
+        raise CheckpointError(error.given, error.possible, call_settings.translate_advice(error.action)) from None
     except SpecError as error:
-        raise embedded_call.as_call_error(error) from None
+        raise call_settings.as_call_error(error) from None
 
 
 def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Dataset, signals: Signals) -> Run:
