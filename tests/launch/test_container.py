@@ -11,7 +11,7 @@ from drivetrain.cli import main
 from drivetrain.errors import SpecError
 from drivetrain.hardware import detect
 from drivetrain.hardware.facts import Hardware
-from drivetrain.launch import container
+from drivetrain.launch import command_output, container
 from tests.launch.specs import check_job
 from tests.messages import saying
 from tests.nvml_double import RTX, Nvml
@@ -52,6 +52,7 @@ def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requests: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 0)
+    monkeypatch.setattr(container, "PROJECT", tmp_path)
     monkeypatch.setattr(container, "RUNS", tmp_path / "runs")
     for run_folder in ("runs/digits-001", "elsewhere/digits-001"):
         (tmp_path / run_folder).mkdir(parents=True)
@@ -61,3 +62,28 @@ def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.M
     assert arguments[2:] == ["--trace", "--extend", "runs/digits-001"]
     with pytest.raises(SpecError, check=saying("container-see-folder", "elsewhere/digits-001")):
         container._build_override(requests[1], check_job())
+
+
+def test_runs_elsewhere_leave_the_runs_of_the_project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Mounted in place of the project's runs/, they gave a job that starts from an earlier run another one's weights."""
+    monkeypatch.setattr(container, "RUNS", tmp_path / "runs")
+    services = container._build_override(container.LaunchRequest(Path("job.yaml")), check_job())["services"]
+    target = str(tmp_path / "runs")
+    assert services["trainer"]["command"][-2:] == ["--runs", target]
+    for service in services.values():
+        assert [(volume["source"], volume["target"], volume["read_only"]) for volume in service["volumes"]] == [
+            (target, target, False)
+        ]
+    assert services["prepare"]["command"] == [target]
+
+
+@pytest.mark.parametrize("target", ["/", "project"])
+def test_runs_that_link_to_a_folder_of_others_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / target)
+    monkeypatch.setattr(command_output, "PROJECT", tmp_path / "project")
+    monkeypatch.setattr(command_output, "RUNS", tmp_path / "runs")
+    with pytest.raises(SpecError, check=saying("runs-link-to", tmp_path / "runs")):
+        command_output.make_runs_folder()

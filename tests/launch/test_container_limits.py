@@ -171,15 +171,16 @@ def test_root_is_informed_once_about_the_owner_of_the_files(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 0)
     project: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=0, st_gid=0))
-    monkeypatch.setattr(container_limits, "_has_runs_of", lambda uid, project: False)
+    monkeypatch.setattr(container_limits, "_has_runs_of", lambda uid: False)
     container_limits.owner(project, report=True)
     assert "started by root" in capsys.readouterr().out
     container_limits.owner(project)
     assert capsys.readouterr().out == ""
     monkeypatch.undo()
-    assert not container_limits._has_runs_of(os.getuid(), tmp_path)
+    monkeypatch.setattr(container_limits, "RUNS", tmp_path / "runs")
+    assert not container_limits._has_runs_of(os.getuid())
     (tmp_path / "runs" / "a-001").mkdir(parents=True)
-    assert container_limits._has_runs_of(os.getuid(), tmp_path)
+    assert container_limits._has_runs_of(os.getuid())
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
     path = tmp_path / "job.yaml"
     path.symlink_to(project / "jobs" / "job.yaml")
     service = container._build_override(container.LaunchRequest(path), job_spec.load(path))["services"]["trainer"]
-    assert service["command"] == ["train", str(path)]
+    assert service["command"][:2] == ["train", str(path)]
     (tmp_path / "alias").symlink_to(project)
     assert container.to_container_path(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
 

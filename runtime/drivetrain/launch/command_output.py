@@ -24,6 +24,31 @@ MAX_ENTRIES = 500
 """Largest number of entries of a project's folder; each becomes a mount."""
 
 
+def make_runs_folder() -> None:
+    """Create the folder of the runs, which containers write to.
+
+    Raises:
+        SpecError: if it is a link to a folder that a container should not be able to change.
+        StorageError: if it cannot be created.
+    """
+    folder = RUNS.resolve()
+    obstacle = "it contains the project" if PROJECT.is_relative_to(folder) else find_obstacle(folder)
+    if obstacle and RUNS.is_symlink():
+        raise SpecError(
+            f"{RUNS} is a link: a container would have to write to {folder}, and {obstacle}",
+            "a folder with only runs in it",
+            "remove the link, or call the command in another folder",
+        )
+    try:
+        RUNS.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{RUNS}: {error.strerror}",
+            "a folder that this user can write to",
+            "call the command in such a folder: it writes to runs/ there",
+        ) from None
+
+
 @contextmanager
 def open_output(paths: Sequence[Path], uid: int, mounts: Sequence[Mount]) -> Iterator[list[Mount]]:
     """Yield the mounts of a container that may also write to these paths; then move its output there.

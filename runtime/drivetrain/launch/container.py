@@ -22,6 +22,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job as spec
 from drivetrain.job_spec import sweep_space
 from drivetrain.launch import (
+    command_output,
     compose_project,
     container_limits,
     docker_engine,
@@ -39,7 +40,6 @@ from drivetrain.supervisor import provenance
 from drivetrain.system import installation
 from drivetrain.system.child_process import build_environment, format_path_argument
 from drivetrain.system.console import say
-from drivetrain.system.files import blame_storage
 from drivetrain.system.installation import CHECKOUT
 
 
@@ -109,6 +109,8 @@ def launch(request: LaunchRequest) -> int:
     image = _provide_image(client, request, override, variant)
     trainer = override["services"]["trainer"]
     trainer |= follow_container.terminal_settings(info)
+    if "prepare" in override["services"]:
+        override["services"]["prepare"] |= engine.labels(outside=True)
     environment = describe_starter(client, image, request.spec)
     trainer["environment"] = trainer.get("environment", {}) | compose_project.literal(environment)
     with run_secrets.write_for_block(secret_values, info, int(variables["DRIVETRAIN_UID"])) as secrets:
@@ -208,19 +210,20 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
         to_container_path(request.spec),
         *request.list_options(to_container_run(request.extend)),
     ]
+    # compose.yaml mounts the project's runs/. The container sees other runs at their own path, which it prints.
+    runs = []
+    if RUNS != PROJECT / "runs":
+        runs = [mounts.Mount(RUNS, RUNS, writable=True)]
+        command += ["--runs", str(RUNS)]
     job_mounts = mounts.drop_nested_mounts(
         mount for each_job in request.load_jobs(job) for mount in mounts.list_job_mounts(request.spec, each_job)
     )
-    # compose.yaml mounts the project's runs/. Another folder takes its place.
-    is_elsewhere = RUNS != PROJECT / "runs"
-    runs = [mounts.Mount(RUNS, mounts.WORKSPACE / "runs", writable=True)] if is_elsewhere else []
     volumes = compose_project.bind_mounts([*job_mounts, *runs])
-    return {
-        "services": {
-            "trainer": {"command": compose_project.literal(command), "volumes": volumes},
-            "prepare": {"volumes": compose_project.bind_mounts(runs)},
-        }
-    }
+    services: dict[str, Any] = {"trainer": {"command": compose_project.literal(command), "volumes": volumes}}
+    if runs:
+        owned = {"command": compose_project.literal([str(RUNS)]), "volumes": compose_project.bind_mounts(runs)}
+        services["prepare"] = owned
+    return {"services": services}
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
@@ -249,8 +252,7 @@ def check_work_folder() -> None:
             "a folder with only what your jobs need; runs/ is created in it",
             "mkdir training && cd training, and move the job file there; its data may be elsewhere",
         )
-    with blame_storage(RUNS):
-        RUNS.mkdir(exist_ok=True)
+    command_output.make_runs_folder()
 
 
 def to_container_path(path: Path) -> str:
@@ -270,11 +272,11 @@ def to_container_run(run: Path | None) -> Path | None:
     """
     if run is None:
         return None
-    absolute = Path(os.path.abspath(run))
-    if not absolute.is_relative_to(RUNS):
-        raise SpecError(
-            f"--extend {run}: a container does not see this folder",
-            f"a run in {RUNS}",
-            "copy it there, or train without a container: `drivetrain train`",
-        )
-    return absolute.relative_to(RUNS.parent)
+    for absolute in (Path(os.path.abspath(run)), run.parent.resolve() / run.name):
+        if absolute.is_relative_to(RUNS):
+            return absolute if RUNS != PROJECT / "runs" else absolute.relative_to(PROJECT)
+    raise SpecError(
+        f"--extend {run}: a container does not see this folder",
+        f"a run in {RUNS}",
+        "copy it there, or train without a container: `drivetrain train`",
+    )

@@ -14,7 +14,7 @@ from drivetrain.job import Job
 from drivetrain.job.limits import Limits
 from drivetrain.launch import env_file
 from drivetrain.launch.env_file import default_cpus, default_memory
-from drivetrain.launch.project import PROJECT
+from drivetrain.launch.project import PROJECT, RUNS
 from drivetrain.system.console import say
 from drivetrain.system.installation import CHECKOUT
 
@@ -71,7 +71,7 @@ def owner(project: Path, *, report: bool = False) -> dict[str, str]:
         report: whether to inform root about the owner, which is done until there is a run.
     """
     uid, gid = env_file.find_owner(project)
-    if os.getuid() == 0 and report and not _has_runs_of(uid, project):
+    if os.getuid() == 0 and report and not _has_runs_of(uid):
         say(_about_owner(uid, project, is_owner=bool(project.stat().st_uid)))
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
 
@@ -91,9 +91,9 @@ def _about_owner(uid: int, project: Path, *, is_owner: bool) -> str:
     )
 
 
-def _has_runs_of(uid: int, project: Path) -> bool:
+def _has_runs_of(uid: int) -> bool:
     try:
-        with os.scandir(project / "runs") as entries:
+        with os.scandir(RUNS) as entries:
             return any(entry.stat().st_uid == uid and entry.is_dir() for entry in entries)
     except OSError:
         return False

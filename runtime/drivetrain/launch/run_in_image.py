@@ -96,6 +96,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         )
     info = client.info()
     engine = engine_traits.find(info)
+    outputs = _list_outputs(parsed)
+    if any(Path(os.path.abspath(path)).is_relative_to(RUNS) for path in outputs):
+        command_output.make_runs_folder()
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         needs = _needs(parsed)
         docker_engine.provide_image(client, "cpu")
@@ -107,7 +110,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     uid = int(variables["DRIVETRAIN_UID"])
     project = compose_project.ComposeProject(client)
     with (
-        command_output.open_output(_list_outputs(parsed), uid, needs.list_mounts()) as bind_mounts,
+        command_output.open_output(outputs, uid, needs.list_mounts()) as bind_mounts,
         run_secrets.write_for_block(needs.secrets, info, uid) as secrets,
         tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=run_secrets.make_engine_folder(info)) as file,
     ):
