@@ -11,7 +11,7 @@ import torch
 
 from drivetrain.data.custom import user_code
 from drivetrain.data.custom.custom_data import load
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import saved_model
 from drivetrain.models.build import build
@@ -44,6 +44,8 @@ class Net(nn.Module):
         return self.last(nn.functional.leaky_relu(x, float(slope)))
 """
 OPEN = "slope = json.loads(Path({}).read_text())['slope']"
+FALLBACK = """path = Path(__file__).with_name("net.json")
+    slope = json.loads(path.read_text())["slope"] if path.exists() else 1"""
 CASES: dict[str, tuple[dict[str, str], str]] = {
     "argument": ({"my_model.py": NET.format(parameters="config", read=OPEN.format("config"))}, "{config: cfg.json}"),
     "argument in a folder": (
@@ -166,7 +168,18 @@ def test_code_that_writes_beside_itself_does_not_change_the_model(tmp_path: Path
     assert {path: path.read_bytes() for path in stored.rglob("*")} == before
 
 
-def test_a_file_that_was_not_copied_is_named_with_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [OPEN.format("__file__).with_name('net.json'"), FALLBACK])
+def test_a_file_that_is_not_stored_is_refused_before_training(tmp_path: Path, read: str) -> None:
+    """Code that went on without the file predicted with another network than the trained one, without a word."""
+    with pytest.raises(SpecError, check=saying("opens-which-is-not-stored", "my_model.py", "net.json")) as caught:
+        store_network(
+            tmp_path, {"my_model.py": NET.format(parameters="x=0", read=read), "net.json": '{"slope": 5}'}, "{}"
+        )
+    assert "set model.arguments: {path: net.json}" in str(caught.value)
+
+
+def test_a_file_that_was_not_copied_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivetrain.data.custom.code_files.MAX_COPY_BYTES", 1)
     read = OPEN.format("__file__).with_name('net.json'")
     store_network(tmp_path, {"my_model.py": NET.format(parameters="x=0", read=read), "net.json": '{"slope": 5}'}, "{}")
     stored = tmp_path / "run" / "model" / "code"

@@ -6,14 +6,16 @@ read once: all processes of a run read the copy in its folder. Files can import 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import importlib.util
 import inspect
+import io
 import os
 import sys
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -103,6 +105,33 @@ class Code(MetaPathFinder):
         if isinstance(value, list | tuple):
             return [self.with_copies(inner) for inner in value]
         return self._find_copy(value) if isinstance(value, str) else value
+
+    @contextlib.contextmanager
+    def watch_opens(self) -> Iterator[set[str]]:
+        """Collect the small files of the folder that Python code opens in the block and that are not copied.
+
+        A function that returns something else if such a file is missing would build another network from its copy.
+        """
+        names: set[str] = set()
+        opening = io.open
+
+        def open_watched(file: Any, *arguments: Any, **options: Any) -> Any:
+            stream = opening(file, *arguments, **options)
+            mode = arguments[0] if arguments else options.get("mode", "r")
+            if isinstance(file, str | os.PathLike) and "r" in mode:
+                path = Path(os.path.abspath(file))
+                is_copy = self.copy is not None and path.is_relative_to(self.copy.absolute())
+                if path.is_relative_to(self.folder) and not is_copy and path.suffix != ".py":
+                    name = path.relative_to(self.folder).as_posix()
+                    if name not in self.sources and path.stat().st_size <= code_files.MAX_COPY_BYTES:
+                        names.add(name)
+            return stream
+
+        builtins.open = io.open = open_watched  # type: ignore[assignment]
+        try:
+            yield names
+        finally:
+            builtins.open = io.open = opening
 
     def _find_copy(self, text: str) -> str:
         """Return the path of the copy of a file or folder, written if needed; the text itself if it is not copied."""

@@ -58,8 +58,17 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     with blame_user_code(partial(job.spec_error, KEY), f"{name} raised"):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
-        factory = code.bind(spec.file, spec.factory, arguments, _describe_data(dataset, batch))
-        module = factory()
+        with code.watch_opens() as opened:
+            factory = code.bind(spec.file, spec.factory, arguments, _describe_data(dataset, batch))
+            module = factory()
+    if opened:
+        file = min(opened)
+        raise job.spec_error(
+            KEY,
+            f"{name} opens {file}, which is not stored with the model",
+            "files that `model.arguments` names: a model is built again from their copies",
+            f"let {spec.factory}() take the path as an argument, and set model.arguments: {{path: {file}}}",
+        )
     if not isinstance(module, nn.Module):
         action = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise job.spec_error(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", action)
