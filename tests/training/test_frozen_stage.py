@@ -225,4 +225,4 @@ def test_frozen_random_weights_are_told(unfreeze: str, note: str) -> None:
 def test_an_unfreezing_that_the_run_does_not_reach_is_told() -> None:
     job = tiny.job("steps: 8", "freeze: {names: [features]}, unfreeze: [{epoch: 3, names: [features]}]")
     notes = tiny.build(job, tiny.dataset()).notes
-    assert says_only(notes, "epoch-never-reached-ends", "model.unfreeze", 3, "train.steps", 8)
+    assert says_only(notes, "epoch-never-reached-ends", 8, 3)

@@ -120,7 +120,10 @@ class TableJob(Job):
             return
         if model.bins == 1:
             yield self.problem(("model", "bins"), "is 1", "0 for no bins, or 2 and more", "use 0 or 32")
-        unused = {"linear": ("hidden", "embedding", "number_embedding", "dropout", "members", "skip"), "mlp": ("members",)}
+        unused = {
+            "linear": ("hidden", "embedding", "number_embedding", "dropout", "members", "skip"),
+            "mlp": ("members",),
+        }
         possible = "a linear model has bins" if model.name == "linear" else "name: tabm has members"
         yield from self.refuse_idle_keys(unused.get(model.name, ()), possible)
 

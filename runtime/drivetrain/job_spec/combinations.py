@@ -25,6 +25,7 @@ def combination_problems(job: Job) -> Iterator[Problem]:
         _split_problems,
         _column_problems,
         _unfreeze_problems,
+        _skip_problems,
         _idle_problems,
         _missing_problems,
         _within_problems,
@@ -103,6 +104,27 @@ def _unfreeze_problems(job: Job) -> Iterator[Problem]:
                 f"an epoch of the run: 2 to {epochs}" if epochs > 1 else "a run of 2 epochs or more",
                 "unfreeze earlier, or train longer",
             )
+
+
+def _skip_problems(job: Job) -> Iterator[Problem]:
+    """Yield settings with which the linear model of `model.skip` cannot be solved in place of the first epoch."""
+    model = getattr(job, "model", None)
+    if not getattr(model, "skip", False):
+        return
+    for key in ("weights", "freeze", "unfreeze"):
+        if key in model.model_fields_set:
+            yield _skip_problem(job, f"model.{key}")
+    if job.train.ema is not None:
+        yield _skip_problem(job, "train.ema")
+
+
+def _skip_problem(job: Job, key: str) -> Problem:
+    return job.problem(
+        ("model", "skip"),
+        f"is true together with {key}",
+        "one of them: the linear model is solved while the other layers add nothing to it",
+        f"remove model.skip, or {key}",
+    )
 
 
 def _idle_problems(job: Job) -> Iterator[Problem]:

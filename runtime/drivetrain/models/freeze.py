@@ -237,4 +237,6 @@ def note_unreached(unfreezing: Unfreezing, job: Job, samples: int) -> list[str]:
     if steps is None or unfreezing.last * epoch_steps < steps:
         return []
     unreached = next(epoch for epoch in unfreezing.epochs if epoch * epoch_steps >= steps)
-    return [f"model.unfreeze in epoch {unreached + 1} is never reached: train.steps ends the run after {steps:,} steps"]
+    return [
+        f"train.steps ends the run after {steps:,} steps, before epoch {unreached + 1}, from which more layers would be trained"
+    ]

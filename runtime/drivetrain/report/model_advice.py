@@ -140,7 +140,8 @@ def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
 def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advice]:
     """Check whether the training loss hardly fell, which a rate far too low or far too high causes."""
     losses = record.metrics.get("train/loss")
-    if losses is None or len(losses) < 2 or summary.status != "done":
+    # The first loss of heads that are solved is a good one already.
+    if losses is None or len(losses) < 2 or summary.status != "done" or record.result.get("solved"):
         return
     count = max(1, int(COMPARED_SHARE * len(losses)))
     # A rate that is too high first makes the loss worse, so its first value is the one to compare with.

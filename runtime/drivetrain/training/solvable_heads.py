@@ -147,8 +147,9 @@ class HeadTraining:
         if trained != layer_parameters or len(layers) != len(self.dataset.heads):
             return {}
         skip = getattr(network, "skip", None)
-        if skip is not None and layers == [skip]:
-            return {name: LayerHead(skip) for name in self.dataset.heads}  # all other summands are 0 at first
+        # A network that starts from other weights adds more to the outputs than the linear model.
+        if skip is not None and layers == [skip] and not network.classifier.weight.any():  # type: ignore[union-attr,operator]
+            return {name: LayerHead(skip) for name in self.dataset.heads}
         return self._match_heads(layers)
 
     def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:

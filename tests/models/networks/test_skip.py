@@ -12,12 +12,16 @@ import torch
 from torch import nn
 
 from drivetrain.cli import main
+from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job
+from drivetrain.job_spec.yaml_file import parse
+from drivetrain.models.networks import cnn_lstm
 from drivetrain.models.networks.mlp import Mlp
 from drivetrain.models.networks.tabm import TabM
 from drivetrain.training import train
 from drivetrain.training.run import Run
 from tests import tiny
+from tests.messages import saying
 
 torch.set_num_threads(1)
 SPEC = """name: small
@@ -106,3 +110,16 @@ def test_it_predicts_exports_and_starts_other_runs(tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(path.read_text().replace("{name: tabm, hidden: [16], skip: true}", f"{{from: {run}}}"))
     assert main.main(["train", str(other), *runs, "--new"]) == 0
+
+
+@pytest.mark.parametrize("setting", ["weights: w.safetensors", "freeze: {body: true}", "unfreeze: []"])
+def test_what_is_added_to_the_linear_model_is_refused_beside_it(setting: str) -> None:
+    """A loaded classifier was added to the solved model: r2 fell from 0.997 to 0.03 without a word."""
+    text = f"name: a\ntask: tabular-regression\ndata: {{train: a.csv, target: y}}\nmodel: {{skip: true, {setting}}}\n"
+    with pytest.raises(SpecError, check=saying("skip-is-true-together", setting.partition(":")[0])):
+        load_job.check(parse(text, "a.yaml"))
+
+
+def test_statistics_of_windows_are_computed_where_the_windows_are() -> None:
+    """`linspace` without a device computed on the CPU, so the network failed on a GPU."""
+    assert cnn_lstm.compute_statistics(torch.empty(2, 20, 3, device="meta")).device.type == "meta"

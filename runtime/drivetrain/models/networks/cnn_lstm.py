@@ -17,7 +17,7 @@ STATISTICS = 8
 
 def compute_statistics(windows: Tensor) -> Tensor:
     """Compute eight statistics of each channel of windows (N, time, channels): (N, 8 * channels)."""
-    time = torch.linspace(-1, 1, windows.shape[1]).view(1, -1, 1)
+    time = torch.linspace(-1, 1, windows.shape[1], device=windows.device).view(1, -1, 1)
     slope = (windows * time).sum(1) / (time**2).sum().clamp_min(1e-9)
     steps = windows.diff(dim=1).abs().mean(1) if windows.shape[1] > 1 else torch.zeros_like(slope)
     spread = windows.std(1, correction=0)

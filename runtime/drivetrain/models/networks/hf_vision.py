@@ -84,7 +84,7 @@ def build_untrained(config: Mapping[str, Any]) -> nn.Module:
             built = transformers.AutoConfig.for_model(config["model_type"], **settings)
             external_entry = families.find_external_entry(built.to_dict())
         if external_entry:
-            raise ValueError(f"{external_entry} would load files from elsewhere")
+            raise ValueError(f"{external_entry} would load other files or code")
         return transformers.AutoModel.from_config(built, trust_remote_code=False)  # type: ignore[no-any-return]
 
 
