@@ -36,11 +36,15 @@ def make_forecast(run: Run, left: TimeLeft, now: float, save_seconds: float) -> 
     seconds_after = FINAL_SAVES * save_seconds + evaluations_after * left.evaluation_seconds()
     seconds_left = min(estimate, run.time_left()) + seconds_after
     elapsed, factor = run.counters.seconds + run.clock.seconds, left.estimate_error()
+    # `train.within` and `train.max_time` end the training, however slow it is.
+    limit = run.time_left()
+    if run.time_target:
+        limit = min(limit, run.time_target.seconds - run.time_target.read_clock())
     return {
         "seconds": elapsed + seconds_left,
         "low": elapsed + _measure_shortest_share(run, left.latest[1]) * seconds_left / factor,
-        "high": elapsed + factor * seconds_left,
-        "steps": left.latest[1],
+        "high": elapsed + max(seconds_left, min(factor * seconds_left, limit)),
+        "steps": sum(interval.steps for interval in left.intervals),
     }
 
 

@@ -86,11 +86,13 @@ class Progress:
         forecast = make_forecast(run, estimate, now, self.save_seconds)
         if not forecast:
             return
-        notes = [self.correction or f"by its first {forecast['steps']:,} steps"]
+        notes = [self.correction or f"by {forecast['steps']:,} steps"]
         if self.is_decoding:
             notes.append("later epochs need not decode the images again")
         if run.job.train.early_stopping:
             notes.append("early stopping may end it sooner")
+        if run.job.train.max_time:
+            notes.append("train.max_time may stop it sooner")
         self.forecast, self.correction = forecast, ""
         seconds_left = forecast["seconds"] - run.counters.seconds - run.clock.seconds
         say(describe_forecast(forecast, datetime.now(UTC) + timedelta(seconds=seconds_left), "; ".join(notes)))
