@@ -184,7 +184,7 @@ class Listing:
                 f"{self.unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
                 f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
             )
-            raise DataError(error.given, error.possible, action) from None
+            raise DataError(error.description, error.possible, action, key=error.key) from None
 
 
 def decode_all(
