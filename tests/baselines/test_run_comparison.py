@@ -58,13 +58,14 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     assert begins_with(announced, "baselines-fitting-simple-models")
     assert len(lines) == 2
     assert f"{rows['linear']['validation/accuracy']:.4f}" in lines[0]
-    assert "Against simple models" in (run / "report.html").read_text()
-    assert "Against simple models" in (run / "report.md").read_text()
+    assert "linear model" in (run / "report.html").read_text()
+    assert "linear model" in (run / "report.md").read_text()
     without = train(job, "--set", "baselines=off", "--new")
     assert without.returncode == 0, without.stderr
     assert "baselines: " not in without.stdout
     other = job.parent / "runs" / "tiny-002"
     assert not (other / "baselines.json").exists()
+    assert "linear model" not in (other / "report.html").read_text()
     assert have_same_weights(run, other)
 
 

@@ -157,7 +157,7 @@ def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> Non
         assert result["best"]["value"] >= 0.98
         plan = json.loads((run / "plan.json").read_text())
         assert all(row["same"] for name, row in plan["seen"].items() if name != "libraries")
-        assert "limit 4.0 GiB" in log
+        assert "4.0 GiB limit" in log
         owner = (run / "result.json").stat().st_uid
         assert owner == 1000
 

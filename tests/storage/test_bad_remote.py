@@ -97,13 +97,13 @@ ROWS = [
     Bad("half of the credentials", "no credentials were found", environ={"AWS_ACCESS_KEY_ID": ""}),
     Bad(
         "a file of credentials that is not there",
-        "GOOGLE_APPLICATION_CREDENTIALS: /nowhere/key.json is not there",
+        "GOOGLE_APPLICATION_CREDENTIALS: /nowhere/key.json does not exist",
         train="gs://bucket/photos",
         environ={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"},
     ),
     Bad(
         "a token file that is not there",
-        "AWS_WEB_IDENTITY_TOKEN_FILE: /nowhere/token is not there",
+        "AWS_WEB_IDENTITY_TOKEN_FILE: /nowhere/token does not exist",
         environ={
             "AWS_ACCESS_KEY_ID": "",
             "AWS_SECRET_ACCESS_KEY": "",

@@ -151,7 +151,7 @@ def test_an_object_that_is_not_there(store: ObjectStore) -> None:
     with pytest.raises(RemoteError) as caught:
         store.get("no")
     assert caught.value.trouble is Trouble.MISSING
-    assert says(format_error(caught.value), "is-not-there", f"{store.address}/no")
+    assert says(format_error(caught.value), "does-not-exist-3", f"{store.address}/no")
 
 
 def test_no_permission(store: ObjectStore, proxy: FaultyStore) -> None:

@@ -78,8 +78,8 @@ def test_the_table_without_anything_that_fits(tmp_path: Path, capsys: pytest.Cap
     rows = [MemoryRow(8, False, 200 * MIB, 41.7), MemoryRow(16, False, None, None)]
     memory.report(rows, 250 * MIB, tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["8", "200", "MiB", "42", "as", "it", "is"]
-    assert lines[2].split() == ["16", "does", "not", "fit", "-", "as", "it", "is"]
+    assert lines[1].split() == ["8", "200", "MiB", "42", "saved"]
+    assert lines[2].split() == ["16", "does", "not", "fit", "-", "saved"]
     assert lines[3] == "250 MiB available"
     memory.report([MemoryRow(2, False, None, None)], 250 * MIB, tmp_path)
     assert json.loads((tmp_path / "memory.json").read_text())["rows"][0]["measured"] is None
