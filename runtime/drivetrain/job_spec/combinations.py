@@ -109,7 +109,7 @@ def _unfreeze_problems(job: Job) -> Iterator[Problem]:
 def _skip_problems(job: Job) -> Iterator[Problem]:
     """Yield settings with which the linear model of `model.skip` cannot be solved in place of the first epoch."""
     model = getattr(job, "model", None)
-    if not getattr(model, "skip", False):
+    if model is None or not getattr(model, "skip", False):
         return
     for key in ("weights", "freeze", "unfreeze"):
         if key in model.model_fields_set:

@@ -283,7 +283,7 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[2] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
     assert lines[3] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())
-    expected_fields = {"steps": 30, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+    expected_fields = {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
     assert ahead == expected_fields | {"best": "validation/accuracy"}
     assert {key: round(value, 1) for key, value in progress.forecast.items()} == {
         "seconds": 146.0, "low": 137.8, "high": 156.2, "steps": 3

@@ -127,7 +127,7 @@ class Code(MetaPathFinder):
                         names.add(name)
             return stream
 
-        builtins.open = io.open = open_watched  # type: ignore[assignment]
+        builtins.open = io.open = open_watched
         try:
             yield names
         finally:
