@@ -34,7 +34,7 @@ LONG_EPOCHS = 1000
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with slurm_cluster.cluster(4, tmp_path_factory.mktemp("slurm")) as cluster:
+    with slurm_cluster.cluster(4, tmp_path_factory.mktemp("slurm"), patience=120) as cluster:
         yield cluster
 
 
