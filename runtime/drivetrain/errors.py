@@ -74,7 +74,7 @@ class Problem:
 
 
 class SpecError(Failure):
-    """The spec is invalid; holds every problem of the file at once."""
+    """The spec is invalid."""
 
     exit_code = 2
 

@@ -45,6 +45,11 @@ def text_of(run: Path) -> str:
         ("hardware.json", '{"name": "x", "place": "host", "cpu": nul', "hardware.json: cut or damaged"),
         ("plan.json", None, "plan.json: missing"),
         ("plan.json", '{"decisions": [{"name": "x"}]}', "plan.json: not a plan: TypeError"),
+        (
+            "plan.json",
+            '{"decisions": [{"name": [], "value": 1, "source": "job", "reason": "", "effect": ""}]}',
+            "plan.json: not",
+        ),
         ("plan.json", "[" * 100_000, "plan.json: cut or damaged"),
         ("metrics.jsonl", None, "metrics.jsonl: missing"),
         ("metrics.jsonl", "", "metrics.jsonl: empty"),
@@ -74,6 +79,17 @@ def test_damage_is_reported_and_survived(run: Path, file: str, damage: str | Non
     assert message in read_page(run).text
     alerts = json.loads((run / "report.json").read_text(encoding="utf-8"))["alerts"]
     assert [alert.partition(":")[0] for alert in alerts if alert.startswith(file)] == [file]
+
+
+@pytest.mark.parametrize(
+    "confusion",
+    [{"classes": ["a"], "matrix": [[1e308]]}, {"columns": True, "pairs": [[1.0, 1.0]]}],
+    ids=["a huge count", "columns that are no list"],
+)
+def test_values_of_another_kind_in_the_result_are_left_out(run: Path, confusion: dict[str, object]) -> None:
+    """They ended `report` with a traceback."""
+    change_json(run / "result.json", lambda result: result.update(confusion={"": confusion}))
+    assert text_of(run)
 
 
 def test_events_are_optional(run: Path) -> None:

@@ -267,9 +267,9 @@ def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
         rows = tuple(Decision(**{key: row[key] for key in row if key in row_keys}) for row in data["decisions"])
         plan = Plan(**{key: data[key] for key in data if key in plan_keys} | {"decisions": rows})
         plan = replace(plan, notes=tuple(plan.notes or ()), seen=plan.seen if isinstance(plan.seen, dict) else {})
+        unknown = {row.name for row in rows} - {optimization.name for optimization in optimizations.every()}
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a plan: {type(error).__name__} {error}") from None
-    unknown = {row.name for row in rows} - {optimization.name for optimization in optimizations.every()}
     if unknown and is_followed:
         raise ValueError(f"another version wrote it: this one has no optimization {min(unknown, key=str)!r}")
     return plan

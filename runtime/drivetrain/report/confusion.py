@@ -103,7 +103,7 @@ def _read_confusion(head: str, value: Any) -> Confusion | None:
     classes = tuple(printable(str(name)) for name in value["classes"])
     matrix = tuple(tuple(int(count) for count in row) for row in value["matrix"])
     is_square = len(matrix) == len(classes) > 0 and all(len(row) == len(classes) for row in matrix)
-    is_valid = is_square and all(count >= 0 for row in matrix for count in row)
+    is_valid = is_square and all(0 <= count <= 2**53 for row in matrix for count in row)  # exact as a float
     return Confusion(head, classes, matrix) if is_valid else None
 
 

@@ -76,9 +76,9 @@ def list_number_sections(confusion: object, mistakes: Mapping[str, object]) -> I
         mistakes: of result.json: by head the samples with the largest errors.
     """
     for head, record in confusion.items() if isinstance(confusion, Mapping) else ():
-        if not isinstance(record, Mapping) or "pairs" not in record:
+        if not isinstance(record, Mapping) or "pairs" not in record or not isinstance(record.get("columns"), list):
             continue
-        columns = [printable(str(name)) for name in record.get("columns") or ()]
+        columns = [printable(str(name)) for name in record["columns"]]
         blocks: list[Block] = [*_draw_numbers(columns, record["pairs"])]
         error_rows = list(filter(None, (_error_row(mistake, columns) for mistake in read_objects(mistakes, head))))
         if error_rows:
