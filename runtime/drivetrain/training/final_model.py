@@ -14,6 +14,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.job.formatting import choose_score, format_metric, format_metrics
 from drivetrain.models import code_consent, forward, saved_model
 from drivetrain.pretrained.model_config import CONFIG
+from drivetrain.report.confusion import read_confusions
 from drivetrain.system.console import say
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import losses
@@ -47,11 +48,8 @@ class FinalWeights:
 
     def _count_right(self) -> str:
         """Return ` (354 of 359 right)` for a single head with one class per sample, else an empty text."""
-        matrix = self.confusion.get("", {}).get("matrix")
-        if not matrix:
-            return ""
-        right = sum(row[index] for index, row in enumerate(matrix))
-        return f" ({right:,} of {sum(map(sum, matrix)):,} right)"
+        matrices = read_confusions(self.confusion) if len(self.confusion) == 1 else []
+        return "".join(f" ({matrix.hits:,} of {matrix.total:,} right)" for matrix in matrices)
 
 
 def choose_weights(run: Run) -> FinalWeights:
