@@ -86,7 +86,8 @@ def _pass_replaced_epochs(run: Run) -> None:
     counters.samples += len(run.dataset.train)
     if later:
         # The schedule counts steps, so unfrozen layers learn at the rate of their epoch.
-        counters.epoch, counters.step = later[0] - 1, later[0] * run.batches.per_epoch
+        counters.epoch = later[0] - 1
+        counters.step = min(run.total_steps, later[0] * run.batches.per_epoch)
     else:
         counters.step += 1
 

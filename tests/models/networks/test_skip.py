@@ -112,6 +112,13 @@ def test_it_predicts_exports_and_starts_other_runs(tmp_path: Path) -> None:
     assert main.main(["train", str(other), *runs, "--new"]) == 0
 
 
+def test_steps_below_an_epoch_are_not_exceeded(tmp_path: Path) -> None:
+    """The solved epoch has five steps, and the run said that it trained all of them."""
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("epochs: 3", "epochs: 3, steps: 2"))
+    assert fit(path).counters.step == 2
+
+
 @pytest.mark.parametrize("setting", ["weights: w.safetensors", "freeze: {body: true}", "unfreeze: []"])
 def test_what_is_added_to_the_linear_model_is_refused_beside_it(setting: str) -> None:
     """A loaded classifier was added to the solved model: r2 fell from 0.997 to 0.03 without a word."""
