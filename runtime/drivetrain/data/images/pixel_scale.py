@@ -97,7 +97,10 @@ def choose(
         assert earlier
         return *convert(images, rows, earlier, resize, key), earlier, []
     values = measure(images, rows)
-    scale = declared or (values.scale if values else BYTES)
+    shown = values.scale if values else BYTES
+    if declared == SHARES and shown == BYTES:
+        _refuse(key, values.text if values else "the images have 8 bits", SHARES, is_declared=True)
+    scale = declared or shown
     if earlier and not {scale, earlier} <= {*COLORS}:
         if declared and declared != earlier:
             _refuse(key, f"data.pixel_range is between {declared[0]:g} and {declared[1]:g}", earlier)
@@ -239,7 +242,7 @@ def _check_colors_of_16_bits(headers: Sequence[ImageHeader | None], key: str) ->
         raise DataError(
             f"{len(highest):,} color files have 16 bits a channel and use at most 14 of them; "
             "only the upper 8 can be read, in which they are nearly black",
-            "color files of 8 bits a channel, or that use all 16 bits; gray files of 16 bits, whose range is measured",
+            "color files of 8 bits a channel, or that use all 16 bits; gray files of 16 bits",
             "scale their values to 0 to 255, and save them with 8 bits a channel",
             key=key,
         )
@@ -268,4 +271,4 @@ def _refuse(key: str, description: str, scale: Range, *, is_declared: bool = Fal
         description += f", but the training images were {text}"
         action = f"bring the values to the scale of the training images, {text}"
         action = "multiply by 255, and store them as uint8" if scale == BYTES else action
-    raise DataError(f"{description}", "the same range for both", action, key=key)
+    raise DataError(description, "the same range for both", action, key=key)
