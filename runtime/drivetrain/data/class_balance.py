@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, JointTargets, is_zero
 from drivetrain.data.labels import have_order, looks_empty
-from drivetrain.data.notes import list_names
+from drivetrain.data.notes import list_counts, list_names
 from drivetrain.errors import Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
@@ -17,8 +17,6 @@ from drivetrain.job.job import KAPPA, MAPE, RANKING_METRICS
 from drivetrain.system import spelling
 from drivetrain.tasks import modality_of
 
-MAX_COUNTS_LISTED = 20
-"""Largest number of classes that a note on their samples names."""
 MAX_WEIGHTS_LISTED = 30
 """Largest number of classes that a note or an error on weights names."""
 UNEVEN_RATIO = 4
@@ -40,10 +38,7 @@ def count_classes(dataset: Dataset) -> dict[str, npt.NDArray[np.int64]]:
 
 def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> str:
     """Return a note such as `classes for training: ok: 157, broken: 3`, the most frequent class first."""
-    order = np.argsort(-counts, kind="stable").tolist()
-    listed_counts = list_names(
-        [f"{printable(classes[index])}: {counts[index]:,}" for index in order], MAX_COUNTS_LISTED
-    )
+    listed_counts = list_counts(dict(zip(classes, counts.tolist(), strict=True)))
     spellings = list_names(spelling.find_similar_names(classes))
     empty = [printable(name) for name in classes if looks_empty(name)]
     doubts = [f"; probably the same: {spellings}"] if spellings else []

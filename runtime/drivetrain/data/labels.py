@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data.notes import list_names
+from drivetrain.data.notes import list_counts, list_names
 from drivetrain.errors import DataError, nearest
 from drivetrain.job import formatting
 from drivetrain.system import spelling
@@ -213,7 +213,6 @@ def _quote(cell: str) -> str:
 
 
 def describe_label_counts(counts: Counter[str], unlabelled_count: int) -> str:
-    """Describe how often each label occurs, such as `labels: cat 20, dog 13; 5 images have none`."""
-    order = sorted(counts, key=lambda name: (-counts[name], name))
+    """Describe how often each label occurs, such as `labels: cat: 20, dog: 13; 5 images have none`."""
     without_labels = f"; {unlabelled_count:,} images have none" if unlabelled_count else ""
-    return f"labels: {list_names([f'{name}: {counts[name]:,}' for name in order], 20)}{without_labels}"
+    return f"labels: {list_counts(counts)}{without_labels}"

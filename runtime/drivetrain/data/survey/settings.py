@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.data.labels import looks_empty, sort_class_names
-from drivetrain.data.notes import list_names
+from drivetrain.data.notes import list_counts, list_names
 from drivetrain.errors import SpecError
 from drivetrain.job.draft import Entry, quote
 
@@ -120,8 +120,7 @@ def format_counts(counts: Mapping[str, int]) -> str:
     if len(set(counts.values())) == 1 and len(counts) > 1:
         names = list_names(sort_class_names(counts), MAX_LISTED_CLASSES)
         return f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {names}{doubt}"
-    listed = [f"{name}: {counts[name]:,}" for name in sorted(counts, key=lambda name: (-counts[name], name))]
-    return f"{len(counts):,} classes, {list_names(listed, MAX_LISTED_CLASSES)}{doubt}"
+    return f"{len(counts):,} classes, {list_counts(counts, MAX_LISTED_CLASSES)}{doubt}"
 
 
 def describe_classes(counts: Mapping[str, int]) -> list[str]:

@@ -14,7 +14,7 @@ from drivetrain.data import copies, labels, partition, target_columns
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import NO_LABEL, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.notes import list_names
+from drivetrain.data.notes import list_counts, list_names
 from drivetrain.data.source import check_bad_samples
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus, unknown_words
@@ -179,7 +179,7 @@ def check(job: TextJob, recorded: InputRecord | None, files: CsvFiles) -> tuple[
     parts = read(job, files, recorded)
     if job.data.test:
         test, test_notes = _read_usable_rows(job, job.data.test, "data.test", files)
-        parts.notes += [*test_notes, *count_missing(index_classes(test, parts.heads))]
+        parts.notes += [*test_notes, *note_missing(index_classes(test, parts.heads))]
     return len(parts.train), parts.notes
 
 
@@ -217,32 +217,28 @@ def _mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[s
         DataError: if no text of a part has a label for a head.
     """
     notes = []
-    for name in heads:
-        for part, targets in (("training", training), ("validation", validation)):
-            total, missing_count = len(targets[name]), int((targets[name] == NO_LABEL).sum())
-            if missing_count and missing_count == total:
+    for part, targets in (("training", training), ("validation", validation)):
+        for name in heads:
+            if len(targets[name]) and bool((targets[name] == NO_LABEL).all()):
                 raise DataError(
-                    f"none of the {total:,} {part} texts has a label",
+                    f"none of the {len(targets[name]):,} {part} texts has a label",
                     "some labels of each column on both sides",
                     "add labels, remove the column, or change data.validation",
                     key=f"data.labels.{name}",
                 )
-            if missing_count:
-                notes.append(
-                    f'"{name}": {missing_count:,} of {total:,} {part} texts have no label; they count for the others'
-                )
+        notes += note_missing(targets, f"{part} texts")
     return mark_partial(heads, [training, validation]), notes
 
 
-def count_missing(targets: Mapping[str, Any]) -> list[str]:
-    """Return notes on new texts that have no label for a head, by the class indices (N,) of each head."""
+def note_missing(targets: Mapping[str, Any], texts: str = "texts") -> list[str]:
+    """Return notes on texts that have no label for a head, by the class indices (N,) of each head."""
     notes = []
     for name, classes in targets.items():
         total, missing_count = len(classes), int((classes == NO_LABEL).sum())
         if missing_count == total:
-            notes.append(f'"{name}": none of the {total:,} texts has a label, so it has no scores')
+            notes.append(f'"{name}": none of the {total:,} {texts} has a label, so it has no scores')
         elif missing_count:
-            notes.append(f'"{name}": {missing_count:,} of {total:,} texts have no label; they count for the others')
+            notes.append(f'"{name}": {missing_count:,} of {total:,} {texts} have no label; they count for the others')
     return notes
 
 
@@ -276,15 +272,9 @@ def _find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tu
             class_weights=settings.class_weights,
             label_smoothing=settings.label_smoothing,
         )
-        notes.append(f'"{column}": {len(classes)} classes, {_format_counts(counts)}')
+        notes.append(f'"{column}": {len(classes)} classes, {list_counts(counts, 8)}')
     # A resumed run keeps its class indices.
     return dict(recorded.heads) if recorded and recorded.same_data else heads, notes
-
-
-def _format_counts(counts: Counter[str]) -> str:
-    """Format up to 8 classes with number and share of their texts, largest first: `leak 40 (80%), noise 10 (20%)`."""
-    names = sorted(counts, key=lambda name: (-counts[name], name))
-    return list_names([f"{name} {counts[name]:,} ({counts[name] / counts.total():.0%})" for name in names], 8)
 
 
 def _normalize_texts(texts: Sequence[pyarrow.ChunkedArray], lower_case: bool) -> list[str]:

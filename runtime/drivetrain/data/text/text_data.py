@@ -60,7 +60,7 @@ def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Map
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     encoding = TextEncoding.of_model(preprocessing)
     part = text_split.take_rows(rows, text_split.index_classes(rows, heads) if first.labelled else {})
-    notes += text_split.count_missing(part.classes)
+    notes += text_split.note_missing(part.classes)
     encoded = encoding.tokenizer.encode(part.texts)
     notes += job_tokenizer.note_truncated(encoded.lengths, encoding.longest, encoding.side)
     unknown = unknown_words.measure(encoding.tokenizer, encoded)
