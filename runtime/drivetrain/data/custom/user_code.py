@@ -112,19 +112,13 @@ class Code(MetaPathFinder):
 
         A function that returns something else if such a file is missing would build another network from its copy.
         """
-        names: set[str] = set()
-        opening = io.open
+        names, opening = set[str](), io.open
 
-        def open_watched(file: Any, *arguments: Any, **options: Any) -> Any:
-            stream = opening(file, *arguments, **options)
-            mode = arguments[0] if arguments else options.get("mode", "r")
-            if isinstance(file, str | os.PathLike) and "r" in mode:
-                path = Path(os.path.abspath(file))
-                is_copy = self.copy is not None and path.is_relative_to(self.copy.absolute())
-                if path.is_relative_to(self.folder) and not is_copy and path.suffix != ".py":
-                    name = path.relative_to(self.folder).as_posix()
-                    if name not in self.sources and path.stat().st_size <= code_files.MAX_COPY_BYTES:
-                        names.add(name)
+        def open_watched(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            stream = opening(file, mode, *arguments, **options)
+            path = Path(os.path.abspath(os.fsdecode(file))) if isinstance(file, str | os.PathLike) else None
+            if path and "r" in mode and self._lacks_copy(path):
+                names.add(path.relative_to(self.folder).as_posix())
             return stream
 
         builtins.open = io.open = open_watched
@@ -132,6 +126,14 @@ class Code(MetaPathFinder):
             yield names
         finally:
             builtins.open = io.open = opening
+
+    def _lacks_copy(self, path: Path) -> bool:
+        """Return whether an existing file belongs to the folder, is small enough to be copied, and is not copied."""
+        if not path.is_relative_to(self.folder) or path.suffix == ".py":
+            return False
+        if path.relative_to(self.folder).as_posix() in self.sources or path.stat().st_size > code_files.MAX_COPY_BYTES:
+            return False
+        return self.copy is None or not path.is_relative_to(self.copy.absolute())
 
     def _find_copy(self, text: str) -> str:
         """Return the path of the copy of a file or folder, written if needed; the text itself if it is not copied."""

@@ -103,7 +103,7 @@ def holds_images(kind: Any) -> bool:
     return _is_binary(kind)
 
 
-def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
+def _find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
     """Return whether each cell has neither bytes nor a path."""
     empty = compute.is_null(column)
     if not _is_binary(column.type):
@@ -113,10 +113,11 @@ def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
     return [bool(is_empty) for is_empty in empty.to_pylist()]
 
 
-def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
-    """Return the title of each row, such as `train.parquet row 7 (cat.png)`."""
+def name_cells(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
+    """Return a title for each row, such as `train.parquet row 7 (cat.png)`; empty for a cell without an image."""
     names = compute.struct_field(column, "path").to_pylist() if _has_paths(column) else [None] * len(column)
-    return [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
+    titles = [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
+    return ["" if is_empty else title for is_empty, title in zip(_find_empty_cells(column), titles, strict=True)]
 
 
 def list_named_files(column: pyarrow.ChunkedArray, rows: Sequence[int]) -> list[str]:

@@ -47,14 +47,12 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
     path_column = embedded_column or path_column
     table = _read_columns(file, path_column, form, key, files, paths=not embedded_column)
     if embedded_column:
-        empty = image_column.find_empty_cells(table[embedded_column])
-        titles = image_column.titles(table[embedded_column], file)
-        paths = ["" if is_empty else title for is_empty, title in zip(empty, titles, strict=True)]
-        named_files: Iterable[str] = image_column.list_named_files(table[embedded_column], range(len(table)))
+        cells = table[embedded_column]
+        paths = image_column.name_cells(cells, file)
+        named_files: Iterable[str] = image_column.list_named_files(cells, range(len(cells)))
     else:
-        paths, changes = image_paths.find_paths(
-            file.parent, _read_text(table, path_column, file, key), path_column, key
-        )
+        texts = _read_text(table, path_column, file, key)
+        paths, changes = image_paths.find_paths(file.parent, texts, path_column, key)
         rows.notes += changes
         named_files = filter(None, paths)
     if form:

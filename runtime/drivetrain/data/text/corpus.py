@@ -88,13 +88,7 @@ def read(
         name: target_columns.read_targets(table, [name], classes=True, option=option, source=str(path))
         for name, option in label_keys.items()
     }
-    # A row needs at least one text (a report without a title is still a report) and at least one label (it trains the
-    # heads of its labels). A column that is both a text and a label counts as a text.
-    trimmed = (compute.fill_null(compute.utf8_trim_whitespace(table[name]), "") for name in columns)
-    lacks = {" and ".join(columns): np.logical_and.reduce([compute.equal(cells, "").to_numpy() for cells in trimmed])}
-    if label_keys:
-        is_empty = [target.indices == -1 for name, target in labels.items() if name not in columns]
-        lacks[" and ".join(label_keys)] = np.logical_and.reduce(is_empty)
+    lacks = _find_empty_rows(table, columns, labels)
     is_bad = np.logical_or.reduce(list(lacks.values()))
     bad = [
         BadSample(
@@ -116,6 +110,19 @@ def read(
         bad=bad,
         groups=column_values.texts(table[group_column]).to_pylist() if group_column else None,
     )
+
+
+def _find_empty_rows(table: Any, columns: Sequence[str], labels: Mapping[str, TargetColumn]) -> dict[str, Any]:
+    """Find the rows without any text and the rows without any label; the keys name the columns."""
+    from pyarrow import compute
+
+    trimmed = (compute.fill_null(compute.utf8_trim_whitespace(table[name]), "") for name in columns)
+    lacks = {" and ".join(columns): np.logical_and.reduce([compute.equal(cells, "").to_numpy() for cells in trimmed])}
+    if labels:
+        # A column that is both a text and a label counts as a text.
+        is_empty = [target.indices == -1 for name, target in labels.items() if name not in columns]
+        lacks[" and ".join(labels)] = np.logical_and.reduce(is_empty)
+    return lacks
 
 
 def join(sources: Sequence[Corpus]) -> Corpus:
