@@ -129,7 +129,6 @@ def test_evaluate_gives_the_metrics_of_the_training(
         lines = list(csv.reader(stem.with_suffix(".csv").read_text(encoding="utf-8").splitlines()))
         assert lines[0] == ["truth", *run.dataset.heads[name].classes]
         assert sum(int(cell) for line in lines[1:] for cell in line[1:]) == len(run.dataset.validation)
-        assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     several = [head for head in run.dataset.heads.values() if head.several]
     for head in several:
         lines = list(csv.reader((tmp_path / "out" / "labels.csv").read_text(encoding="utf-8").splitlines()))

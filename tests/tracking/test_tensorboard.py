@@ -1,11 +1,10 @@
-"""TensorBoard's files: scalars, plan, pictures and hardware come back from them; their failure ends no run."""
+"""TensorBoard's files: scalars, plan and pictures come back from them; their failure ends no run."""
 
 from __future__ import annotations
 
 import io
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from drivetrain.errors import StorageError
-from drivetrain.tracking import tensorboard
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 from drivetrain.training.checkpoints import checkpoint
-from drivetrain.training.progress import measure_since_last_call
 from drivetrain.training.train import show_overview, tile
 from drivetrain.training.train import train as train_run
 from tests import tiny
@@ -34,7 +30,7 @@ def read(folder: Path) -> Any:
     return events
 
 
-def test_a_run_shows_numbers_plan_batch_and_confusion(job: Path) -> None:
+def test_a_run_shows_numbers_plan_and_batch(job: Path) -> None:
     done = train(job)
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
@@ -44,10 +40,9 @@ def test_a_run_shows_numbers_plan_batch_and_confusion(job: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert [event.value for event in board.Scalars("train/loss")] == pytest.approx(losses)
-    assert set(tags["images"]) == {"batch/as the network sees it", "confusion"}
+    assert tags["images"] == ["batch/as the network sees it"]
     (batch,) = board.Images("batch/as the network sees it")
     assert Image.open(io.BytesIO(batch.encoded_image_string)).size == (batch.width, batch.height) == (400, 400)
-    assert len(board.Images("confusion")) == 4, "one for each evaluation"
     assert tags["tensors"] == ["plan"]
     text = board.Tensors("plan")[0].tensor_proto.string_val[0].decode()
     assert "| cpu_threads | 1 | job |" in text
@@ -66,24 +61,6 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
         train_run(tiny_run)
     thread_names = [thread.name for thread in threading.enumerate() if thread not in before]
     assert [name for name in thread_names if name in ("tensorboard", "monitor")] == []
-
-
-def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
-    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
-    tiny_run.metrics = MetricsLog(tmp_path)
-    with Monitor(
-        tmp_path,
-        0.01,
-        progress=measure_since_last_call(tiny_run),
-        show=lambda values: tiny_run.metrics.board.put(0, values),
-    ) as monitor:
-        while len(monitor.samples) < 7:
-            time.sleep(0.01)
-    tiny_run.metrics.close()
-    board = read(tmp_path / "tensorboard")
-    sizes = [event.value * 2**30 for event in board.Scalars("hardware/processes GiB")]
-    assert sizes[:2] == pytest.approx([monitor.samples[0]["process_memory"], monitor.samples[5]["process_memory"]])
-    assert {"hardware/CPUs busy", "hardware/samples per s", "hardware/input wait"} <= set(board.Tags()["scalars"])
 
 
 def test_a_resumed_run_hides_repeated_steps_in_tensorboard(tmp_path: Path) -> None:
@@ -142,14 +119,3 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
     sheet = tile((values - 0.5) / 0.25, mean, std)
     colours = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
     assert colours == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
-
-
-@pytest.mark.parametrize("classes", [2, 100, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
-    names = [f"a class with a long name {i}" for i in range(classes)]
-    matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
-    sheet, encoded = tensorboard.draw_matrix(names, matrix), io.BytesIO()
-    sheet.save(encoded, "png")
-    assert max(sheet.size) < 2100
-    assert len(encoded.getvalue()) < 100_000
-    assert len(sheet.getcolors(1 << 20) or []) > 2

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: metrics.json, and for each output with classes the confusion matrix as CSV and PNG."""
+"""The folder of an evaluation: metrics.json, and for each output with classes the confusion matrix as CSV."""
 
 from __future__ import annotations
 
@@ -46,15 +46,12 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
     Raises:
         StorageError: if it cannot be written.
     """
-    from drivetrain.tracking import tensorboard
-
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / METRICS, data)
         for confusion in counts:
             stem = folder / (f"confusion-{_make_safe(confusion.head)}" if confusion.head else "confusion")
             _write_matrix(confusion, stem.with_name(f"{stem.name}.csv"))
-            tensorboard.draw_matrix(confusion.classes, confusion.matrix).save(stem.with_name(f"{stem.name}.png"))
         for table in tables:
             _write_labels(table, folder / (f"labels-{_make_safe(table.head)}.csv" if table.head else "labels.csv"))
 

@@ -1,4 +1,4 @@
-"""A series of values over steps or seconds, read from a log, and the CPU starvation computed from them."""
+"""A series of values over steps or seconds, read from a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drivetrain.hardware.facts import Hardware
 from drivetrain.system.run_records import parse_number, read_number
 
 Point = tuple[float, float]
@@ -117,47 +116,3 @@ def compute_running_mean(series: Series, windows: int = 60) -> list[Point]:
     positions = [*range(0, len(series) - 1, stride), len(series) - 1]
     ends = [(i, max(0, i - half_window), min(len(series), i + half_window + 1)) for i in positions]
     return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
-
-
-@dataclass(frozen=True)
-class CpuStarvation:
-    """CPU time that the run was denied, as a share."""
-
-    others: float
-    """Used by other processes, relative to this run's CPUs."""
-    others_share: float
-    stolen: float
-    """Used by other virtual machines (steal time), relative to the whole machine."""
-    stolen_share: float
-
-
-def measure_starvation(telemetry: Mapping[str, Series], hardware: Hardware | None) -> CpuStarvation | None:
-    """Measure the CPU starvation of the whole run; None if nothing was counted.
-
-    A thread also waits because of the quota, which is reported separately, and for the run's own threads. So the result is at
-    most the CPU time that the run left unused.
-    """
-    waited, stolen, busy = (
-        telemetry.get(key, Series(key)) for key in ("waited_seconds", "stolen_seconds", "cpu_percent")
-    )
-    if hardware is None or len(busy) < 2 or not (waited or stolen):
-        return None
-    seconds = busy.xs[-1] - busy.xs[0]
-    spans = zip(busy.xs, busy.xs[1:], busy.ys[1:], strict=False)
-    used = sum((end - start) * percent / 100 for start, end, percent in spans)
-    allowed = seconds * (hardware.cpu.quota or hardware.cpu.budget)
-    throttled, ready, stolen_seconds = (
-        _sum_rises(series) for series in (telemetry.get("throttled_seconds", Series("")), waited, stolen)
-    )
-    others = min(max(0.0, ready - throttled), max(0.0, allowed - used))
-    return CpuStarvation(
-        others,
-        others / max(1e-9, allowed),
-        stolen_seconds,
-        stolen_seconds / max(1e-9, seconds * hardware.cpu.host),
-    )
-
-
-def _sum_rises(series: Series) -> float:
-    risen = series.accumulate("")
-    return risen.ys[-1] if risen else 0.0

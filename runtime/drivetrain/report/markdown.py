@@ -1,15 +1,12 @@
-"""Renders a report as Markdown; charts become tables with a sparkline for each line."""
+"""Renders a report as Markdown, without its charts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from drivetrain.report.blocks import Block, Chart, Details, Gallery, Headline, Section, Table, Text, Tone
 from drivetrain.report.confusion import Confusion
-from drivetrain.report.formatting import format_number
-from drivetrain.tracking.live.sparkline import draw_bars
 
 _MARKUP = re.compile(r"([\\`*|\[\]~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.)")
 """Characters that mean something; `_` only at the edge of a word."""
@@ -28,18 +25,9 @@ def render_markdown(headline: Headline, sections: Sequence[Section]) -> str:
     ]
     for section in sections:
         # A section of blocks that only the page can show gets no title.
-        if rendered := list(_render_blocks(section.blocks)):
+        if rendered := [_render_block(block) for block in section.blocks if not isinstance(block, Chart)]:
             lines += [f"## {_escape(section.title)}", *rendered]
     return "\n\n".join(lines) + "\n"
-
-
-def _render_blocks(blocks: Sequence[Block]) -> Iterator[str]:
-    """Yield blocks in order as Markdown; adjacent charts share one table."""
-    for is_chart, group in groupby(blocks, key=lambda block: isinstance(block, Chart)):
-        if not is_chart:
-            yield from map(_render_block, group)
-        elif rows := tuple(row for chart in group if isinstance(chart, Chart) for row in _list_lines(chart)):
-            yield _render_table(Table(("curve", "shape", "first", "lowest", "highest", "last"), rows))
 
 
 def _render_block(block: Block) -> str:
@@ -59,18 +47,6 @@ def _render_block(block: Block) -> str:
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             return f"{_escape_line(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"
     raise TypeError(block)
-
-
-def _list_lines(chart: Chart) -> Iterator[tuple[str, ...]]:
-    """List the lines of a chart; the dots of a scatter plot are on the page only."""
-    for line in chart.lines:
-        if line and not chart.is_scatter:
-            name = chart.title if len(chart.lines) == 1 else f"{chart.title}: {line.name}"
-            values = (line.ys[0], min(line.ys), max(line.ys), line.ys[-1])
-            yield (name, draw_bars(line.ys, 32), *map(format_number, values))
-    if chart.limit:
-        name, limit = chart.limit
-        yield (f"{chart.title}: {name}", "", "", "", format_number(limit), "")
 
 
 def _render_table(table: Table) -> str:

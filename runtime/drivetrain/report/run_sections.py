@@ -11,7 +11,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.plan.plan import Decision, Plan
 from drivetrain.report.blocks import Block, Chart, Details, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_share, shorten
-from drivetrain.report.log_series import Series, measure_starvation
+from drivetrain.report.log_series import Series
 from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import RunState, read_mapping
 from drivetrain.system.units import format_bytes
@@ -23,8 +23,6 @@ _MAX_SPEC = 200_000
 """Characters of a job file that is shown."""
 _MAX_CODE_FILES = 30
 """Files of code that are named."""
-REPORTED_SHARE = 0.05
-"""Share of the CPU time lost to others from which on it is reported."""
 
 
 def list_run_sections(record: Record, summary: Summary) -> Iterator[Section]:
@@ -90,7 +88,7 @@ def _list_data(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def list_time(record: Record, summary: Summary) -> Iterator[Block]:
-    """Yield the time by phase beside the forecast, throughput and memory over time, and what slowed the run."""
+    """Yield the time by phase beside the forecast, and throughput and memory over time."""
     telemetry = record.telemetry
     if summary.phases:
         total = summary.seconds or 0.0
@@ -109,23 +107,7 @@ def list_time(record: Record, summary: Summary) -> Iterator[Block]:
     yield from _describe_forecast(summary)
     charts = _make_charts(telemetry, summary)
     yield from (chart for chart in charts if any(len(line) > 1 for line in chart.lines))
-    yield from _describe_gpus(telemetry)
-    throttled = telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
-    if throttled and throttled.ys[-1] > 0:
-        yield Text(f"The CPU quota throttled this run for {format_duration(throttled.ys[-1])}.", Tone.WARN)
-    starvation = measure_starvation(telemetry, record.hardware)
-    if starvation and starvation.others_share >= REPORTED_SHARE:
-        text = (
-            f"Other processes used the CPU for {format_duration(starvation.others)} while this run was waiting for it: "
-            f"{format_share(starvation.others_share)} of its CPU time. They slowed it down."
-        )
-        yield Text(text, Tone.WARN)
-    if starvation and starvation.stolen_share >= REPORTED_SHARE:
-        text = (
-            f"The hypervisor gave {format_duration(starvation.stolen)} of CPU time to other virtual machines (steal), "
-            f"{format_share(starvation.stolen_share)} of the total. No setting inside this machine can change that."
-        )
-        yield Text(text, Tone.WARN)
+    yield from _list_throttled_gpus(telemetry)
 
 
 def _describe_forecast(summary: Summary) -> Iterator[Text]:
@@ -169,26 +151,12 @@ def _make_charts(telemetry: Mapping[str, Series], summary: Summary) -> list[Char
     ]
 
 
-def _describe_gpus(telemetry: Mapping[str, Series]) -> Iterator[Text]:
-    """Describe each GPU in a line, and warn if its clock was reduced."""
-    for key, busy in telemetry.items():
-        match = re.fullmatch(r"(gpu\d*)_percent", key)
-        if not match or not busy:
-            continue
-        readings = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
-        for name, form in (
-            ("memory", "{} of memory at peak"),
-            ("temperature", "{:.0f} degrees at most"),
-            ("power", "{:.0f} W at most"),
-        ):
-            series = telemetry.get(f"{match[1]}_{name}")
-            if series:
-                readings.append(form.format(format_bytes(int(max(series.ys))) if name == "memory" else max(series.ys)))
-        yield Text(f"{match[1].upper()}: {', '.join(readings)}.")
-        throttled = telemetry.get(f"{match[1]}_throttled")
-        if throttled and any(throttled.ys):
-            share = format_share(sum(throttled.ys) / len(throttled))
-            text = f"{match[1].upper()}: its clock was throttled in {share} of the readings; telemetry.jsonl lists the reasons."
+def _list_throttled_gpus(telemetry: Mapping[str, Series]) -> Iterator[Text]:
+    """Warn of each GPU whose clock was reduced."""
+    for key, throttled in telemetry.items():
+        if re.fullmatch(r"gpu\d*_throttled", key) and any(throttled.ys):
+            name, share = key.partition("_")[0].upper(), format_share(sum(throttled.ys) / len(throttled))
+            text = f"{name}: its clock was throttled in {share} of the readings; telemetry.jsonl lists the reasons."
             yield Text(text, Tone.WARN)
 
 

@@ -33,11 +33,3 @@ def read_busy_seconds(cpus: Iterable[int], root: Path = Path("/proc")) -> float 
     except (OSError, ValueError, KeyError, IndexError):
         return None
     return busy_ticks / os.sysconf("SC_CLK_TCK")
-
-
-def read_stolen_seconds(root: Path = Path("/proc")) -> float | None:
-    """Read the seconds of CPU time that a hypervisor gave to other machines since boot; None if not counted."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        fields = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    return None

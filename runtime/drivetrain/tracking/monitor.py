@@ -28,8 +28,6 @@ from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.system.run_files import TELEMETRY_FILE, RunFiles
 
 Sample = dict[str, float | int | str | None]
-TENSORBOARD_INTERVAL = 5
-"""One in so many samples goes to TensorBoard."""
 
 THROTTLE_REASONS = {
     0x4: "power cap",
@@ -49,7 +47,6 @@ class Monitor:
         interval: seconds between samples.
         gpus: GPUs to record.
         progress: returns values that a run adds to every sample, for example its step and speed.
-        show: called with the hardware metrics of every few samples, by their TensorBoard tags.
         sampled: called with every sample.
         root: root of the file system, for the memory of groups and processes.
     """
@@ -61,12 +58,11 @@ class Monitor:
         gpus: Sequence[Gpu] = (),
         *,
         progress: Callable[[], Mapping[str, Any]] = dict,
-        show: Callable[[Mapping[str, float]], None] | None = None,
         sampled: Callable[[Sample], None] | None = None,
         root: Path = Path("/"),
     ) -> None:
         self.files, self.interval, self.root = RunFiles(folder), interval, root
-        self.progress, self.show, self.sampled = progress, show, sampled
+        self.progress, self.sampled = progress, sampled
         self.start = time.monotonic()
         self.peak = 0
         """The most memory so far: of the control group if it has a limit, else of all processes."""
@@ -100,8 +96,6 @@ class Monitor:
             ended = self.stop.wait(self.interval)
             sample = self._take_sample()
             self.samples.append(sample)
-            if self.show and len(self.samples) % TENSORBOARD_INTERVAL == 1:
-                self.show(_convert_units(sample))
             if self.sampled:
                 self.sampled(sample)
             # A full disk may lose a sample, but must not affect the run.
@@ -119,35 +113,9 @@ class Monitor:
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.read_throttled_seconds(),
             "waited_seconds": cpu_starvation.read_waited_seconds(process_tree.list_process_ids()),
-            "stolen_seconds": cpu_starvation.read_stolen_seconds(),
             **self.sensors.read(),
             **self.progress(),
         }
-
-
-def _convert_units(sample: Sample) -> dict[str, float]:
-    """Convert the values for TensorBoard, by tag, in readable units."""
-    units = {
-        "process_memory": ("processes GiB", 2.0**30),
-        "memory_used": ("container GiB", 2.0**30),
-        "cpu_percent": ("CPUs busy", 100.0),
-        "throttled_seconds": ("throttled s", 1.0),
-        "samples_per_second": ("samples per s", 1.0),
-        "input_wait": ("input wait", 1.0),
-        "gpu_percent": ("GPU busy", 100.0),
-        "gpu_memory": ("GPU GiB", 2.0**30),
-        "gpu_allocated": ("GPU tensors GiB", 2.0**30),
-        "gpu_reserved": ("GPU reserved GiB", 2.0**30),
-        "gpu_temperature": ("GPU C", 1.0),
-        "gpu_power": ("GPU W", 1.0),
-        "gpu_clock": ("GPU MHz", 1.0),
-        "gpu_throttled": ("GPU throttled", 1.0),
-    }
-    return {
-        f"hardware/{name}": value / unit
-        for key, (name, unit) in units.items()
-        if isinstance(value := sample.get(key), int | float)
-    }
 
 
 class Sensors:

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator
 from drivetrain.data.dataset import Batch
 from drivetrain.errors import Stopped
 from drivetrain.system.fault_points import fault_point
-from drivetrain.tracking import tensorboard
 from drivetrain.training.checkpoints import rank_checkpoints, run_state
 from drivetrain.training.evaluation.validation import check_precision, evaluate
 from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
@@ -106,7 +105,6 @@ def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]
     is_best = run.best_metric.update(run.last_metrics, counters.step, counters.epoch)
     assert run.metrics is not None
     run.metrics.write(counters.step, counters.epoch, run.last_metrics)
-    run.metrics.board.put(counters.step, tensorboard.draw_images(confusion))
     if is_best:
         records.saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
     label = ""

@@ -64,7 +64,7 @@ def train(run: Run, *, trace: bool = False) -> str:
     progress = Progress(run.total_steps)
     profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
     sampler = RankSampler(run) if run.ranks.count > 1 else None
-    with _build_monitor(run, run.metrics, sampler) as monitor:
+    with _build_monitor(run, sampler) as monitor:
         try:
             reason = _train_and_disconnect(run, saver, progress, profiler, sampler)
             # Only rank 0 writes the model. From here on, a signal stops the run after another save.
@@ -100,13 +100,12 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
         raise _save_after_stop(run, saver, stop) from None
 
 
-def _build_monitor(run: Run, metrics: MetricsLog, sampler: RankSampler | None) -> Monitor:
+def _build_monitor(run: Run, sampler: RankSampler | None) -> Monitor:
     return Monitor(
         run.folder,
         parse_duration(run.job.monitor.every),
         run.hardware.gpus,
         progress=measure_since_last_call(run),
-        show=lambda values: metrics.board.put(run.counters.step, values),
         sampled=sampler.take_sample if sampler else None,
     )
 
