@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,17 +122,37 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return None
 
 
+class Children:
+    """The processes that this one has started, listed again only after it started another: /proc is read for a list."""
+
+    def __init__(self) -> None:
+        self.starts, self.listed_after, self.pids = 0, -1, frozenset[int]()
+        sys.addaudithook(self.count_start)
+
+    def count_start(self, event: str, _: object) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+            self.starts += 1
+
+    def list_pids(self) -> frozenset[int]:
+        if self.listed_after != self.starts:
+            self.listed_after = self.starts
+            self.pids = frozenset(child.pid for child in psutil.Process().children())
+        return self.pids
+
+
+children = Children()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """End the trainings that a failed test leaves behind: they would run on for minutes beside the next tests."""
-    before = {child.pid for child in psutil.Process().children()}
+    before = children.list_pids()
     try:
         yield
     except BaseException:
-        for child in psutil.Process().children():
-            if child.pid not in before:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
+        for pid in children.list_pids() - before:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
         raise
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.paths import MACHINES
+
+if TYPE_CHECKING:
+    from drivetrain.hardware import facts
 
 MACHINE, ASKED = "DRIVETRAIN_TESTS_MACHINE", "DRIVETRAIN_TESTS_FACTS"
 DEFAULT = "codespace-2core-cgroup2"
@@ -40,14 +44,20 @@ def _note(item: pytest.Item) -> None:
             file.write(item.nodeid.removesuffix(f"@{group.args[0]}" if group else "") + "\n")
 
 
+@functools.cache
+def read_machine(name: str) -> facts.Hardware:
+    from drivetrain.hardware import facts  # not before the variables of conftest.py are set
+
+    return facts.read_hardware(MACHINES / f"{name}.json")
+
+
 @contextlib.contextmanager
 def replace_host(item: pytest.Item) -> Iterator[None]:
     """Replace what detection reads below the root of the file system; other roots are read as they are."""
-    from drivetrain.hardware import detect, facts  # not before the variables of conftest.py are set
+    from drivetrain.hardware import detect
 
     marker = item.get_closest_marker("machine")
-    file_name = marker.args[0] if marker else os.environ.get(MACHINE, DEFAULT)
-    recorded = facts.read_hardware(MACHINES / f"{file_name}.json")
+    recorded = read_machine(marker.args[0] if marker else os.environ.get(MACHINE, DEFAULT))
 
     def replace(name: str, value: object) -> None:
         read: Callable[..., object] = getattr(detect, name)
