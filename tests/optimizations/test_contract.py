@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from drivetrain import optimizations
 from drivetrain.hardware import facts as hardware
+from drivetrain.job.workload import Workload
 from drivetrain.models.inspection import inspect_workload
 from drivetrain.optimizations import Effect, Optimization, Stage
 from tests import paths, tiny
@@ -45,34 +48,38 @@ def test_off_is_a_value(optimization: Optimization) -> None:
         TypeAdapter(optimization.values).validate_python("nonsense", strict=True)
 
 
-@pytest.mark.parametrize("path", MACHINES, ids=[p.stem for p in MACHINES])
-def test_every_choice_is_possible_on_every_machine(optimization: Optimization, path: Path) -> None:
-    machine, job = hardware.read_hardware(path), tiny.job()
+@pytest.fixture(scope="module")
+def facts() -> Workload:
     data = tiny.dataset()
-    facts = inspect_workload(data, tiny.build(job, data).module)
-    for workload in (None, facts):
+    return inspect_workload(data, tiny.build(tiny.job(), data).module)
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=[p.stem for p in MACHINES])
+def test_every_choice_is_possible_on_every_machine(path: Path, facts: Workload) -> None:
+    machine, job = hardware.read_hardware(path), tiny.job()
+    for optimization, workload in itertools.product(ALL, (None, facts)):
         choice = optimization.choose(job, machine, workload)
         assert choice.reason
         TypeAdapter(optimization.values).validate_python(choice.value, strict=True)
-        assert optimization.refuse(job, machine, workload, choice.value) is None
-        assert optimization.refuse(job, machine, workload, optimization.off) is None
         candidates = optimization.candidates(job, machine, workload)
         assert candidates
-        assert all(optimization.refuse(job, machine, workload, value) is None for value in candidates)
+        for value in (choice.value, optimization.off, *candidates):
+            assert optimization.refuse(job, machine, workload, value) is None, optimization.name
 
 
-def list_switchable_values(optimization: Optimization) -> list[object]:
+def list_switchable_values(optimization: Optimization, facts: Workload) -> list[object]:
     """Every value this machine can have, beside off; the process-wide thread count stays as it is."""
-    job, machine = tiny.job(), tiny.machine()
-    data = tiny.dataset()
-    facts = inspect_workload(data, tiny.build(job, data).module)
-    values = [v for v in optimization.candidates(job, machine, facts) if v != optimization.off]
+    values = [v for v in optimization.candidates(tiny.job(), tiny.machine(), facts) if v != optimization.off]
     extra = {"loader_workers": [1], "micro_batch": [4]}.get(optimization.name, [])
     return [] if optimization.stage is Stage.PROCESS else [*values, *extra]
 
 
-def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization, tmp_path: Path) -> None:
-    values = list_switchable_values(optimization)
+def test_on_trains_to_the_same_loss_within_its_effect(
+    optimization: Optimization, facts: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As Inductor, but without the C++ compiler, which takes most of a minute; the slow tests have it.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager_decomp_partition"))
+    values = list_switchable_values(optimization, facts)
     if not values:
         pytest.skip("nothing to switch on in this process, or on this machine")
     job = tiny.job(train="optimizer: {lr: 1e-3}")
