@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 import drivetrain
 from drivetrain.data import stateless_random
 from drivetrain.errors import Stopped
+from tests.axes import each_once
 
 SAMPLES, BATCH, EPOCHS, SEED = 72, 16, 3, 4
 
@@ -181,10 +182,9 @@ def by_library(case: Case, folder: Path, micro_batch: int | str, stop: int) -> d
     return {name: tensors[name] for name, value in mine.model.state_dict().items() if name in tensors}
 
 
-@pytest.mark.parametrize(("micro_batch", "stop"), [("off", 0), ("off", 7), (6, 7)], ids=["whole", "stopped", "both"])
-@pytest.mark.parametrize("name", CASES)
-def test_the_library_trains_what_a_loop_trains(tmp_path: Path, name: str, micro_batch: int | str, stop: int) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize(("name", "way"), each_once(CASES, [("off", 0), ("off", 7), (6, 7)]))
+def test_the_library_trains_what_a_loop_trains(tmp_path: Path, name: str, way: tuple[int | str, int]) -> None:
+    case, (micro_batch, stop) = CASES[name], way
     if micro_batch != "off" and not case.splits:
         pytest.skip("BatchNorm sees other batches, as the plan says")
     expected, ours = by_hand(case), by_library(case, tmp_path, micro_batch, stop)

@@ -14,7 +14,6 @@ from torch.optim import lr_scheduler
 import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
 from drivetrain.library import embedded_run
-from drivetrain.training.user_parts import UserSchedule
 from tests.messages import ends_with, saying, says
 from tests.supervisor.circle_training import build_network, have_same_bits, make_circle, no_report
 
@@ -225,109 +224,8 @@ def test_a_metric_that_raises_is_named(tmp_path: Path) -> None:
         train(tmp_path, metrics={"two": Counter("compute")}, new=True)
 
 
-def other_parameters(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(build_network().parameters(), lr=0.1)
-
-
-class ListOptimizer(torch.optim.SGD):
-    """An optimizer with a list in its state."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["past"] = [0]
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def plateau(optimizer: torch.optim.Optimizer) -> Any:
-    return lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
-class Low(Counter):
-    higher_is_better = False
-
-
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another model": (
-        {"optimizer": other_parameters},
-        "optimizer: has 4 parameters that are not in the model, the first",
-    ),
-    "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() needs a closure"),
-    "a list": (
-        {"optimizer": ListOptimizer},
-        "optimizer: is ListOptimizer, and 'past' of its state is of type list, which a checkpoin",
-    ),
-    "no optimizer": ({"optimizer": print}, "optimizer: returned None"),
-    "a number": ({"optimizer": (1,)}, "optimizer: is a tuple of 1\n  possible: a description such as"),
-    "a plateau": (
-        {"optimizer": sgd, "schedule": plateau, "schedule_every": "epoch"},
-        "schedule: is ReduceLROnPlateau, which depends on a metric",
-    ),
-    "no period": ({"optimizer": sgd, "schedule": plateau}, "schedule_every: is missing\n"),
-    "no optimizer of its own": (
-        {"schedule": plateau},
-        "schedule: is plateau, and the optimizer is built by the runtime",
-    ),
-    "every alone": ({"schedule_every": "step"}, "schedule_every: is step\n"),
-    "a scheduler by another name": ({"scheduler": None}, "scheduler: unknown key\n  possible: schedule="),
-    "a callback": ({"on_step": 3}, "on_step: is an int\n  possible: a function of one argument"),
-    "a class": ({"metrics": {"ones": Counter}}, "metrics: ones is the class Counter\n  possible: an object with reset"),
-    "a known metric": ({"metrics": {"f1": Counter()}}, "metrics: has the name 'f1'"),
-    "a direction": ({"metrics": {"hamming": Low()}}, "metrics: hamming is better when smaller"),
-    "gpus twice": ({"gpus": "none", "limits": {"gpus": "none"}}, "gpus: is none, and limits has gpus, too"),
-    "several gpus": ({"gpus": [0, 1], "optimizer": sgd}, "limits.gpus: is [0, 1] in a call from Python, which is one"),
-    "fused": (
-        {"optimizer": sgd, "optimize": {"fused_optimizer": True}},
-        "optimize.fused_optimizer: is true, which is not possible here",
-    ),
-}
-
-
-@pytest.mark.parametrize(("settings", "message"), WRONG.values(), ids=WRONG)
-def test_a_mistake_and_its_message(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as raised:
-        train(tmp_path, **settings)
-    assert message in str(raised.value)
-    assert "  do:       " in str(raised.value)
-
-
 def one_cycle(steps: int) -> Any:
     return lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
-
-
-ENDING: dict[str, Any] = {
-    "one cycle": one_cycle(7),
-    "by epochs": lambda o: lr_scheduler.OneCycleLR(o, 0.1, epochs=1, steps_per_epoch=7),
-    "in a sequence": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), one_cycle(4)(o)], [3]),
-    "in a chain": lambda o: lr_scheduler.ChainedScheduler([one_cycle(7)(o), lr_scheduler.StepLR(o, 1)]),
-    "none": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2, mode="triangular2"),
-    "a cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 2),
-}
-
-
-@pytest.mark.parametrize("as_object", [False, True], ids=["function", "object"])
-@pytest.mark.parametrize("kind", ENDING)
-def test_the_end_of_a_scheduler_is_found_without_a_step_of_its_own(kind: str, as_object: bool) -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
-    scheduling = ENDING[kind](optimizer) if as_object else ENDING[kind]
-    before = dict(optimizer.param_groups[0])
-    end = UserSchedule(scheduling, "step").find_end(optimizer, 20)
-    assert (end and end[0]) == (None if kind in ("none", "a cosine") else 7)
-    assert UserSchedule(scheduling, "step").find_end(optimizer, 7) is None
-    assert optimizer.param_groups[0] == before
-
-
-def test_looking_for_the_end_calls_no_function_and_changes_no_rate() -> None:
-    rate, factors = torch.tensor(0.1), iter([1.0] * 3)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=rate)
-    assert UserSchedule(lambda o: lr_scheduler.StepLR(o, 1, 0.5), "step").find_end(optimizer, 5) is None
-    assert rate == torch.tensor(0.1)
-    counted = lr_scheduler.LambdaLR(optimizer, lambda epoch: next(factors))
-    assert UserSchedule(counted, "step").find_end(optimizer, 9) is None
-    assert list(factors) == [1.0, 1.0]  # torch itself took the first
 
 
 @pytest.mark.parametrize(

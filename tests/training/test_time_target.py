@@ -65,6 +65,14 @@ def test_an_evaluation_that_was_not_timed_is_assumed_by_the_fastest_step(clock: 
     assert target.seconds_left() == pytest.approx(100 - 7 - 9.5 - 30 / 3 * 0.5)
 
 
+@pytest.mark.parametrize(("start", "ending"), [(6, 7), (20, 10), (60, 14)])
+def test_a_slow_start_keeps_up_to_twice_the_time_for_the_end(clock: Clock, start: int, ending: int) -> None:
+    target = TimeTarget(job("200s"), 1000.0, 1, 0)
+    clock.now += start
+    target.begin()
+    assert target.seconds_left() == 200 - start - ending
+
+
 def test_a_hundred_epochs_end_a_training_of_few_samples(clock: Clock) -> None:
     target = TimeTarget(job("24h"), 1000.0, 1, 0)
     target.begin()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
 from drivetrain.training.assemble import Assembly
-from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
+from drivetrain.tuning import assembly, numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.messages import get_message, says_each
@@ -209,6 +209,20 @@ def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytes
         assert len(tuner.load_reference(True, usual_plan)) == steps
         capture: Any = variant.run.step.capture
         assert not capture.captured_steps  # they have no dropout
+
+
+def test_what_was_measured_decides_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner, first_plan = make_tuner(tmp_path, {})
+    result = {"fused_optimizer": evidence.Measurement(False, "slower", "2026-11-29")}
+    measured: dict[str, evidence.Measurement] = {}
+    monkeypatch.setattr(tune, "load_or_measure", lambda search, *, can_restart: measured)
+
+    def decide(measurements: Mapping[str, evidence.Measurement]) -> plan.Plan:
+        return first_plan.with_values({name: found.value for name, found in measurements.items()})
+
+    assert assembly.measure_plan(tuner.assembly, decide).plan is first_plan
+    measured |= result
+    assert assembly.measure_plan(tuner.assembly, decide).plan.value("fused_optimizer") is False
 
 
 def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,12 +65,15 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) -> None:
+    """The message is that of the command, which fails before it writes a file."""
     (tmp_path / "yaml.py").write_text("open('canary', 'w').close()")
-    program = "import drivetrain; drivetrain.memory_for('missing.yaml')"
+    (tmp_path / "tiny.yaml").write_text(TEXT)
+    program = "import drivetrain; drivetrain.memory_for('tiny.yaml')"
     command = [sys.executable, "-P", "-c", program]
     environment = {**os.environ, "PYTHONPATH": IMPORTS}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert "missing.yaml" in done.stderr
+    assert "DrivetrainError: " in done.stderr
+    assert "images.npz" in done.stderr
     assert not (tmp_path / "canary").exists()
 
 
