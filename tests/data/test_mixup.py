@@ -13,6 +13,7 @@ from drivetrain.data.dataset import Batch, Head
 from drivetrain.data.mixup import draw_rectangle, mix
 from drivetrain.job.data import Cutmix, Mixup
 from drivetrain.job.images import ImageClassificationJob, ImageJob
+from tests.axes import each_once
 from tests.data.mixed_batch import mix_batch
 
 torch.set_num_threads(1)
@@ -38,8 +39,7 @@ def partner_of(values: torch.Tensor, original: torch.Tensor, share: float) -> li
     return partners
 
 
-@pytest.mark.parametrize("step", range(5))
-@pytest.mark.parametrize("shape", [(COUNT, 2, 12, 10), (COUNT, 20, 3), (COUNT, 4)], ids=["images", "windows", "rows"])
+@pytest.mark.parametrize(("step", "shape"), each_once(range(5), [(COUNT, 2, 12, 10), (COUNT, 20, 3), (COUNT, 4)]))
 def test_mixup_is_its_formula(step: int, shape: tuple[int, ...]) -> None:
     samples = torch.rand(shape, generator=torch.Generator().manual_seed(1))
     (inputs,), targets = mix_batch((samples,), {"": labels()}, HEADS, 7, step, Mixup(alpha=0.4, probability=1.0))

@@ -17,6 +17,7 @@ from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.scales import fit_scale, format_number
 from drivetrain.job import JOBS
 from drivetrain.job.custom import CustomJob
+from tests.axes import each_once
 from tests.data.coded_rows import TASKS, Numbers, make_rows, write
 from tests.messages import omits, says
 
@@ -59,8 +60,13 @@ def test_honest_numbers_are_no_codes_and_keep_their_scale(name: str) -> None:
             assert (scale.mean, scale.std) == expected
 
 
-@pytest.mark.parametrize("code", [-9999, -999.9, 99999, 1e9, 2**31 - 1, 3.4e38, 123456.7])
-@pytest.mark.parametrize("name", ["normal", "uniform", "log-normal", "counts", "one-hot", "many magnitudes"])
+@pytest.mark.parametrize(
+    ("code", "name"),
+    each_once(
+        [-9999, -999.9, 99999, 1e9, 2**31 - 1, 3.4e38, 123456.7],
+        ["normal", "uniform", "log-normal", "counts", "one-hot", "many magnitudes"],
+    ),
+)
 def test_one_code_in_a_thousand_is_named_and_changes_no_other_number(name: str, code: float) -> None:
     values = HONEST[name](np.random.default_rng(0), 1000).astype(np.float64)
     clean = np.delete(values, 77)
@@ -121,8 +127,7 @@ def test_small_codes_far_from_small_counts(code: float) -> None:
     assert fit_scale(values).find_codes(values).sum() == 2
 
 
-@pytest.mark.parametrize("is_file", [False, True])
-@pytest.mark.parametrize("task", [task for task in TASKS if "numbers" in task])
+@pytest.mark.parametrize(("is_file", "task"), each_once([False, True], [task for task in TASKS if "numbers" in task]))
 def test_a_code_in_a_validation_target_counts_in_no_score(tmp_path: Path, task: str, *, is_file: bool) -> None:
     """One of 600 chose epoch 4 of 15, since the errors of all others were small beside its own."""
     kind, file, keys = TASKS[task]

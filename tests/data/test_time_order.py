@@ -17,6 +17,7 @@ from drivetrain.cli import main
 from drivetrain.data.load_data import load
 from drivetrain.job import FORECASTING
 from drivetrain.job_spec import load_job as job_spec
+from tests.axes import each_once
 from tests.messages import get_message, says
 
 N = 200
@@ -63,8 +64,7 @@ def notes(path: Path, options: str = "") -> list[str]:
     return list(load(job_spec.load(job)).notes)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("suffix", "form"), each_once([".csv", ".jsonl", ".parquet"], FORMS))
 def test_rows_in_the_order_of_time_are_said_to_be_divided_at_random(tmp_path: Path, form: str, suffix: str) -> None:
     path = write(tmp_path / f"a{suffix}", [FORMS[form](day) for day in DAYS])
     assert says(notes(path), "rows-order-random", "when")

@@ -18,6 +18,7 @@ from drivetrain.job_spec import load_job
 from drivetrain.plan import plan
 from drivetrain.pretrained import folder as pretrained_folder
 from drivetrain.system import files
+from tests.axes import each_once
 from tests.messages import says
 
 TABLE_JOB = """name: t
@@ -57,8 +58,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("command", [["validate"], ["plan"], ["train", "--new"]])
+@pytest.mark.parametrize(("kind", "command"), each_once(MAKERS, [["validate"], ["plan"], ["train", "--new"]]))
 def test_a_job_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, command: list[str]
 ) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drivetrain.data.dataset import attach_lengths, count_tokens
 from drivetrain.models.networks import text_encoder
+from tests.axes import each_once
 from tests.models.packed_texts import build_network, make_batch
 
 
@@ -22,8 +23,7 @@ def test_outputs_are_those_of_a_mask_of_two_dimensions(family: str, monkeypatch:
         torch.testing.assert_close(ours[name], theirs)
 
 
-@pytest.mark.parametrize("lengths", [[7, 7], [3, 7]])
-@pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
+@pytest.mark.parametrize(("lengths", "family"), each_once([[7, 7], [3, 7]], text_encoder.ENCODERS_PASSING_MASKS))
 def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int]) -> None:
     """Tensors of this device have no numbers, so whoever reads one fails."""
     text_network, (ids, mask) = build_network(family).to("meta"), make_batch(lengths)

@@ -18,6 +18,7 @@ from drivetrain.models.forward_pass import ForwardPass
 from drivetrain.training.losses import build_objective
 from drivetrain.training.step import Step
 from drivetrain.training.updater import Updater
+from tests.axes import each_once
 from tests.own_job import MODEL, write_job
 from tests.supervisor.custom_run import train_job
 
@@ -100,8 +101,7 @@ def start_network(way: Callable[[Any, Tensor], None]) -> Net:
     return net
 
 
-@pytest.mark.parametrize("good", [0, 1, 3])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("good", "way"), each_once([0, 1, 3], WAYS))
 def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good: int) -> None:
     net, other_net = start_network(way), start_network(way)
     step, other_step = make_step(net), make_step(other_net)
@@ -116,8 +116,7 @@ def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good
     assert all(torch.equal(value, buffers(other_net)[name]) for name, value in buffers(net).items())
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()], ids=["memory", "ctrl-c"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("error", "way"), each_once([RuntimeError("CUDA out of memory"), KeyboardInterrupt()], WAYS))
 def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None], error: BaseException) -> None:
     """The second half of a network fails the step; with micro-batches, after the first one is done."""
     net, other_net = start_network(way), start_network(way)

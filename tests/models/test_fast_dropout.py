@@ -16,6 +16,7 @@ from drivetrain.job.workload import Workload
 from drivetrain.models.fast_dropout import MIN_ELEMENTS, DropoutFromBits, restore_layers
 from drivetrain.optimizations import packed_dropout
 from tests import tiny
+from tests.axes import each_once
 from tests.messages import get_message
 from tests.paths import MACHINES
 
@@ -48,8 +49,13 @@ def test_a_kept_unit_is_scaled_by_the_rounded_rate() -> None:
     assert float(drop_ones(0.1, (MIN_ELEMENTS,), dtype=torch.float64).max()) == 65536 / kept_of_65536
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("shape", [(MIN_ELEMENTS,), (1, MIN_ELEMENTS + 3), (7, 1023, 5), (2, 64, 19, 23)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    each_once(
+        [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+        [(MIN_ELEMENTS,), (1, MIN_ELEMENTS + 3), (7, 1023, 5), (2, 64, 19, 23)],
+    ),
+)
 def test_shape_type_and_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.ones(shape, dtype=dtype).requires_grad_()

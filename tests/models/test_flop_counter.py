@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from drivetrain.models.flop_counter import FlopCounter
 from drivetrain.models.networks import cnn
+from tests.axes import each_once
 from tests.models.packed_texts import build_network, make_batch
 
 NETWORKS: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
@@ -25,8 +26,7 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("inference", "name"), each_once([False, True], NETWORKS))
 def test_as_many_as_torch_counts(name: str, *, inference: bool) -> None:
     model, inputs = NETWORKS[name]
     counts = []

@@ -17,6 +17,7 @@ from drivetrain.models import saved_model
 from drivetrain.models.build import build
 from drivetrain.training import recorded_inputs
 from tests import own_job
+from tests.axes import each_once
 from tests.messages import saying, says
 
 torch.set_num_threads(1)
@@ -99,8 +100,7 @@ def store_network(folder: Path, code: dict[str, str], arguments: str, **settings
     return model.module
 
 
-@pytest.mark.parametrize("edit", ["edited", "removed"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("edit", "name"), each_once(["edited", "removed"], CASES))
 def test_a_file_that_is_changed_after_the_training_changes_nothing(
     name: str, edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from drivetrain.models import inspection, packed_attention, recompute
 from drivetrain.models.fast_dropout import DropoutFromBits
 from drivetrain.system import torch_settings
+from tests.axes import each_once
 from tests.models.packed_texts import LENGTHS, assert_close, build_network, forward_backward, make_batch
 
 
@@ -24,9 +25,10 @@ def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
     assert model.encoder.config._attn_implementation == attention_name
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-@pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
-@pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
+@pytest.mark.parametrize(
+    ("pooling", "lengths", "family"),
+    each_once(["mean", "cls", "max"], [LENGTHS, [5, 5], [9], [60] * 12], packed_attention.PACKABLE_ENCODERS),
+)
 def test_outputs_and_gradients_are_those_of_padded_texts(
     family: str, lengths: list[int], pooling: Literal["cls", "mean", "max"]
 ) -> None:
@@ -138,8 +140,9 @@ def test_in_bf16() -> None:
     assert_close(packed, padded, 0.03)
 
 
-@pytest.mark.parametrize("kind", [nn.Dropout, DropoutFromBits])
-@pytest.mark.parametrize("real", [None, [[True] * 5, [True, True, True, False, False]]])
+@pytest.mark.parametrize(
+    ("kind", "real"), each_once([nn.Dropout, DropoutFromBits], [None, [[True] * 5, [True, True, True, False, False]]])
+)
 def test_dropout_of_attention_has_the_mean_of_none(kind: Any, real: list[list[bool]] | None) -> None:
     torch.manual_seed(0)
     module, mask = nn.Module(), torch.tensor(real)[:, None, None] if real else None

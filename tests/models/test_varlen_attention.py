@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.models import packed_attention, recompute
+from tests.axes import each_once
 from tests.models.packed_texts import LENGTHS, assert_close, build_network, forward_backward, make_batch
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -46,9 +47,10 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Reference:
     return reference
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [60] * 12, [32, 32]])
-@pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
+@pytest.mark.parametrize(
+    ("pooling", "lengths", "family"),
+    each_once(["mean", "cls"], [LENGTHS, [5, 5], [60] * 12, [32, 32]], packed_attention.PACKABLE_ENCODERS),
+)
 def test_outputs_and_gradients_are_those_of_padded_texts(
     kernel: Reference, family: str, lengths: list[int], pooling: str
 ) -> None:

@@ -26,6 +26,7 @@ from drivetrain.training.step import Step
 from drivetrain.training.step_result import StepResult
 from drivetrain.training.updater import Updater
 from tests import reports, tiny
+from tests.axes import each_once
 from tests.models.cached_features import Recorder, assemble_run
 from tests.paths import MACHINES
 
@@ -68,9 +69,12 @@ def gradient(trained_run: run.Run, size: int = 24) -> tuple[StepResult, torch.Te
     return outcome, recorder.gradients
 
 
-@pytest.mark.parametrize("micro", [None, 3])
-@pytest.mark.parametrize("tokens", [16, 128, 4096, "packed"])
-@pytest.mark.parametrize("model", ["}", ", pooling: cls}", ", freeze: {embeddings: true, layers: 1}}"])
+@pytest.mark.parametrize(
+    ("micro", "tokens", "model"),
+    each_once(
+        [None, 3], [16, 128, 4096, "packed"], ["}", ", pooling: cls}", ", freeze: {embeddings: true, layers: 1}}"]
+    ),
+)
 def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     tmp_path: Path, model: str, tokens: int | str, micro: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

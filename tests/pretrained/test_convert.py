@@ -16,6 +16,7 @@ import torch
 
 from drivetrain.errors import DataError, StorageError
 from drivetrain.pretrained import convert, unpickle_process
+from tests.axes import each_once
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -122,8 +123,7 @@ def payloads(canary: Path) -> dict[str, bytes | Any]:
     }
 
 
-@pytest.mark.parametrize("case", payloads(Path()))
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(("case", "zipped"), each_once(payloads(Path()), [True, False]))
 def test_nothing_is_run(tmp_path: Path, case: str, zipped: bool) -> None:
     canary, file = tmp_path / "canary", tmp_path / "model.bin"
     payload = payloads(canary)[case]

@@ -19,6 +19,7 @@ from drivetrain.optimizations import micro_batch
 from drivetrain.training.assemble import Assembly
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import border_losses, ranks_cases, tiny
+from tests.axes import each_once
 from tests.border_losses import LOSSES
 from tests.messages import saying, says
 
@@ -68,16 +69,14 @@ def assert_same_numbers(actual: dict[str, Any], expected: Numbers) -> None:
         assert float((one - two).norm() / two.norm()) < 1e-5, key
 
 
-@pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
-@pytest.mark.parametrize("kind", SPLIT)
+@pytest.mark.parametrize(("size", "kind"), each_once(["", "/3"], SPLIT))
 def test_one_process_trains_as_a_loop_by_hand(kind: str, size: str, tmp_path: Path) -> None:
     assert_same_numbers(
         border_losses.train_case(tmp_path / "run", kind + size), train_by_hand(tmp_path / "plain", kind)
     )
 
 
-@pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
-@pytest.mark.parametrize("kind", SPLIT)
+@pytest.mark.parametrize(("size", "kind"), each_once(["", "/3"], SPLIT))
 def test_two_processes_train_as_a_loop_by_hand(
     kind: str, size: str, tmp_path: Path, outcomes_of_two: dict[str, Any]
 ) -> None:

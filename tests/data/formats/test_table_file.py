@@ -14,6 +14,7 @@ from drivetrain.data.formats import csv_dialect, csv_layout, parquet_file, table
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.csv_file import CsvReader
 from drivetrain.errors import DataError
+from tests.axes import each_once
 from tests.messages import saying
 
 
@@ -62,8 +63,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize(("kind", "suffix"), each_once(TEXTS, ["parquet", "arrow"]))
 def test_text_is_the_same_in_every_type(tmp_path: Path, kind: str, suffix: str) -> None:
     table = pyarrow.table({"a": TEXTS[kind], "nothing": pyarrow.nulls(4), "lists": [[], None, [], []]})
     if suffix == "parquet":
@@ -252,8 +252,7 @@ ABOVE = {
 }
 
 
-@pytest.mark.parametrize("sign", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
-@pytest.mark.parametrize("case", ABOVE)
+@pytest.mark.parametrize(("sign", "case"), each_once([",", ";", "\t"], ABOVE))
 def test_lines_above_the_header_are_skipped_if_their_number_is_declared(tmp_path: Path, case: str, sign: str) -> None:
     above, count = ABOVE[case]
     rows = "".join(f"{i / 2}{sign}text {i}{sign}{'ab'[i % 2]}\n" for i in range(9))

@@ -17,6 +17,7 @@ from PIL import Image
 
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
+from tests.axes import each_once
 from tests.messages import saying, says, says_only
 from tests.pictures import SIDE, job, make_image, write_good_images, write_truncated_jpeg
 
@@ -105,9 +106,12 @@ def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case
     assert data.train.gather(np.arange(len(data.train)))[0].shape == (len(data.train), 1 + 2, SIDE, SIDE)
 
 
-@pytest.mark.parametrize("target", ["nowhere.png", "/nowhere/x.png", "x.png"])
-@pytest.mark.parametrize("name", ["a/x.png", "a/deep/x.png", "c", "a/more"])
-@pytest.mark.parametrize("kind", ["folder", "manifest"])
+@pytest.mark.parametrize(
+    ("target", "name", "kind"),
+    each_once(
+        ["nowhere.png", "/nowhere/x.png", "x.png"], ["a/x.png", "a/deep/x.png", "c", "a/more"], ["folder", "manifest"]
+    ),
+)
 def test_a_broken_link_is_no_bad_sample(tmp_path: Path, kind: str, name: str, target: str) -> None:
     """A container that does not see what links lead to must not train on fewer samples than its host does."""
     images = write_good_images(tmp_path / "images")

@@ -18,6 +18,7 @@ from drivetrain.data.images.held_out import SOURCES_KEY
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
+from tests.axes import each_once
 from tests.cli.drafted_jobs import draft_job, read_data_settings
 from tests.messages import says
 
@@ -69,8 +70,7 @@ def list_paths(pattern: str) -> list[tuple[str, int]]:
     return sorted(rows)
 
 
-@pytest.mark.parametrize("looks", ["alike", "different"])
-@pytest.mark.parametrize("case", NAMES)
+@pytest.mark.parametrize(("looks", "case"), each_once(["alike", "different"], NAMES))
 def test_names(case: str, looks: str) -> None:
     pattern, when = NAMES[case]
     paths, numbers = zip(*list_paths(pattern), strict=True)

@@ -17,6 +17,7 @@ from drivetrain.data.images.image_data import load
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError
+from tests.axes import each_once
 from tests.messages import saying, says, says_only
 from tests.pictures import SIDE, job, make_image, read_refusal, write_good_images, write_truncated_jpeg
 
@@ -66,8 +67,7 @@ TURNED = {
 """Quarters of the upright image by EXIF orientation, worked out by hand from the EXIF standard."""
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
-@pytest.mark.parametrize("orientation", TURNED)
+@pytest.mark.parametrize(("suffix", "orientation"), each_once(["jpg", "png", "webp", "tiff"], TURNED))
 def test_exif_orientation(tmp_path: Path, orientation: int, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
     exif = Image.Exif()

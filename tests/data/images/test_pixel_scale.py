@@ -19,6 +19,7 @@ from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
+from tests.axes import each_once
 from tests.messages import says
 from tests.pictures import job, read_refusal, write_npz
 
@@ -183,8 +184,7 @@ def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name
         assert torch.allclose(evaluated, base.new, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("form", ["uint8", "int64", "png", "16-bit tiff"])
+@pytest.mark.parametrize(("name", "form"), each_once(OTHERS, ["uint8", "int64", "png", "16-bit tiff"]))
 def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str) -> None:
     """A model of one scale and images of another, both ways, as new images, as validation data and as a test."""
     one = write_and_load(tmp_path, GRAY[form], "x", pixels())

@@ -19,6 +19,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.optimizations import gpu_resident_data
 from tests import tiny
+from tests.axes import each_once
 from tests.data.loader.batch_pairs import assert_equal
 from tests.messages import says
 from tests.task_cases import CASES
@@ -35,8 +36,7 @@ def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job,
 FIXED = [name for name in CASES if "text" not in name]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize(("workers", "name"), each_once([0, 1], FIXED))
 def test_resident_samples_are_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
 ) -> None:

@@ -14,6 +14,7 @@ from drivetrain.data import load_data
 from drivetrain.data.series import series_data as series
 from drivetrain.errors import DataError
 from drivetrain.job_spec import data_cells
+from tests.axes import each_once
 from tests.data.series.series_rows import (
     Rows,
     job,
@@ -123,8 +124,7 @@ UNITS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("center", [0.0, 20.0])
+@pytest.mark.parametrize(("unit", "center"), each_once(UNITS, [0.0, 20.0]))
 def test_a_channel_in_another_unit_is_named(tmp_path: Path, unit: str, center: float) -> None:
     """In Fahrenheit the accuracy fell from 0.996 to 0.518, without a word."""
     rows = make_timed(1.0, count=200) | {"a": np.random.default_rng(2).normal(center, 3, 400)}

@@ -19,6 +19,7 @@ from drivetrain.data.tables.column_roles import MIN_NUMBERED_ROWS
 from drivetrain.errors import DataError
 from drivetrain.job.tables import TableJob
 from drivetrain.job_spec import data_cells, load_job
+from tests.axes import each_once
 from tests.cli.drafted_jobs import draft_job
 from tests.messages import saying, says
 
@@ -64,8 +65,7 @@ def test_validate_refuses_codes_that_mostly_differ_as_training_does(tmp_path: Pa
             read(job)
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("marks", [[], ["-", "NA"]], ids=["", "with marks"])
+@pytest.mark.parametrize(("name", "marks"), each_once(WRITERS, [[], ["-", "NA"]]))
 def test_leading_zeros_are_kept(tmp_path: Path, name: str, marks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     codes = [*marks, *(CODES * 30)][:120]
     columns = {"code": codes, "size": [i * 7 % 40 / 4 for i in range(120)], "y": [CODES[i % 4] for i in range(120)]}

@@ -15,6 +15,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job import JOBS
+from tests.axes import each_once
 from tests.messages import begins_with, ends_with, says_only
 
 N = 300
@@ -49,9 +50,14 @@ def shuffle_columns(**columns: Any) -> dict[str, Any]:
     return {name: np.asarray(values)[ORDER] for name, values in columns.items()}
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("name", ["__index_level_0__", "__index_level_1__", "Unnamed: 0", "Unnamed: 0.1"])
-@pytest.mark.parametrize("index", [ORDER, ORDER * 7 + 3, np.arange(N)], ids=["permutation", "with gaps", "in order"])
+@pytest.mark.parametrize(
+    ("suffix", "name", "index"),
+    each_once(
+        [".csv", ".parquet"],
+        ["__index_level_0__", "__index_level_1__", "Unnamed: 0", "Unnamed: 0.1"],
+        [ORDER, ORDER * 7 + 3, np.arange(N)],
+    ),
+)
 def test_the_index_of_pandas_is_no_feature(tmp_path: Path, suffix: str, name: str, index: Any) -> None:
     data = dataset(tmp_path, {name: index, "x": NOISE, "y": CLASSES[ORDER]}, name=f"a{suffix}")
     assert names(data) == ["x"]

@@ -18,6 +18,7 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job import JOBS
 from drivetrain.system import spelling
+from tests.axes import each_once
 from tests.messages import get_message, saying, says_each
 
 NFD = unicodedata.normalize("NFD", "avería")
@@ -59,8 +60,7 @@ def new_rows(data: Dataset, path: Path, columns: dict[str, list[Any]]) -> tuple[
     return [*(target.tolist() for target in read.split.targets.values()), *inputs], read.notes
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize(("suffix", "case"), each_once([".csv", ".parquet"], SAME))
 def test_spellings_that_look_alike_are_one_class_and_one_category(tmp_path: Path, case: str, suffix: str) -> None:
     labels = ["avería", SAME[case], "no", "no"] * 10
     columns = {"x": list(range(0, 80, 2)), "kind": labels[::-1], "y": labels}
@@ -75,8 +75,10 @@ def test_spellings_that_look_alike_are_one_class_and_one_category(tmp_path: Path
     assert not notes
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
-@pytest.mark.parametrize("case", [case for case in SAME if case != "no-break space at the end"])
+@pytest.mark.parametrize(
+    ("suffix", "case"),
+    each_once([".csv", ".parquet", ".jsonl"], [case for case in SAME if case != "no-break space at the end"]),
+)
 def test_spellings_of_a_column_are_one_column(tmp_path: Path, case: str, suffix: str) -> None:
     count = 40
     path = tmp_path / f"a{suffix}"

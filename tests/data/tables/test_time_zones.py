@@ -18,6 +18,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
+from tests.axes import each_once
 from tests.messages import saying, says_only
 
 MADRID = ZoneInfo("Europe/Madrid")
@@ -117,8 +118,7 @@ NAIVE = {
 }
 
 
-@pytest.mark.parametrize("kind", NAIVE)
-@pytest.mark.parametrize("zoned", ["Parquet, Madrid", "CSV, offsets", "JSONL, Z"])
+@pytest.mark.parametrize(("kind", "zoned"), each_once(NAIVE, ["Parquet, Madrid", "CSV, offsets", "JSONL, Z"]))
 def test_times_without_a_zone_are_not_those_with_one(tmp_path: Path, kind: str, zoned: str) -> None:
     with_zone, without = write_forms(tmp_path)[zoned], NAIVE[kind](tmp_path)
     with pytest.raises(

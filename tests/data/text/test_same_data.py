@@ -6,7 +6,6 @@ import csv
 import json
 import unicodedata
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from drivetrain.data import load_data
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from tests import reports
+from tests.axes import each_once
 
 Row = list[str]
 Write = Callable[[Path, list[str], list[Row]], Path]
@@ -75,14 +75,11 @@ def table(kind: Any, *, dictionary: bool = False, suffix: str = "parquet") -> Wr
     return write
 
 
-SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 FORMS: dict[str, Write] = {
-    **{
-        f"{name} {encoding} {end}": delimited_writer(sign, encoding, {"lf": "\n", "crlf": "\r\n"}[end])
-        for (name, sign), encoding, end in product(
-            SIGNS.items(), ("utf-8", "utf-8-sig", "utf-16", "windows-1252"), ("lf", "crlf")
-        )
-    },
+    "comma": delimited_writer(","),
+    "semicolon windows-1252 crlf": delimited_writer(";", "windows-1252", "\r\n"),
+    "tab utf-16 crlf": delimited_writer("\t", "utf-16", "\r\n"),
+    "pipe with a mark": delimited_writer("|", "utf-8-sig"),
     "tsv": delimited_writer("\t", suffix="tsv"),
     "all quoted": delimited_writer(",", quoting=csv.QUOTE_ALL),
     "json lines": json_lines(ascii_only=False),
@@ -158,8 +155,7 @@ def decompose_text(rows: list[Row]) -> tuple[list[str], list[Row]]:
 CHANGES = {"columns": other_columns, "index": index_column, "spaces": spaces, "NFD": decompose_text}
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("form", ["comma utf-8 lf", "json lines", "parquet large"])
+@pytest.mark.parametrize(("change", "form"), each_once(CHANGES, ["comma", "json lines", "parquet large"]))
 def test_the_order_and_the_spelling_of_cells_change_nothing(tmp_path: Path, form: str, change: str) -> None:
     (tmp_path / "base").mkdir()
     rows = content()
@@ -169,7 +165,7 @@ def test_the_order_and_the_spelling_of_cells_change_nothing(tmp_path: Path, form
     check_read(path, base, list(range(len(rows))))
 
 
-@pytest.mark.parametrize("form", ["comma utf-8 lf", "semicolon windows-1252 crlf", "json lines", "parquet views"])
+@pytest.mark.parametrize("form", ["comma", "semicolon windows-1252 crlf", "json lines", "parquet views"])
 def test_the_order_of_rows_changes_nothing_but_their_order(tmp_path: Path, form: str) -> None:
     (tmp_path / "base").mkdir()
     rows = content()
@@ -180,7 +176,7 @@ def test_the_order_of_rows_changes_nothing_but_their_order(tmp_path: Path, form:
     check_read(path, base, order)
 
 
-@pytest.mark.parametrize("form", ["comma utf-8 lf", "tab utf-16 crlf", "json lines", "parquet", "parquet large"])
+@pytest.mark.parametrize("form", ["comma", "tab utf-16 crlf", "json lines", "parquet", "parquet large"])
 def test_missing_labels_are_the_same_everywhere(tmp_path: Path, form: str) -> None:
     (tmp_path / "base").mkdir()
     rows = content()

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from drivetrain.data import load_data
 from drivetrain.data.load_data import load
 from drivetrain.job_spec import load_job as job_spec
+from tests.axes import each_once
 
 TEXTS = [f"la máquina {n % 7} perdió presión también" for n in range(60)]
 LABELS = ["avería" if n % 3 else "sin avería" for n in range(60)]
@@ -50,8 +51,7 @@ def tokens(split: Any) -> list[Any]:
     return [part.tolist() for part in split.gather(np.arange(len(split)))]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-@pytest.mark.parametrize("case", SPELLINGS)
+@pytest.mark.parametrize(("suffix", "case"), each_once([".csv", ".jsonl", ".parquet"], SPELLINGS))
 def test_labels_in_another_spelling_are_the_same_classes(tmp_path: Path, case: str, suffix: str) -> None:
     store(tmp_path / "a.csv", TEXTS, LABELS)
     other = store(

@@ -13,6 +13,7 @@ import torch
 from drivetrain.data.dataset import Head
 from drivetrain.job import lower_is_better
 from drivetrain.training.evaluation.scores import build_scores
+from tests.axes import each_once
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +151,7 @@ def precision_by_definition(outputs: torch.Tensor, truth: torch.Tensor) -> float
     return area
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.002, 20.0])
-@pytest.mark.parametrize("shift", [0.0, -2.0, 30.0])
-@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("scale", "shift", "ties"), each_once([1.0, 0.002, 20.0], [0.0, -2.0, 30.0], [False, True]))
 def test_average_precision_of_labels(scale: float, shift: float, ties: bool) -> None:
     """Exact wherever the outputs lie: rounded to 1/128 and cut at 16, it was 0.17 in place of 0.71 here. A label without
     samples does not count.
