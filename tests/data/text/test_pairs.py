@@ -116,6 +116,14 @@ def test_columns_are_separated() -> None:
     token_ids = word_tokenizer.encode(columns(["la bomba"], ["motor"], ["fuga"])).sequences().flat.tolist()
     tokens = [word_tokenizer.inner.id_to_token(number) for number in token_ids]
     assert tokens == ["[CLS]", "la", "bomba", "[SEP]", "motor", "[SEP]", "fuga", "[SEP]"]
+    # As RoBERTa, which has two separators between the texts of a pair and one at the end.
+    inner = tokenizer.load_library().Tokenizer.from_str(word_tokenizer.inner.to_str())
+    special_tokens = [(token, inner.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]"
+    inner.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special_tokens)
+    token_ids = tokenizer.Tokenizer(inner, 0).encode(columns(["la bomba"], ["motor"], ["fuga"])).sequences().flat
+    tokens = [inner.id_to_token(number) for number in token_ids.tolist()]
+    assert tokens == ["[CLS]", "la", "bomba", "[SEP]", "[SEP]", "motor", "[SEP]", "[SEP]", "fuga", "[SEP]"]
     plain_tokenizer = tokenizer.Tokenizer(tokenizer.load_library().Tokenizer(word_tokenizer.inner.model), 0)
     with pytest.raises(DataError, check=saying("columns-tokenizer-special-token", 2)):
         plain_tokenizer.encode(columns(["la"], ["bomba"]))
