@@ -218,7 +218,7 @@ def test_what_was_measured_decides_the_plan(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(tune, "load_or_measure", lambda search, *, can_restart: measured)
 
     def decide(measurements: Mapping[str, evidence.Measurement]) -> plan.Plan:
-        return first_plan.with_values({name: found.value for name, found in measurements.items()})
+        return first_plan.with_values({name: measurement.value for name, measurement in measurements.items()})
 
     assert assembly.measure_plan(tuner.assembly, decide).plan is first_plan
     measured |= result
