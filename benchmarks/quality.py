@@ -184,8 +184,7 @@ def read_run(run: Path) -> dict[str, Any]:
     best = result["best"]
     figures = {"test": _select_test(result["test"]["metrics"]), "chosen_by": best["metric"], "steps": result["steps"]}
     figures |= {"forecast": result.get("forecast"), "train_seconds": result["seconds"]}
-    path = run / "baselines.json"
-    simple = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    simple = result.get("baselines", {})
     metrics = {best["metric"]: best["value"], **(best.get("metrics") or {}), **result["test"]["metrics"]}
     comparison = compare_network(simple, best["metric"], metrics)
     if comparison is None or not comparison.is_complete or (lead := comparison.compute_lead()) is None:

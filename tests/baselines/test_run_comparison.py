@@ -50,7 +50,7 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     done = train(job, "--set", "baselines=full")
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
-    written = json.loads((run / "baselines.json").read_text())["baselines"]
+    written = json.loads((run / "result.json").read_text())["baselines"]["baselines"]
     rows = {row["name"]: row["metrics"] for row in written}
     assert set(rows) == {"constant", "linear"}
     assert all(row["margins"].keys() == row["metrics"].keys() for row in written)
@@ -64,7 +64,7 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     assert without.returncode == 0, without.stderr
     assert "baselines: " not in without.stdout
     other = job.parent / "runs" / "tiny-002"
-    assert not (other / "baselines.json").exists()
+    assert "baselines" not in json.loads((other / "result.json").read_text())
     assert "linear model" not in (other / "report.html").read_text()
     assert have_same_weights(run, other)
 
@@ -102,7 +102,7 @@ def test_what_takes_too_long_is_ended_and_what_is_known_counts(
 
 
 def read_baselines(run: Run) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((run.folder / "baselines.json").read_text())["baselines"]
+    rows: list[dict[str, Any]] = json.loads((run.folder / "result.json").read_text())["baselines"]["baselines"]
     return rows
 
 

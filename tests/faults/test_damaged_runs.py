@@ -34,8 +34,7 @@ NEEDED = {
     "job.yaml": {"evaluate", "stored", "resume", "extend"},
     "state.json": {"extend"},
     "plan.json": {"stored", "resume", "extend"},
-    "data.json": {"evaluate", "export"},
-    "preprocessing.json": {"evaluate", "export"},
+    "inputs.json": {"evaluate", "export"},
     "model/config.json": {"evaluate", "predict", "export", "from"},
     "hardware.json": set(),
     "result.json": set(),
@@ -43,7 +42,6 @@ NEEDED = {
     "metrics.jsonl": set(),
     "telemetry.jsonl": set(),
     "events.jsonl": set(),
-    "baselines.json": set(),
     "explanation.json": set(),
     "ranks.json": set(),
 }
@@ -52,13 +50,13 @@ DAMAGES = ("missing", "empty", "cut", "of another type", "values of another type
 FORGIVEN = {
     ("missing", "job.yaml"): {"resume"},  # a run can be killed before it has stored it
     ("missing", "plan.json"): {"resume"},  # it is planned anew
-    **{("values of another type", name): {"resume"} for name in ("data.json", "preprocessing.json")},
+    ("values of another type", "inputs.json"): {"resume"},
 }
 """Where a command that needs a file goes on without it."""
 CHANGED = ("cut", "values of another type", "of a newer version")
 """A job file with these damages can be read, and is another one than that of the training."""
 
-DIGESTED = ("job.yaml", "preprocessing.json")
+DIGESTED = ("job.yaml",)
 """Files of which the run has recorded what is in them, so that nothing may be added."""
 
 
@@ -85,7 +83,9 @@ def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "seconds": 0.1,
         "answers": {},
     }
-    (run / "baselines.json").write_text(json.dumps({"validation_samples": 40, "baselines": [fitted], "skipped": []}))
+    result = json.loads((run / "result.json").read_text())
+    result["baselines"] = {"validation_samples": 40, "baselines": [fitted], "skipped": []}
+    (run / "result.json").write_text(json.dumps(result))
     sample = {"title": "a", "truth": "b", "answer": "c", "probability": 0.9, "picture": "iVBORw0KGgoAAAAA"}
     columns = [{"column": "a", "mean": 0.1, "spread": 0.01}]
     (run / "explanation.json").write_text(json.dumps({"importance": {"columns": columns}, "maps": [sample]}))

@@ -18,10 +18,10 @@ def test_the_training_data_under_another_name_is_known(tmp_path: Path) -> None:
     (data / "b.csv").write_text("x,y\n3,4\n")
     assert find_known_data(run, data / "a.csv") is None
     rows = {"old name.csv": f"8 1 2 3 {hash_file(data / 'a.csv')}"}
-    (run / "data.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
+    (run / "inputs.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
     assert find_known_data(run, data / "a.csv") == "data.train"
     assert find_known_data(run, data) == "data.train"
     assert find_known_data(run, data / "b.csv") is None
     for odd in ("[]", "{}", '{"files": 3}', '{"files": {"data.train": {"rows": [1]}}}'):
-        (run / "data.json").write_text(odd)
+        (run / "inputs.json").write_text(odd)
         assert find_known_data(run, data / "a.csv") is None

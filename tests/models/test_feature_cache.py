@@ -212,8 +212,7 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
     write_json(tmp_path / "plan.json", cached_plan.to_json())
     (tmp_path / "started").mkdir()
     recorded_inputs.record_inputs(assemble_run(tmp_path / "started", frozen_job, False), print, resumes=False)
-    for name in ("data.json", "preprocessing.json"):
-        (tmp_path / "started" / name).rename(tmp_path / name)
+    (tmp_path / "started" / "inputs.json").rename(tmp_path / "inputs.json")
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
     resumed = assembly.assemble_run(tmp_path, frozen_job, tiny.QuietSignals(), PhaseTimer())
     assert not feature_cache.effective(resumed)

@@ -151,7 +151,7 @@ def test_a_run_keeps_its_commit_and_predicts_without_the_hub(
     reports.job(tmp_path, model=MODEL)
     assert run_training(tmp_path, "--set", "train.max_time=0.01s").returncode == 75
     run = tmp_path / "runs" / "reports-001"
-    assert json.loads((run / "data.json").read_text())["pretrained_commit"] == COMMIT
+    assert json.loads((run / "inputs.json").read_text())["pretrained_commit"] == COMMIT
     # Meanwhile main has moved, another program has fetched it, and the cache has lost the old commit.
     hub.revisions = {"main": OTHER, "old": COMMIT}
     cache_folder = tmp_path / "home" / "hub" / "models--casa--beto"

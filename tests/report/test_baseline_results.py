@@ -191,8 +191,8 @@ def test_a_damaged_row_is_left_out(damage: dict[str, object]) -> None:
 
 def test_compared_runs_show_the_best_simple_model_of_each() -> None:
     def compared(name: str, baselines: dict[str, object]) -> ComparedRun:
-        record = Record(name, baselines=baselines)
-        record.result = {"best": {"metric": "validation/accuracy", "value": 0.9}}
+        best = {"metric": "validation/accuracy", "value": 0.9}
+        record = Record(name, result={"best": best, "baselines": baselines})
         return ComparedRun(name, record, summarize(record))
 
     written = to_json([row(CONSTANT, 0.5), row(LINEAR, 0.7)], samples=12, seconds=15)

@@ -1,4 +1,4 @@
-"""Advice about the model, on fabricated runs: too long, too short, a weak class, few samples; none where all is well."""
+"""Advice about the model, on fabricated runs: too long, too short, a weak class; none where all is well."""
 
 from __future__ import annotations
 
@@ -142,14 +142,6 @@ def test_a_class_that_is_much_weaker_than_the_others(run: Path, samples: int, li
     (one,) = advise(run)
     assert one.line == line
     assert one.why.startswith("7 has F1 0.")
-
-
-def test_few_samples_have_an_interval(run: Path) -> None:
-    matrix = [[37, 8], [9, 36]]
-    change_json(run / "result.json", lambda r: r["confusion"].update({"": {"classes": ["a", "b"], "matrix": matrix}}))
-    (one,) = advise(run)
-    assert says(one.why, "right-accuracy-new-data", 73, 90, 72, 88)
-    assert one.line == "drivetrain repeat JOB --folds 5"
 
 
 @pytest.mark.parametrize(("hits", "total"), [(0, 5), (73, 90), (90, 90), (1, 1000)])

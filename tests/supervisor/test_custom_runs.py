@@ -135,7 +135,7 @@ def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_pat
 def test_a_downloaded_run_folder_runs_no_code_without_consent(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It brings code.json and digests of its own, so nothing in it counts: only what this user has trained."""
+    """It brings inputs.json and digests of its own, so nothing in it counts: only what this user has trained."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     shutil.copytree(run, tmp_path / "x-001")
     (tmp_path / "a.npz").touch()
@@ -181,8 +181,9 @@ def test_a_stored_job_runs_no_code_that_the_run_folder_only_points_to(
     assert main.main(command) == CheckpointError.exit_code
     assert "my_data.py has SHA-256" in capfd.readouterr().err
     # With digests in the run folder that are those of the code there.
-    record = json.loads((run / "code.json").read_text())
-    write_json(tmp_path / "x-001" / "code.json", record | {"my_data.py": hash_file(tmp_path / "evil" / "my_data.py")})
+    record = json.loads((run / "inputs.json").read_text())
+    record["code"]["my_data.py"] = hash_file(tmp_path / "evil" / "my_data.py")
+    write_json(tmp_path / "x-001" / "inputs.json", record)
     assert main.main(command) == CheckpointError.exit_code
     assert says(capfd.readouterr().err, "stored-job-code", tmp_path / "x-001")
     assert not (tmp_path / "exploded").exists()
@@ -192,7 +193,8 @@ def test_a_child_runs_only_the_code_that_its_parent_names(run: Path, tmp_path: P
     shutil.copytree(run.parent.parent, tmp_path / "evil", ignore=shutil.ignore_patterns("runs"))
     (tmp_path / "evil" / "my_loss.py").write_text("import my_more\n" + LOSS)
     (tmp_path / "evil" / "my_more.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\n")
-    digests = json.loads((run / "code.json").read_text()) | {"my_loss.py": hash_file(tmp_path / "evil" / "my_loss.py")}
+    digests = json.loads((run / "inputs.json").read_text())["code"]
+    digests["my_loss.py"] = hash_file(tmp_path / "evil" / "my_loss.py")
     for code in (digests, {}):
         source = SpecSource(run / "job.yaml", folder=tmp_path / "evil", code=code)
         with pytest.raises(CheckpointError, check=saying("which-is-not-recorded")):

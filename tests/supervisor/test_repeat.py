@@ -72,7 +72,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
         (folder / "result.json").write_text(json.dumps({"best": best}))
         (folder / "state.json").write_text('{"status": "done"}')
-        (folder / "data.json").write_text('{"files": {}}')
+        (folder / "inputs.json").write_text('{"files": {}}')
         replay = plans.load(Path(options["--plan"])).values() if "--plan" in command else None
         values = plans.resolve(job, tiny.machine(), replay=replay)
         (folder / "plan.json").write_text(json.dumps(values.to_json()))
@@ -262,7 +262,7 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path, started_runs: list[
 
     def record(run: Path) -> None:
         rows = fingerprint.fingerprint_files(tmp_path, [file.name])
-        (run / "data.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
+        (run / "inputs.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
 
     for run in runs:
         record(run)
@@ -282,12 +282,13 @@ def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     for run in runs:
         run.mkdir()
         (run / "job.yaml").write_text(spec_text(job))
-        (run / "data.json").write_text('{"files": {}}')
         names = ("my_data.py", "my_model.py")
-        (run / "code.json").write_text(json.dumps({n: hash_file(tmp_path / n) for n in names}))
+        code = {n: hash_file(tmp_path / n) for n in names}
+        (run / "inputs.json").write_text(json.dumps({"files": {}, "code": code}))
         assert not same_conditions.find_changed_file(run, job)
     (tmp_path / "my_model.py").write_text(own_job.MODEL.replace("relu", "tanh"))
     assert same_conditions.find_changed_file(runs[0], job) == str(tmp_path / "my_model.py")
-    (runs[1] / "code.json").write_text(json.dumps({"my_model.py": hash_file(tmp_path / "my_model.py")}))
+    code = {"my_model.py": hash_file(tmp_path / "my_model.py")}
+    (runs[1] / "inputs.json").write_text(json.dumps({"files": {}, "code": code}))
     with pytest.raises(CheckpointError, match=r"one and .*two were trained with different code"):
         same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})

@@ -210,7 +210,7 @@ def test_changed_data_are_refused(
     assert run(job, "--set", "sweep.trials=2") == 0
     for trial_folder in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
         row = {"data.train": {"folder": False, "rows": {"t.csv": "1 2 3 4 0000"}}}
-        (trial_folder / "data.json").write_text(json.dumps({"files": row}))
+        (trial_folder / "inputs.json").write_text(json.dumps({"files": row}))
     monkeypatch.setattr(child_process, "run_child", lambda *arguments, **options: KILLED_EXIT_CODE)
     spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
     spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))

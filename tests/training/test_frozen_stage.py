@@ -112,7 +112,7 @@ def test_resumed_before_at_and_after_an_unfreezing(uninterrupted_folder: Path, t
     ]
     for name in checkpoint_names:
         shutil.copytree(uninterrupted_folder / "checkpoints" / name, tmp_path / "checkpoints" / name)
-    for name in ("metrics.jsonl", "data.json", "preprocessing.json"):
+    for name in ("metrics.jsonl", "inputs.json"):
         shutil.copy(uninterrupted_folder / name, tmp_path)
     train_job(tmp_path, make_job())
     assert differences(tmp_path, uninterrupted_folder) == []

@@ -20,7 +20,7 @@ from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.library import embedded_run
 from drivetrain.plan import plan
-from drivetrain.system.files import hash_file, read_json, write_json
+from drivetrain.system.files import read_json, write_json
 from drivetrain.system.signals import Interrupted
 from drivetrain.training import loop, recorded_inputs, train
 from drivetrain.training.phase_timer import PhaseTimer
@@ -178,20 +178,19 @@ def test_preprocessing_is_that_of_the_start(
     assert outcome(folder) == "the same"
 
 
-@pytest.mark.parametrize("name", ["data.json", "preprocessing.json"])
 @pytest.mark.parametrize("text", [None, '{"files": {', "[]", "{}"])
-def test_a_damaged_record_is_refused(tmp_path: Path, name: str, text: str | None) -> None:
-    head = {"name": "", "classes": ["a", "b"]}
-    write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
-    digest = hash_file(tmp_path / "preprocessing.json")
-    write_json(tmp_path / "data.json", {"files": {}, "arrays": {}, "preprocessing": digest})
+def test_a_damaged_record_is_refused(tmp_path: Path, text: str | None) -> None:
+    fitted = {"heads": [{"name": "", "classes": ["a", "b"]}], "preprocessing": {}}
+    digest = recorded_inputs._hash_fitted(fitted)
+    path = tmp_path / "inputs.json"
+    write_json(path, {"files": {}, "arrays": {}, "digest": digest, **fitted})
     records = recorded_inputs.read_records(tmp_path)
     assert records.heads[""].classes == ("a", "b")
     if text is None:
-        (tmp_path / name).unlink()
+        path.unlink()
     else:
-        (tmp_path / name).write_text(text)
-    with pytest.raises(CheckpointError, match=rf"/{name} is missing, damaged or edited"):
+        path.write_text(text)
+    with pytest.raises(CheckpointError, match=r"/inputs\.json is missing, damaged or edited"):
         recorded_inputs.read_records(tmp_path)
 
 
@@ -206,20 +205,21 @@ def test_a_damaged_record_is_refused(tmp_path: Path, name: str, text: str | None
     ids=["no object", "no rows", "a text for a truth value", "a number for a row"],
 )
 def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
-    write_json(tmp_path / "data.json", {"arrays": {}} | wrong)
-    write_json(tmp_path / "preprocessing.json", {"heads": [{"name": ""}], "preprocessing": {}})
-    with pytest.raises(CheckpointError, check=saying("missing-damaged-edited", "/data.json")):
+    fitted = {"heads": [{"name": ""}], "preprocessing": {}}
+    digest = recorded_inputs._hash_fitted(fitted)
+    write_json(tmp_path / "inputs.json", {"arrays": {}, "digest": digest} | fitted | wrong)
+    with pytest.raises(CheckpointError, check=saying("missing-damaged-edited", "/inputs.json")):
         recorded_inputs.read_records(tmp_path)
 
 
 def test_an_edit_of_the_preprocessing_is_refused(start_run: Callable[[str], Path]) -> None:
     folder = copy_stopped_run(start_run("table"), "edited")
     write(folder, JOBS["table"].text)
-    preprocessing_file = folder / "run" / "preprocessing.json"
-    record = read_json(preprocessing_file)
+    path = folder / "run" / "inputs.json"
+    record = read_json(path)
     record["preprocessing"]["numeric"][0]["mean"] = 1e3
-    write_json(preprocessing_file, record)
-    assert says(outcome(folder), "missing-damaged-edited", "preprocessing.json")
+    write_json(path, record)
+    assert says(outcome(folder), "missing-damaged-edited", "inputs.json")
 
 
 def test_unchanged_files_are_not_read_again(

@@ -111,7 +111,7 @@ def test_a_run_that_began_with_steps_goes_on_with_them(tmp_path: Path) -> None:
     (tmp_path / "old/checkpoints").mkdir(parents=True)
     shutil.copytree(tmp_path / "stepped/checkpoints/step-6", tmp_path / "old/checkpoints/step-6")
     shutil.copytree(tmp_path / "stepped/checkpoints/best-4", tmp_path / "old/checkpoints/best-4")
-    for name in ("metrics.jsonl", "data.json", "preprocessing.json"):
+    for name in ("metrics.jsonl", "inputs.json"):
         shutil.copy(tmp_path / "stepped" / name, tmp_path / "old")
     path = tmp_path / "old/checkpoints/step-6/state.json"
     run = train_job(tmp_path / "old", solving_job(checkpoint_section="checkpoint: {every: 1 steps, keep: 30}\n"))

@@ -21,8 +21,8 @@ from drivetrain.report import baseline_results
 from drivetrain.report.baseline_results import Baseline, Skipped
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.run_files import BASELINES_FILE, MODEL, RunFiles
-from drivetrain.system.run_records import Best, RunResult
+from drivetrain.system.run_files import MODEL, RESULT_FILE, RunFiles
+from drivetrain.system.run_records import Best, RunResult, read_mapping
 from drivetrain.system.signals import raise_stopped
 from drivetrain.system.timeout import TimedOut, time_limit
 from drivetrain.tasks import modality_of
@@ -83,7 +83,7 @@ def _fit_within(run: Run, seconds: float, limit: float) -> str:
 def _fit(run: Run, seconds: float) -> None:
     """Fit the simple models; each result is written at once, so that a later problem does not lose it."""
     fault_point("baselines")
-    data, outcomes = run.readable, list[Baseline | Skipped]()
+    data, outcomes, files = run.readable, list[Baseline | Skipped](), RunFiles(run.folder)
     test_samples = len(data.test.split) if data.test else None
     for outcome in measure(
         run.job,
@@ -100,7 +100,7 @@ def _fit(run: Run, seconds: float) -> None:
             test_samples=test_samples,
             time_order=data.preprocessing.get("time_order", ""),
         )
-        RunFiles(run.folder).write_json(BASELINES_FILE, content)
+        files.write_json(RESULT_FILE, files.read_object(RESULT_FILE) | {"baselines": content})
 
 
 def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOutputs]]:
@@ -126,7 +126,7 @@ def _compute_outputs(run: Run, seconds: float) -> Iterator[tuple[str, NetworkOut
 def _say_verdict(run: Run, best: Best, result: RunResult) -> None:
     metrics = {best.metric: best.value, **best.metrics, **result.test}
     comparison = baseline_results.compare_network(
-        RunFiles(run.folder).read_object(BASELINES_FILE),
+        read_mapping(RunFiles(run.folder).read_object(RESULT_FILE), "baselines"),
         best.metric,
         metrics,
         str(getattr(getattr(run.job, "model", None), "name", "")),

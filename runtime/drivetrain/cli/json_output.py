@@ -11,7 +11,7 @@ from typing import Any
 
 from drivetrain.supervisor.trainer_error import ERROR_FILE
 from drivetrain.system.console import redirect_output
-from drivetrain.system.run_files import BASELINES_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
+from drivetrain.system.run_files import REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.run_records import RunState
 
 RESULT_KEYS = ("best", "last", "test", "epochs", "steps", "seconds", "peak_memory", "stopped_because")
@@ -38,7 +38,7 @@ def describe_run(run: Path | None, exit_code: int, error: dict[str, Any]) -> dic
         "status": RunState.read(run).status,
         **{name.removesuffix(".html"): str(path) if path.exists() else None for name, path in paths.items()},
         **{key: result[key] for key in RESULT_KEYS if key in result},
-        "baselines": files.read_object(BASELINES_FILE) or None,
+        "baselines": result.get("baselines"),
     }
 
 

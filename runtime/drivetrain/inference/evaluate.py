@@ -18,7 +18,7 @@ from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import DATA_FILE, EXPLANATION_FILE, MISSING, RunFiles
+from drivetrain.system.run_files import EXPLANATION_FILE, INPUTS_FILE, MISSING, RunFiles
 from drivetrain.system.run_records import read_mapping
 from drivetrain.tasks import find_stored_modality
 from drivetrain.tracking.live import time_left
@@ -132,7 +132,7 @@ def find_known_data(run: Path, data: Path) -> str | None:
 
     Only the first files of a folder are compared, since it may hold millions; a file is read only if a recorded file has its size.
     """
-    stored = read_mapping(RunFiles(run).read_object(DATA_FILE), "files")
+    stored = read_mapping(RunFiles(run).read_object(INPUTS_FILE), "files")
     key_of_file: dict[tuple[str, str], str] = {}
     for data_key in stored:
         # A row begins with the size of the file and ends with its hash.

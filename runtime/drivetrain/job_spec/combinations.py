@@ -100,7 +100,7 @@ def _unfreeze_problems(job: Job) -> Iterator[Problem]:
         if not job.train.within and entry.epoch > epochs:
             yield job.problem(
                 ("model", "unfreeze", number, "epoch"),
-                f"is {entry.epoch}, and the run has {epochs} epochs (train.epochs)",
+                f"is {entry.epoch}, and the run has {epochs} epoch{'s' * (epochs > 1)} (train.epochs)",
                 f"an epoch of the run: 2 to {epochs}" if epochs > 1 else "a run of 2 epochs or more",
                 "unfreeze earlier, or train longer",
             )

@@ -16,7 +16,7 @@ from drivetrain.data.custom import user_code
 from drivetrain.errors import CheckpointError
 from drivetrain.pretrained.model_config import CONFIG
 from drivetrain.system.files import hash_file, is_private
-from drivetrain.system.run_files import CODE_FILE, JOB_FILE, RunFiles
+from drivetrain.system.run_files import INPUTS_FILE, JOB_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
 
 
@@ -109,5 +109,5 @@ def _hash_spec(model: Path) -> str:
 
 
 def _is_in_its_run(model: Path, digests: Mapping[str, str]) -> bool:
-    record = RunFiles(model.resolve().parent).read_object(CODE_FILE)
+    record = read_mapping(RunFiles(model.resolve().parent).read_object(INPUTS_FILE), "code")
     return len(record) > 0 and record.items() <= digests.items() and model.resolve().name == "model"

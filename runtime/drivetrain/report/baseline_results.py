@@ -1,4 +1,4 @@
-"""Compares a network with the simple models in baselines.json of its run folder."""
+"""Compares a network with the simple models in result.json of its run folder."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def to_json(
     test_samples: int | None = None,
     time_order: str = "",
 ) -> dict[str, object]:
-    """Return the content of baselines.json.
+    """Return the record of the simple models in result.json.
 
     Args:
         outcomes: fitted and skipped models; a later outcome replaces an earlier one of the same name.
@@ -224,10 +224,10 @@ def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skip
 def compare_network(
     data: Mapping[str, Any], metric: str, metrics: Mapping[str, float], network_name: str = ""
 ) -> Comparison | None:
-    """Return the comparison of a network with the simple models in baselines.json; None if there are none.
+    """Return the comparison of a network with the simple models of its run; None if there are none.
 
     Args:
-        data: the content of baselines.json.
+        data: the record that `to_json` makes.
         metric: the metric that chose the network's weights. A score takes the place of a loss: people can judge its
             differences. The final test, if there was one, takes the place of the validation: its samples did not choose
             the weights, which favours the network.

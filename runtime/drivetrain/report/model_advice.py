@@ -1,4 +1,4 @@
-"""Advice about the model: trained for too long or too briefly, a weak class, too few samples to judge by.
+"""Advice about the model: trained for too long or too briefly, a weak class.
 
 Every rule is a function of the record alone: it checks one thing, and gives one piece of advice or none.
 """
@@ -42,8 +42,6 @@ MIN_CLASS_SAMPLES = 10
 """Validation samples of a class below which its F1 is chance."""
 UNEVEN_RATIO = 3.0
 """Ratio of largest to smallest class from which on weights can help."""
-MAX_HALF_INTERVAL = 0.05
-"""Half of the interval of an accuracy from which on its second digit says nothing."""
 
 
 def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -188,23 +186,6 @@ def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice
         yield Advice("help the weakest class", reason, gain, line)
 
 
-def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Check whether there are too few validation samples to trust the second digit of the accuracy."""
-    best = summary.best
-    if best is None or lower_is_better(best.metric):
-        return
-    for confusion in read_confusions(record.result.get("confusion")):
-        low, high = confusion.interval
-        if high - low > 2 * MAX_HALF_INTERVAL:
-            yield Advice(
-                "judge it on more samples",
-                f"{confusion.hits:,} of {confusion.total:,} right: the accuracy on new data may be {format_share(round(low, 2))} to {format_share(round(high, 2))} (95 % interval)",
-                "a value that can be compared; the mean of the folds uses every sample once",
-                "drivetrain repeat JOB --folds 5",
-            )
-            return
-
-
 MODEL_RULES = (
     _advise_on_few_steps,
     _advise_on_learning_rate,
@@ -212,7 +193,6 @@ MODEL_RULES = (
     _advise_on_overfitting,
     _advise_on_more_epochs,
     _advise_on_weak_classes,
-    _advise_on_few_samples,
 )
 
 

@@ -61,8 +61,6 @@ class Record:
     """The metric that chooses the weights of this run, as it said when it began; empty if it never did."""
     explanation: Mapping[str, Any] = field(default_factory=dict)
     """Explanation of the model, as in explanation.json."""
-    baselines: Mapping[str, Any] = field(default_factory=dict)
-    """The simple models beside the network, as in baselines.json."""
     gaps: list[str] = field(default_factory=list)
     """The files that are missing or damaged, each with its problem."""
 
@@ -70,6 +68,11 @@ class Record:
     def made_from(self) -> Mapping[str, Any]:
         """Return the digests of data, code and weights of a finished run; empty if it has not ended well."""
         return read_mapping(self.state, "made_from")
+
+    @property
+    def baselines(self) -> Mapping[str, Any]:
+        """Return the simple models beside the network."""
+        return read_mapping(self.result, "baselines")
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -98,7 +101,6 @@ def read(run: Path) -> Record:
     record.result = _read_object(record, run, run_files.RESULT_FILE, is_optional=not is_due)
     record.events = list(_read_rows(record, run, run_files.EVENTS_FILE, is_optional=True))
     record.extension = _read_object(record, run, run_files.EXTENSION_FILE, is_optional=True)
-    record.baselines = _read_object(record, run, run_files.BASELINES_FILE, is_optional=True)
     record.explanation = _read_object(record, run, run_files.EXPLANATION_FILE, is_optional=True)
     progress = _read_object(record, run, run_files.PROGRESS_FILE, is_optional=True)
     record.watched_metric = printable(str(progress.get("best") or ""))

@@ -129,7 +129,7 @@ def _copy_run(finished: Path, path: Path, job: Job, plan_state: dict[str, object
         length = job.train.within or f"epoch {job.train.epochs}"
         EventLog(temporary).add(
             "extend",
-            f"{path.name} continues {finished.name} after {epochs} epochs ({step} steps), up to {length}, "
+            f"{path.name} continues {finished.name} after epoch {epochs} ({step} steps), up to {length}, "
             f"with the {job.train.schedule.name} schedule for this length",
             step,
         )

@@ -44,7 +44,7 @@ def describe_inputs(run: Path) -> dict[str, object]:
         "torch": read_mapping(hardware, "torch").get("version"),
         "image": {"name": image, "id": os.environ.get(IMAGE, "")} if image else None,
         "data": digests,
-        "code": RunFiles(run).read_object(run_files.CODE_FILE),
+        "code": same_conditions.read_record(run, "code"),
         "model": hash_file(weights) if weights.is_file() else None,
     }
 

@@ -18,7 +18,7 @@ from drivetrain.job import Job
 from drivetrain.job.formatting import dot_key
 from drivetrain.plan import plan as plans
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import CODE_FILE, DATA_FILE, RunFiles, damaged_error
+from drivetrain.system.run_files import INPUTS_FILE, RunFiles, damaged_error
 from drivetrain.system.run_records import read_mapping
 
 
@@ -66,15 +66,14 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
     Raises:
         CheckpointError: if the record of the data is damaged.
     """
-    _check_record(run)
-    recorded = _read_record(run, "files")
+    recorded = _check_record(run)
     for path, text in job.data_paths():
         target, key = job.resolve(text), dot_key(path)
         if key in recorded and key not in free:
             base = target if recorded[key]["folder"] else target.parent
             for name, _ in fingerprint.list_changed(base, recorded[key]["rows"]):
                 return str(base / name)
-    for name, digest in RunFiles(run).read_object(CODE_FILE).items():
+    for name, digest in read_record(run, "code").items():
         file = job.folder / name
         if not file.is_file() or hash_file(file) != digest:
             return str(file)
@@ -109,25 +108,25 @@ def _read_digests(run: Path, free: Collection[str]) -> dict[str, object]:
     """Read the digests of a run's data and code, without data of the spec keys in `free`."""
     digests = read_data_digests(run).items()
     data = {key: rows for key, rows in digests if key.startswith("data.") and key not in free}
-    return {"data": data, "code": RunFiles(run).read_object(CODE_FILE)}
+    return {"data": data, "code": read_record(run, "code")}
 
 
 def read_data_digests(run: Path) -> dict[str, Any]:
     """Read the digests of a run's training data: of files by spec key and name, and of arrays."""
-    files = {
-        key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
-        for key, entry in _read_record(run, "files").items()
-    }
-    return files | _read_record(run, "arrays")
+    files = read_record(run, "files").items()
+    digests = {key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()} for key, entry in files}
+    return digests | read_record(run, "arrays")
 
 
-def _read_record(run: Path, section: str) -> dict[str, Any]:
-    return dict(read_mapping(RunFiles(run).read_object(DATA_FILE), section))
+def read_record(run: Path, section: str) -> dict[str, Any]:
+    """Read a section of the record of a run's inputs; empty if it is missing."""
+    return dict(read_mapping(RunFiles(run).read_object(INPUTS_FILE), section))
 
 
-def _check_record(run: Path) -> None:
-    """Raise CheckpointError if the record of the data is missing or damaged."""
-    record, problem = RunFiles(run).read_checked_object(DATA_FILE)
+def _check_record(run: Path) -> dict[str, Any]:
+    """Return the recorded files of the data; raises CheckpointError if the record is missing or damaged."""
+    record, problem = RunFiles(run).read_checked_object(INPUTS_FILE)
     problem = problem or ("" if isinstance(record.get("files"), dict) else "it lists no files")
     if problem:
-        raise damaged_error(run / DATA_FILE, problem)
+        raise damaged_error(run / INPUTS_FILE, problem)
+    return dict(record["files"])

@@ -22,7 +22,7 @@ from drivetrain.supervisor import run_folder, same_conditions
 from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, storage_error
-from drivetrain.system.run_files import DATA_FILE, SWEEP_FILE, refuse_links
+from drivetrain.system.run_files import SWEEP_FILE, refuse_links
 from drivetrain.system.run_records import read_integer, read_mapping
 
 JOURNAL = "journal.jsonl"
@@ -104,8 +104,8 @@ def _open_same_sweep(path: Path, job: Job, conditions: str) -> SweepFolder | Non
     if stored_conditions != conditions:
         lines.append(f"it was started {stored_conditions}, and this command trains {conditions}")
     keys = [parameter.key for parameter in job.parameters]
-    latest_run = next((run for run in reversed(folder.list_runs()) if (run / DATA_FILE).exists()), None)
-    changed_file = same_conditions.find_changed_file(latest_run, job, keys) if latest_run else ""
+    runs = [run for run in folder.list_runs() if same_conditions.read_record(run, "files")]
+    changed_file = same_conditions.find_changed_file(runs[-1], job, keys) if runs else ""
     if changed_file:
         lines.append(f"{changed_file} was changed or deleted")
     if not lines:

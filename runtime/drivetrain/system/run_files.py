@@ -22,13 +22,11 @@ from drivetrain.system.files import blame_storage, parse_json, parse_row, to_jso
 JOB_FILE, PLAN_FILE, HARDWARE_FILE = "job.yaml", "plan.json", "hardware.json"
 STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.json"
 TELEMETRY_FILE, EVENTS_FILE, PROGRESS_FILE = "telemetry.jsonl", "events.jsonl", "progress.json"
-DATA_FILE, PREPROCESSING_FILE = "data.json", "preprocessing.json"
-CODE_FILE, OBJECTS_FILE = "code.json", "objects.json"
-"""Digests of the user's files, and of the objects that a Python program passed in."""
+INPUTS_FILE, OBJECTS_FILE = "inputs.json", "objects.json"
+"""Digests of the user's code and data with the preprocessing, and of the objects that a Python program passed in."""
 BATCH_SIZE_FILE = "batch_size.json"
 """Measurements for `batch_size: auto`."""
-EXTENSION_FILE, BASELINES_FILE = "extension.json", "baselines.json"
-RANKS_FILE = "ranks.json"
+EXTENSION_FILE, RANKS_FILE = "extension.json", "ranks.json"
 LEADER_FILE, LOCK_FILE = "leader.json", ".lock"
 """Answers of the leader to another process; the lock of the process that trains in it."""
 EXPLANATION_FILE = "explanation.json"
@@ -39,7 +37,7 @@ SWEEP_FILE = "sweep.yaml"
 CHECKPOINTS, MODEL, RANKS = "checkpoints", "model", "ranks"
 """Folders: checkpoints, the trained model, and the run folders of the processes that do not lead."""
 RECORDS = (
-    *(PLAN_FILE, BATCH_SIZE_FILE, CODE_FILE, OBJECTS_FILE, DATA_FILE, PREPROCESSING_FILE),
+    *(PLAN_FILE, BATCH_SIZE_FILE, INPUTS_FILE, OBJECTS_FILE),
     *(METRICS_FILE, EVENTS_FILE, TELEMETRY_FILE, PROGRESS_FILE, "tensorboard"),
 )
 """Files that determine the bits of a run, and its curves so far: a run that extends it gets copies."""

@@ -15,8 +15,8 @@ from drivetrain.system.version import VERSION
 from drivetrain.tracking.tracker import RunDescription
 
 SENT_FILES = (
-    *(run_files.JOB_FILE, run_files.PLAN_FILE, run_files.HARDWARE_FILE, run_files.RESULT_FILE, run_files.DATA_FILE),
-    *(run_files.EVENTS_FILE, run_files.BASELINES_FILE, run_files.STATE_FILE),
+    *(run_files.JOB_FILE, run_files.PLAN_FILE, run_files.HARDWARE_FILE, run_files.RESULT_FILE),
+    *(run_files.INPUTS_FILE, run_files.EVENTS_FILE, run_files.STATE_FILE),
     *run_files.REPORT_FILES,
 )
 """Files of the folder that the server gets at the end; the weights stay there."""

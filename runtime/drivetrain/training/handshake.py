@@ -28,7 +28,7 @@ from drivetrain.system.version import VERSION
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LEADER_FILES = (run_files.PLAN_FILE, run_files.DATA_FILE, run_files.PREPROCESSING_FILE)
+LEADER_FILES = (run_files.PLAN_FILE, run_files.INPUTS_FILE)
 """Files of the leader's folder that every process gets before it trains."""
 REPORT_SECONDS = 20
 """Time between two messages about a missing process."""

@@ -1,7 +1,7 @@
-"""Records a run's inputs when it starts, and checks them when it is resumed.
+"""Records a run's inputs in inputs.json when it starts, and checks them when it is resumed.
 
-    data.json            fingerprints of data files, files of a pretrained network, and arrays passed in by a program
-    preprocessing.json   values computed from the data: vocabulary, categories, scales, classes
+The record has digests of the user's code, of data files, of files of a pretrained network and of arrays passed in by a program,
+and values computed from the data: vocabulary, categories, scales, classes.
 
 A resumed run and its evaluations preprocess their data as recorded: weights are never used with another preprocessing
 than in their training.
@@ -9,6 +9,7 @@ than in their training.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -32,8 +33,8 @@ from drivetrain.job.custom import list_user_functions
 from drivetrain.job.formatting import dot_key
 from drivetrain.pretrained import earlier_run, hub_name
 from drivetrain.pretrained import folder as pretrained
-from drivetrain.system.files import hash_file, parse_json, write_json
-from drivetrain.system.run_files import DATA_FILE, PREPROCESSING_FILE, RunFiles, damaged_error
+from drivetrain.system.files import parse_json, to_json
+from drivetrain.system.run_files import INPUTS_FILE, RunFiles, damaged_error
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.run import Run
 from drivetrain.training.start_checks import first_difference
@@ -57,7 +58,7 @@ def load_data(job: Job, folder: Path) -> Dataset:
     """
     inputs = read_records(folder) if checkpoint.can_resume(folder) else None
     if inputs is not None:
-        _fix_commit(job, RunFiles(folder).read_object(DATA_FILE))
+        _fix_commit(job, RunFiles(folder).read_object(INPUTS_FILE))
     if os.environ.get(world.RANK, "0") != "0":
         return load(job, inputs)
     if inputs is None:
@@ -76,7 +77,7 @@ def load_unchanged(job: Job, folder: Path, inputs: InputRecord, refuse: MakeErro
         DataError: if the data cannot be used.
         DrivetrainError: if a file was changed, removed or added since the run started.
     """
-    record = RunFiles(folder).read_object(DATA_FILE)
+    record = RunFiles(folder).read_object(INPUTS_FILE)
     _fix_commit(job, record)
     paths = _find_paths(job)
     _refuse_changes(_list_changed(record["files"], paths), refuse)
@@ -97,26 +98,27 @@ def read_records(folder: Path) -> InputRecord:
     """Read the recorded preprocessing and heads.
 
     Raises:
-        CheckpointError: if one of the two files is missing or damaged.
+        CheckpointError: if the file is missing or damaged.
     """
-    name = DATA_FILE
     try:
-        record = RunFiles(folder).read_object(DATA_FILE)
+        record = RunFiles(folder).read_object(INPUTS_FILE)
         {**record["files"], **record["arrays"]}
         _check_types(record)
-        name = PREPROCESSING_FILE
-        document = RunFiles(folder).read_object(PREPROCESSING_FILE)
-        if record["preprocessing"] != hash_file(folder / PREPROCESSING_FILE):
-            raise ValueError(PREPROCESSING_FILE)
-        return InputRecord(
-            {**document["preprocessing"]}, {row["name"]: head_from_json(row) for row in document["heads"]}
-        )
-    except (OSError, AttributeError, LookupError, TypeError, ValueError):
+        if record["digest"] != _hash_fitted(record):
+            raise ValueError(INPUTS_FILE)
+        return InputRecord({**record["preprocessing"]}, {row["name"]: head_from_json(row) for row in record["heads"]})
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise CheckpointError(
-            f"{folder / name} is missing, damaged or edited",
+            f"{folder / INPUTS_FILE} is missing, damaged or edited",
             "the file as the run wrote it when it began",
             "restore it, or start a new run with --new",
         ) from None
+
+
+def _hash_fitted(record: Mapping[str, Any]) -> str:
+    """Compute the digest of heads and preprocessing, which are fitted to the training data."""
+    fitted = [record["heads"], record["preprocessing"]]
+    return hashlib.sha256(json.dumps(fitted, sort_keys=True).encode()).hexdigest()
 
 
 def _check_types(record: Mapping[str, Any]) -> None:
@@ -129,9 +131,9 @@ def _check_types(record: Mapping[str, Any]) -> None:
     tables = [entry["rows"] for entry in record["files"].values()]
     for table in tables:
         if not isinstance(table, dict) or not all(isinstance(row, str) for row in table.values()):
-            raise TypeError(DATA_FILE)
+            raise TypeError(INPUTS_FILE)
     if not all(isinstance(entry["folder"], bool) for entry in record["files"].values()):
-        raise TypeError(DATA_FILE)
+        raise TypeError(INPUTS_FILE)
 
 
 def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
@@ -146,7 +148,7 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
         if inputs is None:
             _write_records(run, say)
         elif run.job.task == "python":
-            changes = _list_other_changes(RunFiles(run.folder).read_object(DATA_FILE), inputs, run.readable)
+            changes = _list_other_changes(RunFiles(run.folder).read_object(INPUTS_FILE), inputs, run.readable)
             _refuse_changes(changes, lambda changed: _changed_data_error(run.folder, changed, "new=True"))
 
 
@@ -155,7 +157,7 @@ def report_changes(run: Run) -> None:
 
     Images are read again in every epoch, so the run may have trained on both versions.
     """
-    recorded_files = RunFiles(run.folder).read_object(DATA_FILE)["files"]
+    recorded_files = RunFiles(run.folder).read_object(INPUTS_FILE)["files"]
     changes = _list_changed(recorded_files, _find_paths(run.job))
     if changes:
         listed = list_names(changes, MAX_LISTED_CHANGES, "; ")
@@ -168,19 +170,17 @@ def _write_records(run: Run, say: Callable[[str], None]) -> None:
     for key, path, names in _list_files(_find_paths(run.job), data):
         rows = fingerprint.fingerprint_files(_base_folder(path, path.is_dir()), names)
         files[key] = {"folder": path.is_dir(), "rows": rows}
-    write_json(
-        run.folder / PREPROCESSING_FILE,
-        {"heads": [asdict(entry) for entry in data.heads.values()], "preprocessing": data.preprocessing},
-    )
-    write_json(
-        run.folder / DATA_FILE,
-        {
-            "files": files,
-            "arrays": data.content(),
-            "preprocessing": hash_file(run.folder / PREPROCESSING_FILE),
-            "pretrained_commit": run.job.pretrained_commit,
-        },
-    )
+    fitted = {"heads": [asdict(entry) for entry in data.heads.values()], "preprocessing": data.preprocessing}
+    record = {
+        **RunFiles(run.folder).read_object(INPUTS_FILE),  # the code, recorded when the network was built
+        "files": files,
+        "arrays": data.content(),
+        "pretrained_commit": run.job.pretrained_commit,
+        # The digest is that of the values as they are read back.
+        "digest": _hash_fitted(parse_json(to_json(fitted))),
+        **fitted,
+    }
+    RunFiles(run.folder).write_json(INPUTS_FILE, record)
     seconds = time.monotonic() - start
     if seconds > SLOW_SECONDS:
         count = sum(len(entry["rows"]) for entry in files.values())
@@ -223,7 +223,7 @@ def _list_added(recorded_files: Mapping[str, Any], paths: Mapping[str, Path], da
 
 
 def _list_other_changes(record: Mapping[str, Any], inputs: InputRecord, dataset: Dataset) -> list[str]:
-    """List changes of arrays passed in by a program and of values computed from the data; `record` is data.json."""
+    """List changes of arrays passed in by a program and of values computed from the data; `record` is inputs.json."""
     changes = [
         f"the {name} samples have other values (if a function uses random numbers, fix its seed)"
         for name in sorted(_list_different_keys(record["arrays"], dataset.content()))
@@ -295,7 +295,7 @@ def check_data_of_nodes(run: Run) -> None:
     """
     if NODES not in os.environ:
         return
-    path = run.folder / DATA_FILE
+    path = run.folder / INPUTS_FILE
     try:
         text = path.read_text(encoding="utf-8") if run.ranks.is_rank0 else ""
         record = parse_json(run.ranks.copy_text_from(0, text), dict)

@@ -52,7 +52,7 @@ def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: p
     printed = capfd.readouterr().out
     assert says(printed, "samples-final-test", test["samples"])
     assert f"final test on {test['samples']} samples of held{example.suffix}: test/" in printed
-    assert "data.test" in json.dumps(read_json(folder / "data.json"))
+    assert "data.test" in json.dumps(read_json(folder / "inputs.json"))
     test_file, output = str(tmp_path / f"held{example.suffix}"), tmp_path / "evaluation"
     assert main.main(["evaluate", str(folder), "--data", test_file, "--output", str(output)]) == 0
     assert are_equal(test["metrics"], read_json(output / "metrics.json")["metrics"])
@@ -152,7 +152,7 @@ def test_nested_splits_are_recognized_and_told(tmp_path: Path, capfd: pytest.Cap
     assert f"data: {note}" in output
     assert "40 training and 12 validation images, 2 classes" in output
     assert read_json(folder / "result.json")["test"]["samples"] == 10
-    names = read_json(folder / "data.json")["files"]
+    names = read_json(folder / "inputs.json")["files"]
     assert {key: len(record["rows"]) for key, record in names.items()} == {
         "data.train": 40,
         "data.validation": 12,

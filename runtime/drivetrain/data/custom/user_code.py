@@ -27,7 +27,7 @@ from drivetrain.data.custom import code_files
 from drivetrain.errors import CheckpointError
 from drivetrain.job.extension import describe_unfinished
 from drivetrain.system.files import blame_storage
-from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_error
+from drivetrain.system.run_files import INPUTS_FILE, MISSING, RunFiles, damaged_error
 
 _opened_codes: dict[Path, Code] = {}
 """Code of each folder that this process has opened."""
@@ -355,12 +355,12 @@ def record_digests(run: Path, code: Code) -> None:
     Raises:
         CheckpointError: if a file has changed since the run was started.
     """
-    (recorded, problem), current = RunFiles(run).read_checked_object(CODE_FILE), code.digests()
+    (record, problem), current = RunFiles(run).read_checked_object(INPUTS_FILE), code.digests()
     if problem == MISSING:
-        RunFiles(run).write_json(CODE_FILE, current)
+        RunFiles(run).write_json(INPUTS_FILE, {"code": current})
         return
-    if problem:
-        raise damaged_error(run / CODE_FILE, problem)
+    if problem or not isinstance(recorded := record.get("code"), dict):
+        raise damaged_error(run / INPUTS_FILE, problem or "it lists no code")
     changed = [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
     if changed:
         raise CheckpointError(
