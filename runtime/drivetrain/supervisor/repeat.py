@@ -30,7 +30,6 @@ from drivetrain.system.files import USER_RWX, make_folder
 from drivetrain.system.printable import printable
 from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.run_records import parse_number, read_mapping
-from drivetrain.tuning import batch_size
 
 RESULTS = "repeat.json"
 MAX_RUNS = 100
@@ -64,16 +63,19 @@ def repeat(request: RepeatRequest) -> int:
     variants = _list_variants(request, job)
     make_folder(request.runs)
     job = _keep_earliest_defaults(request, source, job, variants)
-    run_of: dict[str, Path] = {}
     with child_runs.open_child_runs(source, job, request.runs) as children:
         for variant, changes in variants.items():
-            code = _train_variant(request, children, job, variant, changes, run_of)
+            variant_job, assignments = children.assign(changes)
+            run, code = _find_done(children, variant, variant_job), 0
+            if run is None:
+                run, code = _train_variant(children, variant, assignments, new=request.new)
             if code:
-                done = f"{len(run_of)} of {len(variants)} runs are done"
+                done = f"{len(children.runs)} of {len(variants)} runs are done"
                 say(f"{variant} did not finish; {done}; run the same command to continue")
                 return code
-    same_conditions.check(run_of)
-    _report(request, job, run_of)
+            children.runs[variant] = run
+    same_conditions.check(children.runs)
+    _report(request, job, children.runs)
     return 0
 
 
@@ -90,39 +92,31 @@ def _keep_earliest_defaults(
     return job
 
 
-def _train_variant(
-    request: RepeatRequest,
-    children: ChildRuns,
-    job: Job,
-    variant: str,
-    changes: Sequence[str],
-    run_of: dict[str, Path],
-) -> int:
-    """Train a run unless it is done, and add its folder to `run_of`; returns the exit code."""
-    earlier_runs = list(run_of.values())
-    # Measurements of the first run apply to all runs: runs with different batch sizes or plans have no common mean.
-    assignments = (*request.assignments, *changes, *batch_size.pin_measured(job, earlier_runs))
-    variant_job = replace(children.source, assignments=assignments).load()
-    done = run_folder.find_finished(request.runs, variant_job)
-    if done:
-        processes = same_conditions.count_processes(job, request.runs)
-        difference = same_conditions.describe_difference(done, processes, earlier_runs)
-        if not difference and (file := same_conditions.find_changed_file(done, variant_job)):
-            difference = f"{file} has changed since"
-        if not difference:
-            say(f"{variant}: {done} is done")
-            run_of[variant] = done
-            return 0
-        say(f"{variant}: {done} is done, but {difference}; a new run begins")
-    say(f"{variant}: run {len(run_of) + 1}")
-    options = ["--new"] if request.new else []
-    first_run = next(iter(earlier_runs), None)
-    if first_run:
-        options += ["--plan", str(first_run / PLAN_FILE)]
-    code, result = children.train(assignments, *options, printed_run=first_run, baselines=not run_of)
-    if not code:
-        run_of[variant] = Path(result["run"])
-    return code
+def _find_done(children: ChildRuns, variant: str, job: Job) -> Path | None:
+    """Find the finished run of a variant; None if it must be trained, also because something else has changed since."""
+    run = run_folder.find_finished(children.parent, job)
+    if run is None:
+        return None
+    processes = same_conditions.count_processes(children.job, children.parent)
+    difference = same_conditions.describe_difference(run, processes, children.first)
+    changed_file = "" if difference else same_conditions.find_changed_file(run, job)
+    if changed_file:
+        difference = f"{changed_file} has changed since"
+    if difference:
+        say(f"{variant}: {run} is done, but {difference}; a new run begins")
+        return None
+    say(f"{variant}: {run} is done")
+    return run
+
+
+def _train_variant(children: ChildRuns, variant: str, assignments: Sequence[str], *, new: bool) -> tuple[Path, int]:
+    """Train a run with the plan of the first one; returns its folder and its exit code."""
+    say(f"{variant}: run {len(children.runs) + 1}")
+    options = ["--new"] if new else []
+    if children.first:
+        options += ["--plan", str(children.first / PLAN_FILE)]
+    code, result = children.train(assignments, *options, baselines=not children.runs)
+    return Path(result.get("run", "")), code
 
 
 def _report(request: RepeatRequest, job: Job, run_of: Mapping[str, Path]) -> None:

@@ -5,7 +5,7 @@ In addition to the spec, the data, the user's code, the number of processes and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ def count_processes(job: Job, runs: Path) -> int:
     return world.count_local_ranks(job, gpu_selection.select_gpus(detect(runs), job.limits.gpus))
 
 
-def describe_difference(run: Path, processes: int, other_runs: Sequence[Path]) -> str:
+def describe_difference(run: Path, processes: int, first_run: Path | None) -> str:
     """Describe how a finished run's training differs from the command; empty if it does not differ.
 
     Args:
         processes: number of processes that the command would train with.
-        other_runs: runs that are counted together with this run.
+        first_run: run whose result is averaged with the result of this run.
     """
     try:
         plan = plans.read_plan(run)
@@ -47,11 +47,10 @@ def describe_difference(run: Path, processes: int, other_runs: Sequence[Path]) -
     count = 1 + len(list((run / "ranks").glob("*")))
     if count != processes:
         return f"was trained by {count} processes, and this command has {processes}"
-    if other_runs:
-        precision = plan.value("precision")
-        first_precision = plans.read_plan(other_runs[0]).value("precision")
+    if first_run:
+        precision, first_precision = (each.value("precision") for each in (plan, plans.read_plan(first_run)))
         if precision != first_precision:
-            return f"was trained in {precision}, and {other_runs[0].name} in {first_precision}"
+            return f"was trained in {precision}, and {first_run.name} in {first_precision}"
     return ""
 
 

@@ -56,6 +56,6 @@ def sweep(request: SweepRequest) -> int:
     sweep_trials.make_distributions(job)
     with (
         sweep_folder.open_folder(request.runs, job, new=request.new) as folder,
-        child_runs.open_child_runs(source, folder.job, folder.path, "--if-unfinished") as children,
+        child_runs.open_child_runs(source, folder.job, folder.path) as children,
     ):
-        return sweep_trials.SweepTrials(folder, children, request.assignments).train()
+        return sweep_trials.SweepTrials(folder, children).train()

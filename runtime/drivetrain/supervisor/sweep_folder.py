@@ -50,10 +50,14 @@ class SweepFolder:
         """Find the run folder of a trial; None if it does not exist."""
         return next(reversed(run_folder.list_numbered(self.path, f"trial{number}")), None)
 
-    def list_runs(self) -> list[Path]:
-        """List the existing run folders of trials, in the order of the trials."""
-        runs = map(self.find_run, range(len(self.study.trials) + 1))
-        return [run for run in runs if run]
+    def find_runs(self) -> dict[str, Path]:
+        """Find the existing run folders of trials, by name in the order of the trials."""
+        runs = {}
+        for number in range(len(self.study.trials) + 1):
+            run = self.find_run(number)
+            if run:
+                runs[f"trial{number}"] = run
+        return runs
 
 
 @contextlib.contextmanager
@@ -104,7 +108,7 @@ def _open_same_sweep(path: Path, job: Job, conditions: str) -> SweepFolder | Non
     if stored_conditions != conditions:
         lines.append(f"it was started {stored_conditions}, and this command trains {conditions}")
     keys = [parameter.key for parameter in job.parameters]
-    runs = [run for run in folder.list_runs() if same_conditions.read_record(run, "files")]
+    runs = [run for run in folder.find_runs().values() if same_conditions.read_record(run, "files")]
     changed_file = same_conditions.find_changed_file(runs[-1], job, keys) if runs else ""
     if changed_file:
         lines.append(f"{changed_file} was changed or deleted")

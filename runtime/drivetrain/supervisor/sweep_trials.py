@@ -10,13 +10,13 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import JsonValue
 
 from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, Stopped
@@ -36,12 +36,11 @@ from drivetrain.system.console import say
 from drivetrain.system.files import write_text
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
 from drivetrain.system.run_records import parse_number, read_integer, read_mapping, read_number
-from drivetrain.tuning import batch_size
 
 BEST = "best.yaml"
 TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
 """Exit codes that the values of a trial can cause; after another code the sweep ends, too, and can be continued."""
-WITHOUT_SWEEP = ("sweep=null", "checkpoint.copy_to=null")
+IN_TRIALS = ("sweep=null", "checkpoint.copy_to=null")
 """Assignments for all trials; trials are not copied to a store, because their names are the same in every sweep."""
 POLL_SECONDS = 0.2
 """Seconds between two checks of the running trial's metrics."""
@@ -54,18 +53,9 @@ class SweepTrials:
     finished trials, so a killed trial gets the same values again, and its run resumes.
     """
 
-    def __init__(self, folder: SweepFolder, children: ChildRuns, assignments: Sequence[str]) -> None:
-        """
-        Args:
-            folder: opened folder of the sweep.
-            children: child processes that train the trials.
-            assignments: values that override the spec in all trials.
-
-        Raises:
-            SpecError: if Optuna refuses a range.
-        """
+    def __init__(self, folder: SweepFolder, children: ChildRuns) -> None:
         assert folder.job.sweep is not None
-        self.folder, self.children, self.assignments = folder, children, assignments
+        self.folder, self.children = folder, children
         self.study, self.job, self.spec = folder.study, folder.job, folder.job.sweep
         self.metric, self.distributions = find_metric(self.job), make_distributions(self.job)
         self.began_at = time.monotonic()
@@ -100,11 +90,10 @@ class SweepTrials:
         study.add_trials(trials)
         return study.ask(self.distributions)
 
-    def _load(self, values: Mapping[str, JsonValue], *changes: str) -> tuple[Job, list[str]]:
+    def _assign(self, values: Mapping[str, JsonValue], *changes: str) -> tuple[Job, list[str]]:
         """Load the job of a trial; returns it and its assignments, including measurements of the first run."""
-        measured = batch_size.pin_measured(self.job, self.folder.list_runs())
-        assignments = [*self.assignments, *measured, *format_assignments(values), *changes]
-        return replace(self.children.source, assignments=[*assignments, *WITHOUT_SWEEP]).load(), assignments
+        self.children.runs.update(self.folder.find_runs())
+        return self.children.assign([*format_assignments(values), *changes, *IN_TRIALS])
 
     def _train_trial(self) -> int:
         """Train one trial to its end; returns 0 if it is recorded, else the exit code."""
@@ -112,15 +101,13 @@ class SweepTrials:
         number, values = trial.number, read_values(self.job, trial.params)
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {_describe_values(values)}")
         try:
-            job, assignments = self._load(values, f"name=trial{number}")
+            job, assignments = self._assign(values, f"name=trial{number}")
         except DrivetrainError as error:
             return self._tell(trial, "FAIL", reason=str(error).splitlines()[0])
         watch = _TrialWatch(self.folder, trial, self.metric, job.train.epochs)
         if watch.is_worse():  # according to the rows of a killed attempt
             return self._tell(trial, "PRUNED")
-        code, result = self.children.train(
-            [*assignments, *WITHOUT_SWEEP], printed_run=self.folder.find_run(0), wait=watch.wait
-        )
+        code, result = self.children.train(assignments, "--if-unfinished", wait=watch.wait)
         if watch.is_worse():
             return self._tell(trial, "PRUNED")
         if code in TRIAL_FAILURES and not self.children.forward.sent:
@@ -131,8 +118,8 @@ class SweepTrials:
         value = read_number(read_mapping(best, "metrics"), self.metric)
         if value is None:
             return self._tell(trial, "FAIL", reason=f"{self.metric} is not a number")
-        if number == 0 and best.get("metric") != self.metric and not self.spec.metric:
-            selector = best.get("metric")
+        selector = best.get("metric")
+        if number == 0 and selector != self.metric and not self.spec.metric:
             say(
                 f"sweep: trials are ranked by {self.metric}, but their weights are chosen by {selector}, which suits this data "
                 f"better (sweep.metric: {selector} ranks by it, too)"
@@ -141,18 +128,13 @@ class SweepTrials:
 
     def _tell(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> int:
         """Record in the journal how a trial ended: COMPLETE with its value, PRUNED or FAIL; returns 0."""
-        trial_record = trial.study.trials[trial.number]
-        ended_trial = create_trial(
-            state=TrialState[state],
-            value=value,
-            params=trial_record.params,
-            distributions=trial_record.distributions,
-            user_attrs={"reason": reason} if reason else {},
-            intermediate_values=trial_record.intermediate_values,
-        )
-        self.study.add_trial(ended_trial)
+        record = trial.study.trials[trial.number]
+        record.state, record.value, record.datetime_complete = TrialState[state], value, datetime.now()
+        if reason:
+            record.set_user_attr("reason", reason)
+        self.study.add_trial(record)
         is_best = state == "COMPLETE" and self.study.best_trial.number == trial.number
-        say(f"{_describe_trial(self.study.trials[trial.number])}{', the best so far' if is_best else ''}")
+        say(f"{_describe_trial(record)}{', the best so far' if is_best else ''}")
         return 0
 
     def _report(self) -> bool:
@@ -166,10 +148,11 @@ class SweepTrials:
         if not done:
             say(f"sweep: none of {len(trials)} trials is done")
             return False
-        best, changes = self._load(read_values(self.job, done[0].params))
+        best, assignments = self._assign(read_values(self.job, done[0].params))
         command = ["drivetrain", "train", str(self.children.source.spec)]
-        for assignment in changes:
-            command += ["--set", assignment]
+        for assignment in assignments:
+            if assignment not in IN_TRIALS:
+                command += ["--set", assignment]
         path = _write_best(self.folder.path / BEST, best, done[0].number)
         job_text = f", its job is {path}" if path else ""
         say(f"sweep: the best is trial {done[0].number}{job_text}; {shlex.join(command)}")
@@ -209,11 +192,11 @@ def _encode(choice: JsonValue) -> bool | int | float | str | None:
 
 def read_values(job: Job, params: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Read the values of a trial by key, from Optuna's values."""
-    values: dict[str, JsonValue] = {}
+    values: dict[str, JsonValue] = dict(params)
     for parameter in job.parameters:
-        choice_of = {_encode(choice): choice for choice in parameter.choices}
-        value = params[parameter.key]
-        values[parameter.key] = choice_of.get(value, value)
+        for choice in parameter.choices:
+            if _encode(choice) == params[parameter.key]:
+                values[parameter.key] = choice
     return values
 
 
