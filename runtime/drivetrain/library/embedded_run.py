@@ -32,6 +32,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob, EmbeddedModel
 from drivetrain.job.model import Freeze
 from drivetrain.library import call_settings, components, host_process, object_record
+from drivetrain.library.components import Refusal
 from drivetrain.models import buffers, dry_run, fast_dropout, inspection, lr_groups, strided_convolution
 from drivetrain.models.build import BuiltModel
 from drivetrain.models.frozen_split import keeping_modes
@@ -140,49 +141,71 @@ def run(call: TrainCall) -> Result:
 
 def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     """Open the data and check it with network and loss; returns the job with facts about both, and the data."""
+    continued = find_continued(call.runs, call.job.name, call.extend, new=call.new)
+    if continued:
+        call = replace(call, job=cast(EmbeddedJob, keep_defaults(continued, call.job)))
     job, model = call.job, call.model
-    if continued := find_continued(call.runs, job.name, call.extend, new=call.new):
-        job = cast(EmbeddedJob, keep_defaults(continued, job))
-        call = replace(call, job=job)
     refuse_argument = components.make_refusal(job.document.place(()))
     refuse = functools.partial(refuse_argument, "")
     _check_model(model, refuse)
-    terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None
-    if call.weight_of is not None and not (terms and callable(call.weight_of)):
-        raise refuse(
-            f"weight_of is {describe(call.weight_of)}, and loss {'your own' if terms else 'built in'}",
-            "a function of the targets, beside a loss of your own that returns one number",
-            "leave it out: built-in losses can be split",
-        )
+    terms = _make_terms(call, refuse)
     dataset = _open_data(call, terms)
     check_loss(job, dataset)
     buffers.unshare(model)
     dry_run.check_network(model, dataset, "the model", refuse, functools.partial(_check_metrics, call, dataset))
     # This raises if a pattern matches no parameter; the result is not needed yet.
     lr_groups.make_groups(job, model, BuiltModel(model, "python", {}, Freeze()).list_trained())
-    if call.parts.optimizer and (unoptimized := components.list_unoptimized(call.parts.optimizer.optimizer, model)):
+    _check_schedule(call, dataset, refuse_argument)
+    _report_notes(call, dataset, terms)
+    return job.model_copy(update=_describe_inputs(call, dataset)), dataset
+
+
+def _make_terms(call: TrainCall, refuse: Callable[[str, str, str], SpecError]) -> CustomTerms | None:
+    """Wrap the loss of the program; None for a built-in loss. Raises SpecError if `weight_of` cannot be used with it."""
+    terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if call.job.has_own_loss() else None
+    if call.weight_of is not None and not (terms and callable(call.weight_of)):
+        raise refuse(
+            f"weight_of is {describe(call.weight_of)}, and loss {'your own' if terms else 'built in'}",
+            "a function of the targets, beside a loss of your own that returns one number",
+            "leave it out: built-in losses can be split",
+        )
+    return terms
+
+
+def _check_schedule(call: TrainCall, dataset: Dataset, refuse: Refusal) -> None:
+    """Refuse a scheduler of the program that ends before the training."""
+    train = call.job.train
+    per_epoch = iterables.batches_of(dataset, train.batch, train.seed).per_epoch
+    steps = min(per_epoch * train.epochs, train.steps or per_epoch * train.epochs)
+    components.check_schedule_length(call.parts, steps, -(-steps // per_epoch), refuse)
+
+
+def _report_notes(call: TrainCall, dataset: Dataset, terms: CustomTerms | None) -> None:
+    """Print notes about the data, the optimizer and the loss; the report shows the data's notes, too."""
+    optimizer = call.parts.optimizer
+    unoptimized = components.list_unoptimized(optimizer.optimizer, call.model) if optimizer else []
+    if unoptimized:
         dataset.notes.append(
             f"{len(unoptimized)} trainable parameters are not in the optimizer and stay: {', '.join(unoptimized[:3])}"
         )
-    per_epoch = iterables.batches_of(dataset, job.train.batch, job.train.seed).per_epoch
-    planned_steps = min(per_epoch * job.train.epochs, job.train.steps or per_epoch * job.train.epochs)
-    planned_epochs = -(-planned_steps // per_epoch)
-    components.check_schedule_length(call.parts, planned_steps, planned_epochs, refuse_argument)
     for note in dataset.notes:
         say(format_note(note))
     for loss_note in terms.notes() if terms else ():
         say(format_note(loss_note, "loss"))
-    data = job.data.model_copy(
-        update={
-            "train": len(dataset.train),
-            "validation": len(dataset.validation),
-            "order": call.sources[0].order,
-            "drop_last": dataset.drop_last,
-            "inputs": tuple(tuple(field["shape"]) for field in dataset.preprocessing["inputs"]),
-        }
-    )
-    network = EmbeddedModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
-    return job.model_copy(update={"data": data, "model": network}), dataset
+
+
+def _describe_inputs(call: TrainCall, dataset: Dataset) -> dict[str, object]:
+    """Describe data and network for the stored spec, as its keys `data` and `model`."""
+    facts = {
+        "train": len(dataset.train),
+        "validation": len(dataset.validation),
+        "order": call.sources[0].order,
+        "drop_last": dataset.drop_last,
+        "inputs": tuple(tuple(field["shape"]) for field in dataset.preprocessing["inputs"]),
+    }
+    parameters = sum(parameter.numel() for parameter in call.model.parameters())
+    network = EmbeddedModel(kind=type(call.model).__name__, parameters=parameters)
+    return {"data": call.job.data.model_copy(update=facts), "model": network}
 
 
 def _check_metrics(call: TrainCall, dataset: Dataset, outputs: Any, targets: Targets) -> None:

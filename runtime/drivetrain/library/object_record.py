@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import itertools
 import linecache
 import sys
 import sysconfig
@@ -32,27 +31,20 @@ CALLBACKS = ("on_step", "on_epoch", "on_end")
 MAX_LISTED_DIFFERENCES = 5
 """Largest number of listed differences."""
 MAX_HASHED_BYTES = 16 << 20
-"""Largest array that is hashed as a whole; only the first and last bytes of a larger array are hashed."""
-MAX_OBJECTS = 200_000
-"""Largest number of objects that are read inside one attribute."""
+"""Largest array whose values are compared; of a larger array only shape and type are."""
+MAX_TEXT = 60
+"""Longest description that is not shortened to a digest."""
+MAX_DEPTH, MAX_MEMBERS = 6, 1000
+"""How deep objects inside of objects are read, and how many members of each."""
 LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES.append(Path(__file__).parents[1])
-PLAIN = (bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device, PurePath)
+PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, PurePath, np.generic)
+PLAIN += (torch.dtype, torch.device, types.ModuleType)
 _OF_MODULES = set(vars(nn.Module())) | {"_is_full_backward_hook"}
-_OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
-# Attributes that `copy`, `pickle` and `typing` add to classes.
-_OF_CLASSES |= {"__slotnames__", "__orig_bases__", "__parameters__"}
 
 
 def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], user_parts: UserParts) -> dict[str, str]:
-    """Collect the compared values by the name of an object or attribute.
-
-    Args:
-        model: network of the call.
-        loss: loss of the call.
-        data: datasets and their functions by argument.
-        user_parts: other objects of the call.
-    """
+    """Collect the compared values of all objects of a call by the name of an object or attribute; `data` is by argument."""
     objects = {"loss": loss, **data}
     objects |= {f"metrics.{name}": metric for name, metric in user_parts.metrics.metrics.items()}
     objects |= {name: getattr(user_parts.callbacks, name) for name in CALLBACKS}
@@ -131,23 +123,17 @@ def note_changes(folder: Path, rows: Mapping[str, str]) -> None:
 
 
 def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield the class and the attributes of an object; of a scheduler also those of the schedulers inside it."""
+    """Yield the class and the attributes of an object."""
+    if value is None:
+        return
     if isinstance(value, nn.Module):
         yield from _collect_module_rows(name, value)
-    elif value is None:
-        return
     elif _is_code(value) or not hasattr(value, "__dict__"):
         yield name, _describe_value(value)
     else:
         yield name, _describe_value(type(value))
         for key, attribute in vars(value).items():
-            if key == "_schedulers":
-                for number, scheduler in enumerate(attribute):
-                    yield from _collect_rows(f"{name}.{number}", scheduler)
-            elif isinstance(attribute, nn.Module):
-                yield from _collect_module_rows(f"{name}.{key}", attribute)
-            elif not isinstance(attribute, Optimizer):
-                yield f"{name}.{key}", _describe_value(attribute)
+            yield f"{name}.{key}", _describe_value(attribute)
 
 
 def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
@@ -173,90 +159,70 @@ def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -
             yield f"{layer_path} hooks", _describe_value(hooks)
 
 
-def _describe_value(value: object) -> str:
-    """Return a plain value as text, and a digest of everything else."""
-    if isinstance(value, PLAIN) and len(repr(value)) <= 60:
-        return repr(value)
-    if isinstance(value, type) and _is_library(value.__module__):
-        return f"{value.__module__}.{value.__qualname__}"
-    digest, pending, visited = hashlib.sha256(), deque([value]), dict[int, object]()
-    while pending:
-        current = pending.popleft()
-        # An object that contains itself counts once. All visited objects are kept alive, so no two of them share an id.
-        if isinstance(current, PLAIN):
-            text = f"{type(current).__name__} {current!r}"
-        elif id(current) in visited or len(visited) > MAX_OBJECTS:
-            text = "again"
-        else:
-            visited[id(current)] = current
-            text, children = _split(current)
-            text += f" {len(children)}"
-            pending += children
-        digest.update(f"{text}\0".encode(errors="surrogatepass"))
+def _describe_value(value: object, depth: int = 0) -> str:
+    """Return a short value as text, and the class with a digest of anything longer."""
+    text = _spell(value, depth)
+    if len(text) <= MAX_TEXT:
+        return text
     kind = value.__qualname__ if isinstance(value, type | types.FunctionType) else type(value).__name__
-    return f"{kind} {digest.hexdigest()[:12]}"
+    return f"{kind} {hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:12]}"
 
 
-def _split(value: Any) -> tuple[str, Sequence[Any]]:
-    """Split an object into a text and its children; the text of a function outside of libraries contains its source."""
-    name = type(value).__qualname__
-    children: Sequence[Any] = ()
+def _spell(value: Any, depth: int) -> str:
+    """Spell out a value: plain values, arrays by their content, and the user's functions and classes by their source."""
+    kind = type(value).__qualname__
+    members: Sequence[object]
+    if isinstance(value, PLAIN):
+        return repr(value)
     if isinstance(value, torch.Tensor | np.ndarray):
-        name = _describe_array(value)
-    elif isinstance(value, types.ModuleType):
-        name = value.__name__
-    elif isinstance(value, Mapping):
-        children = list(itertools.chain.from_iterable(value.items()))
-    elif isinstance(value, set | frozenset):
-        children = sorted(map(_describe_value, value))
+        return f"{type(value).__name__} {_describe_array(value)}"
+    if depth > MAX_DEPTH or isinstance(value, Optimizer):
+        return kind
+    if isinstance(value, Mapping):
+        members = [*value.keys(), *value.values()]
     elif isinstance(value, list | tuple | deque):
-        children = value if isinstance(value, list | tuple) else list(value)
+        members = list(value)
+    elif isinstance(value, set | frozenset):
+        members = sorted(map(_describe_value, value))
     elif isinstance(value, nn.Module):
         # Initial weights differ in every start of a program and change in training.
-        children = list(_collect_module_rows("", value, loads=True))
+        members = list(_collect_module_rows("", value, loads=True))
     elif isinstance(value, functools.partial):
-        children = (value.func, value.args, value.keywords)
+        members = [value.func, value.args, value.keywords]
     elif isinstance(value, types.MethodType):
-        children = (value.__func__, value.__self__)
-    elif isinstance(value, staticmethod | classmethod | property):
-        children = (value.fget if isinstance(value, property) else value.__func__,)
-    elif isinstance(value, type) or inspect.isroutine(value):
-        name = f"{value.__module__}.{value.__qualname__}"
-        is_library = _is_library(value.__module__)
-        if isinstance(value, type) and not is_library:
-            attributes = [attribute for key, attribute in sorted(vars(value).items()) if key not in _OF_CLASSES]
-            children = [*value.__bases__, *attributes]
-        elif isinstance(value, types.FunctionType) and not is_library:
-            cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-            name, children = f"{name} {_read_source(value.__code__)}", (value.__defaults__, value.__kwdefaults__, cells)
-    elif hasattr(value, "to_numpy"):  # a table or column of pandas
-        children = (value.to_numpy(),)
+        members = [value.__func__, value.__self__]
+    elif _is_code(value):
+        kind, members = _read_code(value)
     else:
-        try:
-            state = object.__getstate__(value)
-        except TypeError:
-            state = None
-        if state or not _is_library(type(value).__module__):
-            children = (type(value), state)
-        else:  # a C object without attributes, such as a number of NumPy
-            name = repr(value).partition(" at 0x")[0]
-    return name, children
+        members = [type(value), getattr(value, "__dict__", {})]
+    texts = [_describe_value(member, depth + 1) for member in members[:MAX_MEMBERS]]
+    return f"{kind} {len(members)} {texts}" if texts else kind
+
+
+def _read_code(code: Any) -> tuple[str, Sequence[object]]:
+    """Read a class with its functions, or a function with its source and the values that are bound to it."""
+    name = f"{code.__module__}.{code.__qualname__}"
+    if _is_library(code.__module__):
+        return name, []
+    if isinstance(code, type):
+        functions = [vars(code)[key] for key in sorted(vars(code)) if inspect.isfunction(vars(code)[key])]
+        return name, [*code.__bases__, *functions]
+    if not isinstance(code, types.FunctionType):
+        return name, []
+    cells = [cell.cell_contents for cell in code.__closure__ or () if cell != types.CellType()]
+    return name, [_read_source(code.__code__), code.__defaults__, code.__kwdefaults__, *cells]
 
 
 def _describe_array(array: Any) -> str:
-    """Describe an array or tensor by shape, type and a hash of its values; of a large array, only both ends are hashed."""
+    """Describe an array or tensor by shape and type, and by a hash of its values unless it is large."""
     text = f"{tuple(array.shape)} {array.dtype}"
     if isinstance(array, torch.Tensor):
-        if array.layout != torch.strided or array.device.type == "meta" or not array.numel():
+        if array.layout != torch.strided or array.device.type == "meta" or array.nbytes > MAX_HASHED_BYTES:
             return text
         array = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if array.dtype == object:
-        return f"{text} {_describe_value(array.tolist())}"
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else array
-    if content.size > MAX_HASHED_BYTES:
-        half = MAX_HASHED_BYTES // 2
-        content = np.concatenate((content[:half], content[-half:]))
-    return f"{text} {hashlib.sha256(content.tobytes()).hexdigest()}"
+    if array.dtype == object or array.nbytes > MAX_HASHED_BYTES:
+        return text
+    return f"{text} {hashlib.sha256(array.tobytes()).hexdigest()}"
 
 
 def _is_code(value: object) -> bool:
@@ -272,12 +238,12 @@ def _is_library(module: str | None) -> bool:
 
 @functools.cache
 def _read_source(code: types.CodeType) -> str:
-    """Read the source of a function's body, or its bytecode without a file; cached, because the file may be edited."""
+    """Read the source of a function's body, empty without a file; cached, because the file may be edited."""
     codes = (code, *(constant for constant in code.co_consts if isinstance(constant, types.CodeType)))
     spans = [(a or 0, b or 0, c or 0, d) for nested in codes for a, b, c, d in nested.co_positions() if a and d]
     lines = linecache.getlines(code.co_filename)
     if not lines or not spans:
-        return repr((code.co_code, code.co_names, code.co_consts))
+        return ""
     start_line, start_column = min((line, column) for line, _, column, _ in spans)
     end_line, end_column = max((line, column) for _, line, _, column in spans)
     # Columns count bytes.

@@ -95,23 +95,18 @@ def prepare(
     components.check_module(model, refuse)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
     user_optimizer = components.user_optimizer(optimizer, model, refuse, stored=False)
-    spec_keys = {
-        "name": "prepare",
-        "task": "python",
-        "train": {
-            "clip_norm": clip_norm,
-            "deterministic": deterministic,
-            "optimizer": components.optimizer_spec(user_optimizer.optimizer),
-            # The user's loop sets the rates.
-            "schedule": "constant",
-            **({} if fp16 is None else {"fp16": dict(fp16)}),
-        },
-        "optimize": dict(optimize or {}),
-        "limits": call_settings.build_limits(limits or {}, gpus, refuse),
+    train_keys: dict[str, object] = {
+        "clip_norm": clip_norm,
+        "deterministic": deterministic,
+        "optimizer": components.optimizer_spec(user_optimizer.optimizer),
+        # The user's loop sets the rates.
+        "schedule": "constant",
     }
-    job = call_settings.build_job(spec_keys, call_site)
-    # The size is known from the loop's first batch; set `auto` here, because a call with `auto` is refused elsewhere.
-    job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
+    if fp16 is not None:
+        train_keys["fp16"] = dict(fp16)
+    job = _build_job(
+        train_keys, dict(optimize or {}), call_settings.build_limits(limits or {}, gpus, refuse), call_site
+    )
     objective = LoopLoss(UserBatches(model, loss), accumulate, weight_of)
     _warn_of_untrained(objective.user_batches)
     machine = host_process.select_gpu(detect(Path()), job)
@@ -119,6 +114,16 @@ def prepare(
     if not quiet:
         open_console().print(render(plan, job, machine))
     return _run_block(job, machine, plan, model, user_optimizer, objective)
+
+
+def _build_job(
+    train: Mapping[str, object], optimize: Mapping[str, object], limits: Mapping[str, object], call_site: str
+) -> EmbeddedJob:
+    """Build the checked job of a user's own loop."""
+    spec_keys = {"name": "prepare", "task": "python", "train": train, "optimize": optimize, "limits": limits}
+    job = call_settings.build_job(spec_keys, call_site)
+    # The size is known from the loop's first batch; set `auto` here, because a call with `auto` is refused elsewhere.
+    return job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
 
 
 def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: object, refuse: Refusal) -> None:

@@ -21,11 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.data.custom import data_sources
 from drivetrain.library import call_settings, components, embedded_run
+from drivetrain.library.components import Refusal
 from drivetrain.library.embedded_run import Result, TrainCall
 from drivetrain.system.console import guard_block
 from drivetrain.training.user_parts import Callback, Callbacks
-
-Setting = bool | int | float | str
 
 
 def train(
@@ -47,7 +46,7 @@ def train(
     targets: str = "auto",
     names: Sequence[str] | None = None,
     gpus: str | Sequence[int] | None = None,
-    optimize: Mapping[str, Setting] | None = None,
+    optimize: Mapping[str, bool | int | float | str] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
     monitor: Mapping[str, Any] | None = None,
@@ -106,13 +105,7 @@ def train(
     call_site = call_settings.locate(caller)
     refuse = components.make_refusal(call_site)
     components.check_module(model, refuse)
-    if validation_data is None:
-        raise refuse(
-            "validation_data",
-            "is missing",
-            "samples that are not trained on, which choose the best weights",
-            "split the data: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
-        )
+    _check_validation(validation_data, refuse)
     optimizer, settings = call_settings.expand_shorthands(optimizer, settings, refuse)
     callbacks = Callbacks(on_step, on_epoch, on_end)
     with guard_block(), _silent() if quiet else contextlib.nullcontext():
@@ -137,8 +130,7 @@ def train(
         job = call_settings.build_job(spec_keys, call_site)
         components.check_metric_directions(user_parts.metrics.metrics, job, refuse)
         is_unclipped = bool(user_parts.optimizer) and "clip_norm" not in settings
-        if isinstance(extend, Result):
-            extend = extend.folder
+        finished = extend.folder if isinstance(extend, Result) else extend
         return embedded_run.run(
             TrainCall(
                 job=job,
@@ -150,10 +142,21 @@ def train(
                 runs=Path(runs),
                 program=caller.f_code.co_filename,
                 new=new,
-                extend=None if extend is None else Path(extend),
+                extend=None if finished is None else Path(finished),
                 layers_in_eval_mode=call_settings.list_layers_in_eval_mode(model),
                 mode_events=tuple(call_settings.list_mode_events(model, unclipped=is_unclipped)),
             )
+        )
+
+
+def _check_validation(validation_data: object, refuse: Refusal) -> None:
+    """Refuse a call without validation data; raises SpecError."""
+    if validation_data is None:
+        raise refuse(
+            "validation_data",
+            "is missing",
+            "samples that are not trained on, which choose the best weights",
+            "split the data: train_data, validation_data = torch.utils.data.random_split(data, [0.85, 0.15])",
         )
 
 
