@@ -109,7 +109,7 @@ def measure_plan(
     With `can_restart`, another process takes over if a compilation is interrupted.
     """
     # The micro-batch is measured first, because the tuner measures with it.
-    memory_measurements = MicroBatchSearch(assembly).load_or_measure()
+    memory_measurements = MicroBatchSearch(assembly).measure()
     if memory_measurements:
         assembly = replace(assembly, plan=decide(memory_measurements))
     measurements = tuner.load_or_measure(assembly, can_restart=can_restart)

@@ -25,7 +25,7 @@ from drivetrain.tuning.memory import meter, micro_batch, size_search
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
 from tests import tiny
-from tests.messages import ends_with, get_message, says, says_each
+from tests.messages import ends_with, says
 from tests.tuning.memory.micro_batch_cases import assemble_run, case
 
 torch.set_num_threads(1)
@@ -165,7 +165,7 @@ def measure_sizes(
         facts,
         (lambda line: None) if messages is None else messages.append,
     )
-    measurements = MicroBatchSearch(inputs).load_or_measure()
+    measurements = MicroBatchSearch(inputs).measure()
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(random_state, torch.random.get_rng_state())
     assert not recompute.is_recomputed(network.module)
@@ -253,16 +253,6 @@ def test_nothing_fits_if_blocks_cannot_be_recomputed(
     assert set(measurements) == {"micro_batch"}
     assert measurements["micro_batch"].value == 2
     assert says(measurements["micro_batch"].text, "micro-batch-fit-mib", 2, 1001)
-
-
-def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limit_memory: Any) -> None:
-    limit_memory(21)
-    measured = measure_sizes(make_job(), tmp_path)
-    reused = measure_sizes(make_job(), tmp_path, messages := [])
-    assert reused == measured
-    assert says_each(messages, [get_message("fit-measured-before-reusing", measured["micro_batch"].date)])
-    limit_memory(9)
-    assert measure_sizes(make_job(), tmp_path)["micro_batch"].value == 9
 
 
 def test_the_fastest_of_those_that_fit() -> None:

@@ -1,7 +1,7 @@
 """Finds the micro-batch for `micro_batch: auto`: the fastest of the sizes that fit in memory.
 
 It measures real steps on a copy of the network, so model, optimizer, buffers and random state of the run do not change.
-If not even one sample fits, blocks are recomputed. Results are cached for this network on this machine.
+If not even one sample fits, blocks are recomputed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ MIN_STEPS = 50
 """Minimum number of steps of a run for comparing speeds."""
 COMPARED_SIZES = 3
 """Number of the largest sizes whose speeds are compared."""
-ADDED_BYTES = "memory"
-"""Name in the evidence for the bytes that training with the chosen size adds to the network itself."""
 
 
 class MicroBatchSearch:
@@ -37,31 +35,20 @@ class MicroBatchSearch:
         self.assembly = assembly
         self.job, self.plan, self.facts, self.say = assembly.job, assembly.plan, assembly.facts, assembly.say
 
-    def load_or_measure(self) -> dict[str, Measurement]:
-        """Load or measure the micro-batch and whether blocks are recomputed; empty if the job does not ask for it."""
+    def measure(self) -> dict[str, Measurement]:
+        """Measure the micro-batch and whether blocks are recomputed; empty if the job does not ask for it."""
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") != CHOICE:
             return {}
         if self.facts.indivisible:
             self.say(f"fit: micro_batch is not searched: {self.facts.indivisible}")
             return {}
-        key = self._make_key()
-        stored = evidence.load(self.assembly.hardware, key)
-        if stored and self._still_fits(stored):
-            self.say(f"fit: measured before, on {stored['micro_batch'].date}; reusing the results")
-            return _select_decisions(stored)
         sizes, speeds = self._search_with_and_without_recomputing()
         # This collects garbage: the copy of the network is in reference cycles, and the run needs its memory.
-        self._meter().reset_peak()
+        meter.meter_for(torch.device("cuda:0" if self.assembly.hardware.gpu else "cpu")).reset_peak()
         value = choose_size(sizes, speeds, self._leaves_single_sample)
         result = describe_choice(sizes, speeds, value, self.job.train.batch, self._has_batch_norm)
-        added_bytes = sizes.peak(sizes.largest) - sizes.base
-        text = f"{format_bytes(added_bytes)} of additional memory"
-        result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.format_date())
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
-        # A failure is not stored: more memory may be free the next time.
-        if sizes.largest:
-            evidence.store(self.assembly.hardware, key, result, lambda line: self.say(f"fit: {line}"))
-        return _select_decisions(result)
+        return result
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
         """Find the sizes that fit, and the samples per second of the largest sizes if there is a choice."""
@@ -122,33 +109,6 @@ class MicroBatchSearch:
     def _source(self, name: str) -> str:
         return self.plan.row(name).source
 
-    def _meter(self) -> meter.MemoryMeter:
-        return meter.meter_for(torch.device("cuda:0" if self.assembly.hardware.gpu else "cpu"))
-
-    def _still_fits(self, stored: Mapping[str, Measurement]) -> bool:
-        memory = self._meter()
-        memory.reset_peak()
-        return ADDED_BYTES in stored and memory.read_used() + int(stored[ADDED_BYTES].value) <= memory.read_ceiling()
-
-    def _make_key(self) -> str:
-        """Make the key of the evidence from everything that changes the memory of a step."""
-        train = self.job.train
-        shapes = {name: list(value.shape) for name, value in self.assembly.built_model.module.state_dict().items()}
-        max_length = max(getattr(self.assembly.dataset.train, "lengths", [0]), default=0)
-        settings = [
-            "fit",
-            train.optimizer.kind,
-            str(train.loss),
-            train.ema,
-            self.plan.values(),
-            self.assembly.hardware.memory.limit,
-            int(max_length),
-            str(getattr(self.job.data, "augment", None)),
-            self.job.checkpoint.every,
-            *self.assembly.built_model.unfreezing.first_epochs,
-        ]
-        return evidence.make_key(self.assembly.hardware, self.facts, train.batch, shapes, settings)
-
 
 def explain_recomputing(
     without: Mapping[int, float], with_recomputing: Mapping[int, float], norm_samples: int, batch: int
@@ -202,7 +162,3 @@ def describe_choice(
     if sizes.recompute_reason:
         result["gradient_checkpointing"] = Measurement(True, sizes.recompute_reason, today)
     return result
-
-
-def _select_decisions(stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    return {name: row for name, row in stored.items() if name != ADDED_BYTES}
