@@ -37,7 +37,6 @@ LIGHT = [
     "drivetrain.launch.nvidia_toolkit",
     "drivetrain.launch.container_limits",
     "docs.generate.decision_table",
-    "drivetrain.tuning.bench.bench",
     "drivetrain.launch.run_in_image",
     "drivetrain.storage.object_store",
 ]

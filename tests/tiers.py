@@ -74,7 +74,7 @@ SLOW = frozenset(
         "training/test_late_results",
         "training/test_recorded_inputs",
         "training/test_run",
-        "tuning/bench/test_bench",
+        "tuning/test_speed",
         "tuning/memory/test_micro_batch",
         "tuning/memory/test_profile",
         "tuning/test_batch_size",

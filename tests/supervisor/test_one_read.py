@@ -25,7 +25,7 @@ from drivetrain.system import child_process
 from drivetrain.system.signals import SignalForwarder
 from drivetrain.training import handshake
 from drivetrain.tuning import measuring_child
-from drivetrain.tuning.measuring_request import MeasuringRequest
+from drivetrain.tuning.measuring_request import MeasuringRequest, measure
 from tests import own_job
 from tests.messages import saying, says
 from tests.tiny import machine
@@ -100,7 +100,7 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     monkeypatch.chdir(tmp_path)
     sources: list[SpecSource] = []
     monkeypatch.setattr(measuring_child, "measure", lambda kind, folder, source, *others: sources.append(source) or 0)
-    MeasuringRequest("memory", spec).measure({})
+    measure(MeasuringRequest("memory", spec))
     edit(spec)
     assert job_of(read_child_source([str(spec), *sources[0].options()])) == AS_STARTED
 

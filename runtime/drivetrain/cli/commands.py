@@ -22,7 +22,7 @@ REQUESTS = {
     "bench lr": "drivetrain.tuning.measuring_request:measure",
     "bench memory": "drivetrain.tuning.measuring_request:measure",
     "bench models": "drivetrain.baselines.baseline_command:measure_baselines",
-    "bench speed": "drivetrain.tuning.bench.bench:bench",
+    "bench speed": "drivetrain.tuning.measuring_request:measure",
     "compare": "drivetrain.report.comparison:compare",
     "evaluate": "drivetrain.inference.evaluate:evaluate",
     "export": "drivetrain.inference.export:export",

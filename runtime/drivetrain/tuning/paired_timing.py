@@ -1,8 +1,6 @@
-"""Times variants of the same work in turn, so that noise from other processes hits all of them.
+"""Times two variants of the same work in turn, so that noise from other processes hits both of them.
 
-On a shared machine other processes take CPUs away for a while. The kernel counts how long our threads waited for a CPU;
-`bench` repeats pairs with waiting threads, and uses the pairs with the least waiting. Pairs are selected by waiting
-time only, never by their ratio.
+On a shared machine other processes take CPUs away for a while, so only the calmest pairs count.
 """
 
 from __future__ import annotations
@@ -10,14 +8,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from drivetrain.system.fault_points import fault_point
 
-Block = TypeVar("Block")
-"""Result of a block of steps: its seconds, or a `TimedBlock`."""
 BLOCK_SECONDS = 0.12
 """Seconds of a block of steps: short enough to fit between the activities of other processes."""
 MAX_ROUNDS = 20
@@ -58,24 +53,6 @@ class PairedTiming:
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 
-def count_block_steps(step_seconds: float) -> int:
-    """Compute the steps per block if a step takes `step_seconds` seconds."""
-    return max(1, math.ceil(BLOCK_SECONDS / step_seconds))
-
-
-def alternate(
-    baseline: Callable[[int], Block], candidate: Callable[[int], Block], block_steps: int, pairs: int
-) -> Iterator[tuple[Block, Block]]:
-    """Yield pairs of blocks of `block_steps` steps, one block of each variant; they take turns in running first."""
-    for number in range(pairs):
-        if number % 2 == 0:
-            baseline_result = baseline(block_steps)
-            yield baseline_result, candidate(block_steps)
-        else:
-            candidate_result = candidate(block_steps)
-            yield baseline(block_steps), candidate_result
-
-
 def compare(
     incumbent: Callable[[int], float], challenger: Callable[[int], float], step_seconds: float, seconds: float
 ) -> PairedTiming:
@@ -90,8 +67,15 @@ def compare(
     block_steps = max(1, math.ceil(min(BLOCK_SECONDS, seconds / (2 * MIN_PAIRS)) / step_seconds))
     pairs_of_times: list[tuple[float, float]] = []
     start_time = time.monotonic()
-    for pair in alternate(incumbent, challenger, block_steps, MAX_ROUNDS):
-        pairs_of_times.append(pair)
+    for number in range(MAX_ROUNDS):
+        # They take turns in running first.
+        if number % 2 == 0:
+            incumbent_seconds = incumbent(block_steps)
+            challenger_seconds = challenger(block_steps)
+        else:
+            challenger_seconds = challenger(block_steps)
+            incumbent_seconds = incumbent(block_steps)
+        pairs_of_times.append((incumbent_seconds, challenger_seconds))
         if _is_clear(pairs_of_times) or time.monotonic() - start_time > seconds:
             break
     return PairedTiming(select_calmest(pairs_of_times))
@@ -116,41 +100,3 @@ def _is_clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
             return True
     low, high = PairedTiming(ratios).interquartile_range()
     return count >= CLEAR_PAIRS and (high < 1 or low > EARLY[-1][2])
-
-
-MAX_WAITED_SHARE = 0.03
-"""Largest share of its time that threads of a low-noise block may wait for a CPU."""
-MAX_REPETITIONS = 5
-"""Largest number of pairs and their time limit, as a multiple of the requested pairs and of the time for them."""
-MIN_QUIET_PAIRS = 3
-"""Number of pairs that are timed even if they take longer."""
-
-
-@dataclass(frozen=True)
-class TimedBlock:
-    """Some steps of one variant."""
-
-    steps: int
-    seconds: float
-    waited: float
-    """Total seconds that its threads waited for a CPU, divided by `seconds`."""
-
-
-Steps = Callable[[int], TimedBlock]
-BlockPair = tuple[TimedBlock, TimedBlock]
-
-
-def time_quiet_pairs(slow: Steps, fast: Steps, block_steps: int, pairs: int) -> list[BlockPair]:
-    """Time pairs of blocks of `block_steps` steps in alternating order; returns the `pairs` pairs with the least noise."""
-    timed_pairs: list[BlockPair] = []
-    deadline = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
-    for block_pair in alternate(slow, fast, block_steps, MAX_REPETITIONS * pairs):
-        timed_pairs.append(block_pair)
-        enough = sum(_read_waited_share(pair) <= MAX_WAITED_SHARE for pair in timed_pairs) >= pairs
-        if enough or (len(timed_pairs) >= MIN_QUIET_PAIRS and time.monotonic() > deadline):
-            break
-    return sorted(timed_pairs, key=_read_waited_share)[:pairs]
-
-
-def _read_waited_share(pair: BlockPair) -> float:
-    return max(block.waited for block in pair)

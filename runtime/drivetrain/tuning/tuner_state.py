@@ -83,8 +83,6 @@ class TimeBudget:
 
     step_seconds: float
     """Duration of one step."""
-    run_seconds: float
-    """Duration of the whole run."""
     seconds: float
     """Limit of measuring, including the prediction."""
     start: float
@@ -136,4 +134,4 @@ def plan_budget(
         return None
     seconds = MEASURING_SHARE * run_seconds if seconds is None else seconds
     say(f"tune: about {run_seconds:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")
-    return TimeBudget(step_seconds, run_seconds, seconds, start_time), variant
+    return TimeBudget(step_seconds, seconds, start_time), variant

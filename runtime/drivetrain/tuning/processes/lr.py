@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,23 +35,11 @@ FALLING_STANDARD_ERRORS = 3.0
 """A window counts as falling if its slope is below zero by this many standard errors."""
 
 
-@dataclass(frozen=True)
-class LrSweep:
-    """Losses by learning rate, and the result."""
-
-    rates: Floats
-    losses: Floats
-    smooth: Floats
-    """Mean losses over a tenth of the steps around each step."""
-    suggested: float | None
-    """Suggested rate, rounded to two digits; None if the loss never falls."""
-
-
 def measure(call: MeasuringCall) -> None:
     """Train with growing rates, and report the suggestion."""
     run = assembly.assemble_run(call.folder, call.job, call.signals, PhaseTimer(), is_measured=call.is_measured)
     rates, losses = measure_losses(run, LOWEST_RATE, HIGHEST_RATE, STEPS)
-    report(run, suggest_rate(rates, losses, STEPS), call.folder)
+    report(run, rates, losses, call.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
@@ -106,14 +93,10 @@ def _repeat_epochs(run: Run) -> Iterator[tuple[int, Batch]]:
             yield epoch, batch
 
 
-def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
-    """Smooth the curve, and suggest a rate by the rule in the module's docstring."""
-    width = max(3, steps // 10) | 1
-    padded = np.pad(losses, width // 2, mode="edge")
-    smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+def suggest_rate(rates: Floats, losses: Floats, steps: int) -> float | None:
+    """Suggest a rate by the rule in the module's docstring, rounded to two digits; None if the loss never falls."""
     steepest_log_rate = find_steepest(np.log(rates), losses, max(5, steps // 5))
-    suggested = None if steepest_log_rate is None else float(f"{math.exp(steepest_log_rate):.1e}")
-    return LrSweep(rates, losses, smooth, suggested)
+    return None if steepest_log_rate is None else float(f"{math.exp(steepest_log_rate):.1e}")
 
 
 def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
@@ -131,30 +114,24 @@ def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
     return float(xs[int(np.where(falling, slopes, np.inf).argmin())].mean())
 
 
-def report(run: Run, sweep: LrSweep, folder: Path) -> None:
-    """Print a table and the line for the spec; write lr.json.
+def report(run: Run, rates: Floats, losses: Floats, folder: Path) -> None:
+    """Print some of the losses and the line for the spec; write lr.json.
 
     Raises:
         StorageError: if it cannot be written.
     """
-    name = run.job.train.optimizer.name
-    for line in _render_table(sweep):
-        say(line)
-    if sweep.suggested is None:
+    name, suggested = run.job.train.optimizer.name, suggest_rate(rates, losses, STEPS)
+    say(f"{'rate':>10}  {'loss':>10}")
+    for i in np.unique(np.linspace(0, len(rates) - 1, 12).round().astype(int)):
+        say(f"{rates[i]:10.1e}  {losses[i]:10.4f}")
+    if suggested is None:
         say("no suggestion: the loss never falls by more than its noise; try a larger train.batch_size")
     else:
         say(
-            f"suggested: {sweep.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
-            f"  optimizer: {{name: {name}, lr: {sweep.suggested:g}}}"
+            f"suggested: {suggested:g}, where the loss falls fastest; in the spec, under train:\n"
+            f"  optimizer: {{name: {name}, lr: {suggested:g}}}"
         )
-    columns = (sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist())
-    rows = [{"lr": rate, "loss": loss, "smooth": smooth} for rate, loss, smooth in zip(*columns, strict=True)]
+    rows = [{"lr": rate, "loss": loss} for rate, loss in zip(rates.tolist(), losses.tolist(), strict=True)]
     with blame_storage(folder):
-        write_json(folder / "lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
+        write_json(folder / "lr.json", {"optimizer": name, "suggested": suggested, "steps": rows})
     say(f"the numbers are in {folder}/lr.json")
-
-
-def _render_table(sweep: LrSweep) -> Sequence[str]:
-    indices = np.unique(np.linspace(0, len(sweep.rates) - 1, 12).round().astype(int))
-    lines = [f"{sweep.rates[i]:10.1e}  {sweep.losses[i]:10.4f}  {sweep.smooth[i]:10.4f}" for i in indices]
-    return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]

@@ -5,7 +5,7 @@ It uses the search of `micro_batch: auto`, without and with recomputed blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,18 +55,13 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     Raises:
         StorageError: if it cannot be written.
     """
-    for line in _render_table(rows):
-        say(line)
-    say(f"{format_bytes(ceiling)} available")
-    with blame_storage(folder):
-        write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
-    say(f"the numbers are in {folder}/memory.json")
-
-
-def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
-    yield f"{'micro-batch':>11}  {'measured':>12}  {'samples/s':>10}  blocks"
+    say(f"{'micro-batch':>11}  {'measured':>12}  {'samples/s':>10}  blocks")
     for row in rows:
         measured = format_bytes(row.measured) if row.measured else "does not fit"
         speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
         blocks = "recomputed" if row.recomputed else "saved"
-        yield f"{row.micro_batch:11}  {measured:>12}  {speed:>10}  {blocks}"
+        say(f"{row.micro_batch:11}  {measured:>12}  {speed:>10}  {blocks}")
+    say(f"{format_bytes(ceiling)} available")
+    with blame_storage(folder):
+        write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
+    say(f"the numbers are in {folder}/memory.json")

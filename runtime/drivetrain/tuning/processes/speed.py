@@ -1,13 +1,15 @@
 """Measures the ablation of `drivetrain bench speed` in one process, which trains all variants in turn.
 
-The request contains the assignments of a job to compare `against`, and the `command` for the record.
+The request contains the assignments of a job to compare `against`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,20 +19,19 @@ from drivetrain import optimizations
 from drivetrain.errors import DrivetrainError, Replanned
 from drivetrain.models.networks.user_network import blame_job_code
 from drivetrain.plan import final_plan
-from drivetrain.plan.plan import Plan
-from drivetrain.system import cpu_starvation, timeout, torch_settings
+from drivetrain.plan.plan import Decision, Plan, format_value
+from drivetrain.system import timeout, torch_settings
 from drivetrain.system.console import say
 from drivetrain.training.assemble import Assembly
-from drivetrain.tuning import assembly
-from drivetrain.tuning.bench import bench
-from drivetrain.tuning.bench.ablation import Failed, measure_ablation
+from drivetrain.tuning import assembly, speed_table
 from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.memory import meter
-from drivetrain.tuning.paired_timing import TimedBlock
-from drivetrain.tuning.variants import COMPARED_STEPS, Variant, turn_dropout_off
+from drivetrain.tuning.paired_timing import PairedTiming, compare
+from drivetrain.tuning.speed_table import AblationStep
+from drivetrain.tuning.variants import COMPARED_STEPS, Variant
 
-ROUNDS = 8
-"""Paired measurements of each comparison."""
+COMPARISON_SECONDS = 5.0
+"""Time limit of one comparison; a clear one ends earlier."""
 WARM_STEPS = 3
 """Number of steps for estimating the time of one."""
 
@@ -38,7 +39,7 @@ WARM_STEPS = 3
 def measure(call: MeasuringCall) -> None:
     """Find the plan that `train` would use, and measure, print and write the ablation."""
     inputs = _load_planned(call)
-    plan, machine = inputs.plan, inputs.hardware
+    plan = inputs.plan
     if inputs.assemble_copy(plan).only_solves_heads:
         say("bench: the heads of this job are solved; its training has none of the steps that are measured here")
     against = call.request["against"]
@@ -59,8 +60,8 @@ def measure(call: MeasuringCall) -> None:
     # Earlier compilations would shorten the first step.
     with tempfile.TemporaryDirectory(prefix="bench-") as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        ablation = measure_ablation(plan, start, ROUNDS, say, against)
-    bench.report(ablation, plan, call.job, machine, call.request["command"], call.folder)
+        steps = list(Ablation(plan, start, say).measure(against))
+    speed_table.report(steps, plan, call.job, inputs.hardware, call.folder)
 
 
 def _load_planned(call: MeasuringCall) -> Assembly:
@@ -93,27 +94,116 @@ class BenchVariant:
         self.plan, self.on_gpu, self.notes = plan, device.type == "cuda", list[str]()
         run.step.report = lambda kind, text: self.notes.append(text) if kind in ("memory", "compile") else None
         self.variant = Variant.over_epochs(run)
-        begin = time.perf_counter()
-        if no_dropout:
-            turn_dropout_off(run)
-        self.numbers = [self.variant.train_step().read()]
-        self.first_seconds = time.perf_counter() - begin
-        self.numbers += [self.variant.train_step().read() for _ in range(COMPARED_STEPS - 1)]
-        run.train_mode()
-        if no_dropout:
-            run.step.forget_last_step()  # its captured step has no dropout
+        start = time.perf_counter()
+        self.numbers = self.variant.read_numbers(no_dropout)
+        self.first_seconds = time.perf_counter() - start
         self.step_seconds = self.variant.time_steps(WARM_STEPS) / WARM_STEPS
         self.added_bytes = memory.peak() - bytes_before
         self.batch = len(run.dataset.train) / run.batches.per_epoch
 
-    def time_steps(self, count: int) -> TimedBlock:
+    def time_steps(self, count: int) -> float:
         """Time a block of steps, with its plan's settings of the whole process."""
         if self.on_gpu:
             torch_settings.set_tf32(self.plan.value("precision") in ("tf32", "bf16"))
             torch.backends.cudnn.benchmark = self.plan.value("cudnn_benchmark") is True
-        waited_before = cpu_starvation.read_waited_seconds() or 0.0
         seconds = self.variant.time_steps(count)
-        return TimedBlock(count, seconds, ((cpu_starvation.read_waited_seconds() or 0.0) - waited_before) / seconds)
+        self.step_seconds = min(self.step_seconds, seconds / count)
+        return seconds
+
+
+class Failed(Exception):
+    """A variant cannot train; the text is the reason."""
+
+
+Start = Callable[..., BenchVariant]
+"""Function of (plan, is_other_job) that returns a ready variant or raises Failed."""
+
+
+class Ablation:
+    """Measures the steps; it keeps at most three variants: plain, the last accepted variant, and the compared variant.
+
+    Raises:
+        Failed: if the plain variant does not start.
+    """
+
+    def __init__(self, plan: Plan, start: Start, report: Callable[[str], None]) -> None:
+        self.plan, self.start, self.report = plan, start, report
+        self.fixed = optimizations.list_process_settings()
+        self.plain = self.best = start(plan.only(self.fixed))
+        self.enabled: list[Decision] = []
+
+    def measure(self, against: Sequence[str] = ()) -> Iterator[AblationStep]:
+        """Yield all optimizations that a process can switch, and a job with the settings `against` at the end."""
+        plain = self.plain
+        yield self._describe(AblationStep("plain", "plain"), plain)
+        for row in self.plan.list_enabled():
+            if row.name not in self.fixed:
+                yield self._measure_added(row)
+        if self.best is not plain:
+            yield self._measure(AblationStep("all", "all together"), plain, self.best, self.best)
+        if len(self.enabled) > 1:
+            for row in self.enabled:
+                remaining = [enabled for enabled in self.enabled if enabled is not row]
+                yield self._compare_with_best(AblationStep("without", row.name, row.value), remaining)
+        if against:
+            other_job = AblationStep("against", ", ".join(against))
+            yield self._compare_with_best(other_job, self.enabled, is_other_job=True)
+
+    def _build(self, rows: Sequence[Decision], *, is_other_job: bool = False) -> BenchVariant:
+        return self.start(self.plan.only({*self.fixed, *(row.name for row in rows)}), is_other_job)
+
+    def _measure_added(self, row: Decision) -> AblationStep:
+        empty = AblationStep("added", row.name, row.value)
+        try:
+            variant = self._build([*self.enabled, row])
+            measured = self._measure(empty, self.best, variant, variant)
+        except Failed as error:
+            self.report(f"bench: {row.name} {format_value(row.value)} failed and is skipped: {error}")
+            return replace(empty, note=f"failed: {error}")
+        self.best = variant
+        self.enabled.append(row)
+        return measured
+
+    def _compare_with_best(
+        self, empty: AblationStep, rows: Sequence[Decision], *, is_other_job: bool = False
+    ) -> AblationStep:
+        """Compare another variant with the best plan."""
+        try:
+            variant = self._build(rows, is_other_job=is_other_job)
+            slow, fast = (self.best, variant) if is_other_job else (variant, self.best)
+            measured = self._measure(empty, slow, fast, variant)
+        except Failed as error:
+            return replace(empty, note=f"failed: {error}")
+        # Losses of another job do not measure rounding.
+        return replace(measured, loss_off=None) if is_other_job else measured
+
+    def _measure(
+        self, empty: AblationStep, slow: BenchVariant, fast: BenchVariant, reported: BenchVariant
+    ) -> AblationStep:
+        """Compare two variants in samples per second; returns the step with the numbers of `reported`, one of both."""
+        pair = compare(slow.time_steps, fast.time_steps, slow.step_seconds, COMPARISON_SECONDS)
+        pair = PairedTiming(tuple(ratio * fast.batch / slow.batch for ratio in pair.ratios))
+        self.report(f"bench: {empty.kind} {empty.name}: {pair.format_spread()}")
+        return self._describe(replace(empty, pair=pair), reported)
+
+    def _describe(self, step: AblationStep, variant: BenchVariant) -> AblationStep:
+        """Add speed, memory, first step and rounding of a variant to its step."""
+        return replace(
+            step,
+            samples_per_second=variant.batch / variant.step_seconds,
+            step_seconds=variant.step_seconds,
+            added_bytes=variant.added_bytes,
+            loss_off=_compare_losses(variant, self.plain),
+            first_seconds=max(0.0, variant.first_seconds - COMPARED_STEPS * variant.step_seconds),
+            note="; ".join(variant.notes),
+        )
+
+
+def _compare_losses(variant: BenchVariant, reference: BenchVariant) -> float:
+    """Compute the largest relative difference of the losses; infinite if one of them is NaN."""
+    pairs = [(loss, true_loss) for (loss, _), (true_loss, _) in zip(variant.numbers, reference.numbers, strict=True)]
+    errors = [abs(loss - true_loss) / max(abs(true_loss), 1e-6) for loss, true_loss in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)
 
 
 def _changes_dropout(plan: Plan) -> bool:

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from drivetrain.cli import main
-from drivetrain.optimizations import Effect
 from drivetrain.plan import plan
 from drivetrain.system.console import open_console
-from drivetrain.tuning.bench import bench
-from drivetrain.tuning.bench.ablation import Ablation, AblationStep, Failed, measure_ablation
-from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
+from drivetrain.tuning import speed_table
+from drivetrain.tuning.paired_timing import PairedTiming
+from drivetrain.tuning.processes.speed import Ablation, Failed
+from drivetrain.tuning.speed_table import AblationStep
 from tests import tiny
-from tests.messages import says, says_only
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT
 
@@ -41,15 +40,13 @@ class Fake:
     added_bytes: int = 1 << 30
     first_seconds: float = 5.0
     notes: list[str] = field(default_factory=list)
-    noise: Callable[[], float] = lambda: 0.0
 
     @property
     def numbers(self) -> list[tuple[float, float]]:
         return [(self.loss, 1.0)] * 4
 
-    def time_steps(self, count: int) -> TimedBlock:
-        waited = self.noise()
-        return TimedBlock(count, count * self.step_seconds * (1 + waited), waited)
+    def time_steps(self, count: int) -> float:
+        return count * self.step_seconds
 
 
 def starter(fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
@@ -65,90 +62,43 @@ def starter(fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
     return start
 
 
-def measure_ladder(fails: str = "") -> Ablation:
-    return measure_ablation(make_plan(list(GAINS)), starter(fails), 3, lambda text: None, ["train.batch_size=32"])  # type: ignore[arg-type]
+def measure_ladder(fails: str = "", enabled: Sequence[str] = tuple(GAINS)) -> list[AblationStep]:
+    ablation = Ablation(make_plan(enabled), starter(fails), lambda text: None)  # type: ignore[arg-type]
+    return list(ablation.measure(["train.batch_size=32"] if enabled else []))
 
 
 def test_known_delays_give_known_ratios() -> None:
     ladder = measure_ladder()
-    ratios = {(r.kind, r.name): r.pair.median for r in ladder.steps if r.pair}
+    ratios = {(r.kind, r.name): r.pair.median for r in ladder if r.pair}
     for name, gain in GAINS.items():
         assert ratios["added", name] == pytest.approx(gain)
         assert ratios["without", name] == pytest.approx(gain)
     assert ratios["all", "all together"] == pytest.approx(2.75)
     assert ratios["against", "train.batch_size=32"] == pytest.approx(2.0), "samples count, not steps"
-    assert [r.kind for r in ladder.steps] == ["plain", *["added"] * 3, "all", *["without"] * 3, "against"]
-    assert ladder.steps[0].samples_per_second == pytest.approx(160)
-
-
-def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
-    ladder = measure_ladder()
-    assert ladder.explains_total
-    assert says_only(
-        bench.explain_ratios(ladder),
-        "single-speedups-explain-total",
-        "1.25",
-        "2.00",
-        "1.10",
-        "2.75",
-        "2.75x",
-        "2.75-2.75",
-    )
-    unexplained = Ablation(
-        tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.steps)
-    )
-    assert not unexplained.explains_total
-    expected = "the single speedups do not explain the total, so the optimizations influence each other: 1.25 x 2.00 x 1.10 = 2.75, measured 1.40x"
-    assert bench.explain_ratios(unexplained).startswith(expected)
-    noisy = Ablation(
-        tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.steps)
-    )
-    assert noisy.explains_total is None
-    assert says(bench.explain_ratios(noisy), "too-noisy-tell-whether")
+    assert [r.kind for r in ladder] == ["plain", *["added"] * 3, "all", *["without"] * 3, "against"]
+    assert ladder[0].samples_per_second == pytest.approx(160)
 
 
 def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
     ladder = measure_ladder(fails="channels_last")
-    rows = {(r.kind, r.name): r for r in ladder.steps}
+    rows = {(r.kind, r.name): r for r in ladder}
     assert rows["added", "channels_last"].note == "failed: no room"
     assert rows["added", "channels_last"].pair is None
     assert ("without", "channels_last") not in rows
-    assert ladder.total is not None
-    assert ladder.total.pair is not None
-    assert ladder.total.pair.median == pytest.approx(2.2)
-    assert ladder.explains_total
+    total = rows["all", "all together"].pair
+    assert total is not None
+    assert total.median == pytest.approx(2.2)
 
 
-def test_without_optimizations_there_is_nothing_to_explain() -> None:
-    ladder = measure_ablation(make_plan([]), starter(), 3, lambda text: None)  # type: ignore[arg-type]
-    assert [r.kind for r in ladder.steps] == ["plain"]
-    assert says_only(bench.explain_ratios(ladder), "optimizations-plan-nothing-compare")
-
-
-def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
-    """Half of the blocks wait for a CPU; the pairs that are kept do not."""
-    draws = np.random.default_rng(0)
-    noise = lambda: float(draws.integers(0, 2) * 0.8)  # noqa: E731
-    pairs = time_quiet_pairs(Fake(0.2, noise=noise).time_steps, Fake(0.1, noise=noise).time_steps, 1, 4)
-    assert len(pairs) == 4
-    assert {(slow.seconds, fast.seconds) for slow, fast in pairs} == {(0.2, 0.1)}
-
-
-def test_a_noisy_machine_is_reported() -> None:
-    slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
-    assert len(time_quiet_pairs(slow.time_steps, fast.time_steps, 1, 4)) == 4
-    rung = AblationStep("added", "compile", True, Effect.ROUNDING, PairedTiming((1.0, 1.0, 1.0)), disturbed=0.5)
-    (warning,) = bench.describe_noise(Ablation((rung,)))
-    assert "1 of 1 comparisons were disturbed" in warning
-    assert "up to 50% of the time" in warning
-    assert bench.describe_noise(Ablation((replace(rung, disturbed=0.01),))) == []
+def test_without_optimizations_there_is_nothing_to_compare() -> None:
+    assert [r.kind for r in measure_ladder(enabled=())] == ["plain"]
 
 
 def test_the_table_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     ladder = measure_ladder(fails="channels_last")
-    open_console().print(bench.ablation_table(ladder))
+    open_console().print(speed_table.ablation_table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 1 + len(ladder.steps) + 1, "a head, and a note below the one that failed"
+    assert len(lines) == 1 + len(ladder) + 1, "a head, and a note below the one that failed"
     assert any(line.startswith("+ packed_dropout") and "2.00x [2.00-2.00]" in line for line in lines)
     assert any(line.startswith("- fused_optimizer") and "1.10x" in line for line in lines)
     assert max(map(len, lines)) <= 100
@@ -160,8 +110,6 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
         AblationStep(
             "plain",
             "plain",
-            None,
-            None,  # type: ignore[arg-type]
             samples_per_second=66.4,
             step_seconds=1.86,
             loss_off=0.0,
@@ -171,7 +119,6 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
             "added",
             "denormals",
             True,
-            Effect.ROUNDING,
             PairedTiming((2.0, 2.0, 2.0)),
             samples_per_second=0.52,
             step_seconds=0.0483,
@@ -179,20 +126,20 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
             first_seconds=0.1,
         ),
     ]
-    open_console().print(bench.ablation_table(Ablation(tuple(rungs))))
+    open_console().print(speed_table.ablation_table(rungs))
     text = capsys.readouterr().out
     assert "e+" not in text
     for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
         assert cell in text.split()
     assert "first step" not in text
     assert "memory" not in text
-    open_console().print(bench.ablation_table(Ablation((replace(rungs[1], first_seconds=7.4),))))
+    open_console().print(speed_table.ablation_table([replace(rungs[1], first_seconds=7.4)]))
     assert "first step" in (second_output := capsys.readouterr().out)
     assert "+7 s" in second_output
 
 
 def test_disabled_optimizations_are_named() -> None:
-    text = bench.describe_skipped(make_plan(["fused_optimizer"]))
+    text = speed_table.describe_skipped(make_plan(["fused_optimizer"]))
     assert "compile (false)" in text
     assert "fused_optimizer" not in text
 
@@ -236,7 +183,7 @@ def bench_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_command_measures_a_real_job(bench_run: tuple[Path, str]) -> None:
     folder, output = bench_run
     data = json.loads((folder / "speed.json").read_text())
-    rows = {(row["kind"], row["name"]): row for row in data["rungs"]}
+    rows = {(row["kind"], row["name"]): row for row in data["steps"]}
     names = "packed_dropout", "fused_optimizer"
     assert set(rows) == {
         ("plain", "plain"),
@@ -253,8 +200,6 @@ def test_the_command_measures_a_real_job(bench_run: tuple[Path, str]) -> None:
         assert row["kind"] == "plain" or row["pair"]["low"] <= row["pair"]["median"] <= row["pair"]["high"]
     assert sorted(path.name for path in folder.iterdir()) == ["hardware.json", "job", "plan.json", "speed.json"]
     assert "\n- fused_optimizer  " in output
-    assert data["explanation"][:20] in output
-    assert "train.batch_size=8" in data["command"]
 
 
 @pytest.mark.parametrize(
