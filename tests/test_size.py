@@ -86,11 +86,11 @@ MOST: dict[str, tuple[int, int]] = {
     "pretrained": (14, 2_496),
     "report": (18, 2_704),
     "storage": (6, 868),
-    "supervisor": (19, 2_729),
+    "supervisor": (19, 2_722),
     "system": (26, 2_630),
     "tasks": (7, 244),
     "top": (4, 356),
     "tracking": (19, 1_950),
     "training": (52, 8_603),
-    "tuning": (24, 3_105),
+    "tuning": (22, 2_813),
 }

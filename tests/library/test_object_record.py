@@ -99,6 +99,26 @@ def add_hook(model: Any) -> None:
     model[1].register_forward_hook(lambda layer, inputs, outputs: outputs * 2)
 
 
+def make_scaled(scale: float, power: int = 1) -> object:
+    """An instance of a class with a constant and a static method, which differ in other ways than its attributes."""
+
+    class Scaled(Share):
+        scale_of_class = scale
+
+        if power == 1:
+
+            @staticmethod
+            def apply(x: Tensor) -> Tensor:
+                return x
+        else:
+
+            @staticmethod
+            def apply(x: Tensor) -> Tensor:
+                return x**2
+
+    return Scaled()
+
+
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "activation": (
         {"model": net()},
@@ -151,6 +171,8 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"train_data": Subset(ScaledData(2.0), [0])},
         "train_data.dataset was",
     ),
+    "constant of a class": ({"loss": make_scaled(1.0)}, {"loss": make_scaled(2.0)}, "loss was make_scaled"),
+    "static method": ({"loss": make_scaled(1.0)}, {"loss": make_scaled(1.0, 2)}, "loss was make_scaled"),
     "metric": ({"metrics": Share()}, {"metrics": Share(2.0)}, "metrics.share.factor was 1.0 and is 2.0"),
 }
 

@@ -115,9 +115,8 @@ def note_changes(folder: Path, rows: Mapping[str, str]) -> None:
     stored_rows, changing = record.get("rows"), record.get("changing")
     if isinstance(stored_rows, dict) and isinstance(changing, list):
         # The next call has a new optimizer and scheduler.
-        changed = [
-            name for name in _list_changed(stored_rows, rows, ()) if name.split(".")[0] not in ("optimizer", "schedule")
-        ]
+        names = _list_changed(stored_rows, rows, ())
+        changed = [name for name in names if name.split(".")[0] not in ("optimizer", "schedule")]
         if not set(changed) <= set(changing):
             files.write_json(OBJECTS_FILE, {"rows": stored_rows, "changing": sorted({*changed, *changing})})
 
@@ -205,8 +204,13 @@ def _read_code(code: Any) -> tuple[str, Sequence[object]]:
     if _is_library(code.__module__):
         return name, []
     if isinstance(code, type):
-        functions = [vars(code)[key] for key in sorted(vars(code)) if inspect.isfunction(vars(code)[key])]
-        return name, [*code.__bases__, *functions]
+        members: list[object] = [*code.__bases__]
+        for key, member in sorted(vars(code).items()):
+            # The function of a property, a static method or a class method.
+            member = getattr(member, "fget", getattr(member, "__func__", member))
+            if inspect.isfunction(member) or (isinstance(member, PLAIN) and not key.startswith("__")):
+                members.append(member)
+        return name, members
     if not isinstance(code, types.FunctionType):
         return name, []
     cells = [cell.cell_contents for cell in code.__closure__ or () if cell != types.CellType()]
@@ -216,11 +220,9 @@ def _read_code(code: Any) -> tuple[str, Sequence[object]]:
 def _describe_array(array: Any) -> str:
     """Describe an array or tensor by shape and type, and by a hash of its values unless it is large."""
     text = f"{tuple(array.shape)} {array.dtype}"
-    if isinstance(array, torch.Tensor):
-        if array.layout != torch.strided or array.device.type == "meta" or array.nbytes > MAX_HASHED_BYTES:
-            return text
+    if isinstance(array, torch.Tensor) and array.layout == torch.strided and array.device.type != "meta":
         array = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if array.dtype == object or array.nbytes > MAX_HASHED_BYTES:
+    if not isinstance(array, np.ndarray) or array.dtype == object or array.nbytes > MAX_HASHED_BYTES:
         return text
     return f"{text} {hashlib.sha256(array.tobytes()).hexdigest()}"
 
@@ -232,8 +234,9 @@ def _is_code(value: object) -> bool:
 def _is_library(module: str | None) -> bool:
     """Return whether a module belongs to an installed library, which its name and version identify."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
-    built_in = (module or "").partition(".")[0] in sys.builtin_module_names
-    return built_in or (file is not None and any(Path(file).is_relative_to(folder) for folder in LIBRARIES))
+    if file is None:
+        return (module or "").partition(".")[0] in sys.builtin_module_names
+    return any(Path(file).is_relative_to(folder) for folder in LIBRARIES)
 
 
 @functools.cache
