@@ -354,7 +354,7 @@ def damage(kind: str, model: Path) -> None:
         ("torn config", "config.json is cut or damaged"),
         ("old format", "config.json has format 99, this version reads 2"),
         ("no heads", "config.json has no heads"),
-        ("strange head", "config.json has a wrong heads.0.colour"),
+        ("strange head", "config.json has a head that this version does not know: "),
         ("strange builder", "names the builder 'os.system', this version has images"),
         ("strange argument", "the network cannot be built: KeyError: 'alexnet'"),
         (

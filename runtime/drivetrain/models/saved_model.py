@@ -115,14 +115,11 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
     if find_stored_modality(config["preprocessing"]).is_user_code:
         config["preprocessing"]["code"] = str(folder / "code")
     _load_weights(network, folder, config["weights"])
-    return SavedModel(
-        folder,
-        config["task"],
-        network.eval(),
-        {row["name"]: head_from_json(row) for row in config["heads"]},
-        config["preprocessing"],
-        config["trained"],
-    )
+    try:
+        heads = {row["name"]: head_from_json(row) for row in config["heads"]}
+    except (KeyError, TypeError) as error:
+        _refuse(folder, f"{CONFIG} has a head that this version does not know: {error}")
+    return SavedModel(folder, config["task"], network.eval(), heads, config["preprocessing"], config["trained"])
 
 
 def _build_network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
