@@ -15,7 +15,6 @@ from pyarrow import ipc, parquet
 
 from drivetrain.data import decoded_size
 from drivetrain.data.formats import npz_file, parquet_file, table_file
-from drivetrain.data.formats import shards as tables
 from drivetrain.errors import DataError
 from drivetrain.pretrained import hub_dataset_files
 from tests.messages import saying, says
@@ -269,11 +268,6 @@ def test_keys_of_single_lines_are_columns_of_all(tmp_path: Path) -> None:
     assert len(table_file.read(path, "data.train")) == 9000
 
 
-def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:
-    levels = "\n".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 12))
-    names = "dataset_info: {features: [{name: label, dtype: {class_label: {names: [*b11, *b11]}}}]}"
-    assert tables.parse_declared_names(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
+def test_a_readme_whose_keys_would_be_merged_without_end() -> None:
     merged = "\n".join(f"c{level}: &c{level} {{<<: [{', '.join([f'*c{level - 1}'] * 9)}]}}" for level in range(1, 12))
     assert hub_dataset_files.read_header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
-    plain = "dataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': no, '1': yes}}}}]}"
-    assert tables.parse_declared_names(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}

@@ -33,16 +33,6 @@ configs:
     path: data/train-*
   - split: test
     path: data/test-*
-dataset_info:
-  features:
-  - name: text
-    dtype: string
-  - name: label
-    dtype:
-      class_label:
-        names:
-          '0': neg
-          '1': pos
 ---
 # Frases
 """

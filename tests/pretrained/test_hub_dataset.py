@@ -25,7 +25,6 @@ from tests.pretrained.hub_dataset import (
     NAME,
     NEEDED,
     OTHER,
-    README,
     catch_spec_error,
     load_job,
     repository_cache,
@@ -83,7 +82,7 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
     assert contents == {name: FILES[name] for name in NEEDED}, "and nothing else"
     assert f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files" in capsys.readouterr().out
     dataset = load(job)
-    assert dataset.heads[""].classes == ("neg", "pos"), "the names of the README"
+    assert dataset.heads[""].classes == ("0", "1")
     assert len(dataset.train) + len(dataset.validation) == 40
     hub.requests.clear()
     assert load_job(tmp_path).data == job.data
@@ -103,18 +102,12 @@ def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
     assert Path(path).read_bytes() == FILES["data/test-00000-of-00001.parquet"]
 
 
-def test_class_names_of_the_table_come_first(hub: Hub, tmp_path: Path) -> None:
+def test_class_names_of_the_table(hub: Hub, tmp_path: Path) -> None:
     label = {"_type": "ClassLabel", "names": ["mal", "bien"]}
     hub.files["data/train-00000-of-00002.parquet"] = table(24, label=label)
     hub.files["data/train-00001-of-00002.parquet"] = table(16, 24, label=label)
     hub.files["data/test-00000-of-00001.parquet"] = table(10, 100, label=label)
     assert load(load_job(tmp_path)).heads[""].classes == ("bien", "mal")
-
-
-def test_class_names_of_a_csv(hub: Hub, tmp_path: Path) -> None:
-    rows = "".join(f"{'malo' if i % 2 else 'bueno'} {i},{i % 2}\n" for i in range(40))
-    hub.files = {"README.md": README.replace("configs", "other").encode(), "train.csv": f"text,label\n{rows}".encode()}
-    assert load(load_job(tmp_path)).heads[""].classes == ("neg", "pos")
 
 
 @pytest.mark.parametrize(

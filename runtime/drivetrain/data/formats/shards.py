@@ -2,20 +2,19 @@
 
 The hub's own Parquet files of a dataset are called 0000.parquet, 0001.parquet and so on, in a folder for each split.
 Elsewhere such names mean nothing: one of the files can be for validation. Class numbers get the names that the table
-itself stores, or that the README.md of a dataset in the hub's cache declares.
+itself stores.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.data import decoded_size
 from drivetrain.errors import DataError
-from drivetrain.pretrained.hub_dataset_files import README, read_header
 from drivetrain.system.files import parse_json
 
 if TYPE_CHECKING:
@@ -82,21 +81,16 @@ def _list_numbered(path: Path, key: str) -> list[Path]:
 
 
 def class_names(table: pyarrow.Table) -> pyarrow.Table:
-    """Replace class numbers with the class names that the table itself stores; -1 is no class."""
-    return with_names(table, _read_class_names(table.schema.metadata or {}))
-
-
-def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]]) -> pyarrow.Table:
-    """Replace class numbers with names, in the columns of `names_by_column`; -1 is no class.
+    """Replace class numbers with the class names that the table itself stores; -1 is no class.
 
     Raises:
         DataError: if the names of all rows do not fit into memory.
     """
-    from pyarrow import array, compute, int64, string
+    from pyarrow import array, compute, int64, string, types
 
-    for name, classes in names_by_column.items():
+    for name, classes in _read_class_names(table.schema.metadata or {}).items():
         position = table.schema.get_field_index(name)
-        if position < 0 or not _is_numbered(table[name]):
+        if position < 0 or not types.is_integer(table[name].type):
             continue
         numbers = table[name].cast(int64())
         is_class = compute.and_(compute.greater_equal(numbers, 0), compute.less(numbers, len(classes)))
@@ -109,16 +103,6 @@ def with_names(table: pyarrow.Table, names_by_column: Mapping[str, Sequence[str]
     return table
 
 
-def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
-    """Return whether all cells are whole numbers; in a CSV they are text if the job reads its labels as text."""
-    from pyarrow import compute, types
-
-    if types.is_integer(column.type):
-        return True
-    is_text = types.is_string(column.type) or types.is_large_string(column.type)
-    return is_text and bool(compute.all(compute.match_substring_regex(column, r"^-?\d{1,9}$")).as_py())
-
-
 def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
     try:
         features = parse_json(metadata[FEATURES], dict)["info"]["features"]
@@ -129,46 +113,3 @@ def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
-
-
-def find_declared_names(path: Path) -> dict[str, list[str]]:
-    """Find the class names by column of the dataset that a cached file belongs to; none for other files."""
-    folder = snapshot(path)
-    if folder is None:
-        return {}
-    try:
-        readme = (folder / README).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    return parse_declared_names(readme, path.relative_to(folder))
-
-
-def parse_declared_names(readme: str, path: Path) -> dict[str, list[str]]:
-    """Read the class names by column, from the configuration named in the path, or from the only one."""
-    dataset_info = read_header(readme).get("dataset_info")
-    configurations = [
-        row for row in (dataset_info if isinstance(dataset_info, list) else [dataset_info]) if isinstance(row, dict)
-    ]
-    matching = [row for row in configurations if str(row.get("config_name")) in path.parts] or configurations
-    if len(matching) != 1:
-        return {}
-    features = matching[0].get("features")
-    rows = [row for row in features if isinstance(row, dict)] if isinstance(features, list) else []
-    return dict(_iterate_class_names(rows))
-
-
-def _iterate_class_names(rows: list[dict[str, object]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each column of classes with the names of its classes, in the order of their numbers."""
-    for row in rows:
-        kind = row.get("dtype")
-        label = kind.get("class_label") if isinstance(kind, Mapping) else None
-        names = label.get("names") if isinstance(label, Mapping) else None
-        texts = names.values() if isinstance(names, Mapping) else names if isinstance(names, list) else ()
-        if any(isinstance(text, list | dict) for text in texts):
-            # YAML references to lists of references would expand to gigabytes.
-            continue
-        if isinstance(names, list):
-            yield str(row.get("name")), [str(name) for name in names]
-        elif isinstance(names, Mapping) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
-            by_number = {str(number): str(name) for number, name in names.items()}
-            yield str(row.get("name")), [by_number[str(number)] for number in range(len(names))]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.data import decoded_size
-from drivetrain.data.formats import column_values, csv_layout, shards, table_paths, text_encoding
+from drivetrain.data.formats import column_values, csv_layout, table_paths, text_encoding
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.notes import list_names
 from drivetrain.errors import DataError, nearest
@@ -66,8 +66,6 @@ def read(
         raw_names = {name: raw for name, raw in columns if (name in required or not only) and name not in leave}
         text_names = [name for name in raw_names if name in text]
         table = reader.read(list(raw_names.values()), [raw_names[name] for name in text_names])
-        # Names in the table itself, as the datasets library stores them, come first.
-        table = shards.with_names(table, shards.find_declared_names(path))
         table = as_text(_rename(table, list(raw_names)), text_names)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
@@ -86,7 +84,6 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     """
     with _open(path, key, csv) as reader:
         table, count = reader.head(rows)
-        table = shards.with_names(table, shards.find_declared_names(path))
         table = _rename(table, list(map(clean_text, table.column_names)))
         csv_layout.check_names(table.column_names, path, key)
         table.validate(full=True)
