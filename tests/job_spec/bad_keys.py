@@ -94,7 +94,7 @@ KEYS = (
     Row("model: {file: net.txt}", "4:9", "model.file: is 'net.txt'",
         "a Python file next to the job file", "name a .py file"),
     Row("model: {file: net.py}", "4:9", "model.file: 'net.py' does not exist",
-        "a Python file next to the job file", "check the spelling"),
+        "a Python file next to the job file", "check the spelling; paths start from the folder of the job file"),
     Row("train: {loss: mse}", "4:9", "train.loss: is 'mse'",
         "for image-classification: cross-entropy, focal", "choose one of these"),
     Row("train: {loss: {name: huber, delta: 1}}", "4:16", "train.loss.name: is 'huber'",

@@ -281,7 +281,7 @@ def test_data_that_is_not_there_is_exit_3(
         location,
         description,
         f"a path relative to {folder}",
-        "check the spelling; a container can access only the project and mounted folders",
+        "check the spelling; paths start from the folder of the job file; a container can access only the project and mounted folders",
     )
     Path("job.yaml").write_bytes(row.spec())
     assert read_validation_error(capsys, 3) == row.message("job.yaml")

@@ -20,6 +20,7 @@ from drivetrain.job.job import Job
 from drivetrain.system.files import describe_special_file
 
 KIND = "a Python file next to the job file"
+CHECK_PATH = "check the spelling; paths start from the folder of the job file"
 MAX_COMPARED_NAMES = 10_000
 """Largest number of names in a folder that are compared with a misspelled name."""
 
@@ -64,10 +65,8 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
     full = folder / path
     obstacle = find_obstacle(full)
     if obstacle:
-        suggestion = ""
-        if obstacle == _MISSING:
-            suggestion = suggest_nearest_path((folder,), file) or suggest_nearby_file((folder, Path.cwd()), file)
-        return f"{format_value(file)} {obstacle}", KIND, suggestion or "check the spelling"
+        suggestion = suggest_nearest_path((folder,), file) if obstacle == _MISSING else ""
+        return f"{format_value(file)} {obstacle}", KIND, suggestion or CHECK_PATH
     if not full.is_file():
         return f"{format_value(file)} is not a file", KIND, "name a file"
     if not full.resolve().is_relative_to(folder.resolve()):
@@ -115,21 +114,6 @@ def suggest_nearest_path(folders: Sequence[Path], path: str) -> str:
                 candidate = Path(*names[:depth], name, *names[depth + 1 :])
                 if not find_obstacle(folder / candidate):
                     return f'did you mean "{candidate}"?'
-    return ""
-
-
-def suggest_nearby_file(folders: Sequence[Path], path: str) -> str:
-    """Suggest a file of the same name near these folders; empty if there is none.
-
-    The folders, their parents and all subfolders of both are searched: a job file may have been copied without its data.
-    """
-    name = Path(path).name
-    for root in dict.fromkeys(root for folder in folders for root in (folder.resolve(), folder.resolve().parent)):
-        with contextlib.suppress(OSError, ValueError), os.scandir(root) as entries:
-            subfolders = [entry.path for entry in itertools.islice(entries, MAX_COMPARED_NAMES) if entry.is_dir()]
-            for candidate_folder in (str(root), *sorted(subfolders)):
-                if name and os.path.exists(candidate := os.path.join(candidate_folder, name)):
-                    return f"paths start from the folder of the job file; is it {candidate}? copy it there, or change the path"
     return ""
 
 

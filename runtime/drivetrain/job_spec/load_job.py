@@ -19,7 +19,7 @@ from drivetrain.job import JOBS, Document, Job, dot_key, remote_data, suggest_ta
 from drivetrain.job import custom as custom_job
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.user_files import find_obstacle, suggest_nearby_file, suggest_nearest_path
+from drivetrain.job.user_files import CHECK_PATH, find_obstacle, suggest_nearest_path
 from drivetrain.job.values import Spec
 from drivetrain.job_spec import data_columns, named_splits, sweep_space
 from drivetrain.job_spec.combinations import TABLES, combination_problems
@@ -314,8 +314,7 @@ def _advise_on_paths(job: Job, paths: Sequence[str]) -> str:
         return similar
     if all(describe_special_file(job.resolve(path)) for path in paths):
         return TAKE_FILE
-    nearby = next(filter(None, (suggest_nearby_file(roots, path) for path in paths)), "")
-    return nearby or "check the spelling; a container can access only the project and mounted folders"
+    return f"{CHECK_PATH}; a container can access only the project and mounted folders"
 
 
 def schema() -> dict[str, Any]:
