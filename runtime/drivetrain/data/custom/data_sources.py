@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -32,7 +31,10 @@ from drivetrain.data.loader.batches import SamplerOrder, SequentialOrder, Weight
 from drivetrain.distributed import world
 from drivetrain.errors import DataError
 
-PLAN_DECIDES_NOTE = "workers and pinned memory are decided by the plan"
+PLAN_DECIDES_NOTE = (
+    'its workers, pinned memory, worker_init_fn and generator are not used: the plan, or optimize={"loader_workers": N}, and '
+    "seed= decide"
+)
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,7 @@ def describe_use(train: DataSource, validation_source: DataSource, sample_order:
     """Return notes on how DataLoaders and iterables are used."""
     lines = []
     if train.loader is not None:
-        lines.append(
-            f"train_data: {_describe_order(train, sample_order)}; {PLAN_DECIDES_NOTE}{_describe_unused(train)}"
-        )
+        lines.append(f"train_data: {_describe_order(train, sample_order)}; {PLAN_DECIDES_NOTE}")
     processes = count_processes()
     if train.streams and processes > 1:
         lines.append(
@@ -215,9 +215,7 @@ def describe_use(train: DataSource, validation_source: DataSource, sample_order:
             "is not the same"
         )
     if validation_source.loader is not None:
-        lines.append(
-            f"validation_data: every sample once, in batches that the runtime chooses; {PLAN_DECIDES_NOTE}{_describe_unused(validation_source)}"
-        )
+        lines.append(f"validation_data: every sample once, in batches that the runtime chooses; {PLAN_DECIDES_NOTE}")
     if validation_source.streams:
         lines.append(f"{validation_source.name}: the iterable was read into memory")
     return lines
@@ -236,17 +234,3 @@ def _describe_order(data_source: DataSource, sample_order: Order | None) -> str:
         order_text = "shuffled by seed and epoch"
     without_last = ", without a smaller last one" if data_source.drop_last else ""
     return f"samples of the DataLoader in batches of {data_source.batch_size}{without_last}, {order_text}"
-
-
-def _describe_unused(data_source: DataSource) -> str:
-    """Describe the settings of a DataLoader that have no effect here, as clauses."""
-    parts = []
-    if data_source.loader.num_workers:
-        parts.append(f'its {data_source.loader.num_workers} workers with optimize={{"loader_workers": N}}')
-    if data_source.loader.worker_init_fn is not None:
-        parts.append("worker_init_fn is not called: random numbers of the dataset are seeded by batch")
-    if data_source.name == "validation_data" and data_source.drop_last:
-        parts.append("drop_last is not used")
-    if isinstance(getattr(data_source.loader, "generator", None), torch.Generator):
-        parts.append("its generator is replaced by seed=")
-    return "".join(f"; {part}" for part in parts)
