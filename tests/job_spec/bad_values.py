@@ -184,7 +184,7 @@ VALUES = (
     Row("train: {optimizer: [adamw]}", "4:9", "train.optimizer: is ['adamw']",
         "a name, or a mapping with `name:` and settings", "change the value"),
     Row("train: {optimizer: {name: [adamw]}}", "4:21", "train.optimizer.name: is ['adamw']",
-        "one of adamw, adam, sgd", 'did you mean "adamw"?'),
+        "one of adamw, adam, sgd, muon", 'did you mean "adamw"?'),
     Row("train: {optimizer: null}", "4:9", "train.optimizer: is null",
         "a name, or a mapping with `name:` and settings", "give a value, or remove the key"),
     Row("train: {loss: 3}", "4:9", "train.loss: is 3",

@@ -42,7 +42,7 @@ REFUSED = [
         "train.optimizer.name: [adamw, sgd]",
         "5:45",
         "train.optimizer.betas: unknown key, if train.optimizer.name is 'sgd'",
-        "remove it: it is a setting of adamw",
+        "remove it: it is a setting of adamw or muon",
     ),
     ("train.batch_size: [16, 16.0]", "8:5", "sweep.space.train.batch_size: has 16.0 twice", "remove one"),
     (

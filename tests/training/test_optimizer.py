@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.job.train import Sgd
 from drivetrain.training import fused_update, optimizer
 from tests import tiny
 from tests.training.optimizer_kinds import KINDS
@@ -19,13 +18,13 @@ from tests.training.optimizer_kinds import KINDS
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("spec", KINDS)
 def test_same_bits_as_torch(spec: str, fused: bool) -> None:
-    optimizer_section = tiny.job(train=f"optimizer: {spec}").train.optimizer
+    job = tiny.job(train=f"optimizer: {spec}")
     kind, settings = KINDS[spec]
     our_network, torch_network = nn.Linear(5, 3), nn.Linear(5, 3)
     torch_network.load_state_dict(our_network.state_dict())
-    our_optimizer = optimizer.build(optimizer_section, our_network)
+    our_optimizer = optimizer.build(job, our_network)
     torch_optimizer = kind(
-        optimizer.group_parameters(torch_network, optimizer_section.weight_decay), lr=0.01, **settings
+        optimizer.group_parameters(torch_network, job.train.optimizer.weight_decay), lr=0.01, **settings
     )
     assert type(our_optimizer).__name__ == kind.__name__
     assert isinstance(our_optimizer, kind)
@@ -61,8 +60,10 @@ def test_layers_whose_gradients_come_later_start_with_momentum_as_in_torch(dampe
     for fused in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        spec = Sgd(name="sgd", lr=0.1, momentum=0.9, nesterov=False, dampening=dampening, weight_decay=0.05)
-        sgd = optimizer.build(spec, model, {name: 1.0 for name, _ in model.named_parameters()})
+        spec = f"{{name: sgd, lr: 0.1, momentum: 0.9, dampening: {dampening}, weight_decay: 0.05}}"
+        sgd = optimizer.build(
+            tiny.job(train=f"optimizer: {spec}"), model, {name: 1.0 for name, _ in model.named_parameters()}
+        )
         for group in sgd.param_groups:
             group["fused"], group["foreach"] = fused, False
         for step in range(5):

@@ -132,7 +132,7 @@ def test_the_time_between_two_commands_does_not_count(clock: Clock, monkeypatch:
 @pytest.mark.parametrize("schedule", ["one-cycle", "cosine", "linear"])
 def test_the_schedule_follows_the_share_and_ends_near_zero(schedule: str) -> None:
     spec = job(train=f", schedule: {schedule}")
-    optimizer = build(spec.train.optimizer, torch.nn.Linear(2, 2))
+    optimizer = build(spec, torch.nn.Linear(2, 2))
     rates = build_rates(spec.train, optimizer, UserParts(), 50, lambda kind, text: None)
     counters = Counters(step=7)
     values = [rates.set(counters, 1.0, share / 200) for share in range(201)]

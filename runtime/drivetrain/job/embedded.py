@@ -12,6 +12,7 @@ from drivetrain.job.custom import CustomTask, CustomTrain, Kind
 from drivetrain.job.train import (
     Adam,
     BinaryCrossEntropy,
+    BuiltOptimizer,
     Constant,
     Cosine,
     CrossEntropy,
@@ -22,7 +23,6 @@ from drivetrain.job.train import (
     OneCycle,
     Optimizer,
     Plateau,
-    Sgd,
     StepDown,
 )
 from drivetrain.job.values import Natural, Spec, accept_name
@@ -96,7 +96,7 @@ class EmbeddedMetric(Spec):
 
 
 AnyCallersOptimizer = Annotated[
-    Annotated[Adam | Sgd | EmbeddedOptimizer, Field(discriminator="name")], accept_name("adamw")
+    Annotated[BuiltOptimizer | EmbeddedOptimizer, Field(discriminator="name")], accept_name("adamw")
 ]
 AnyCallersSchedule = Annotated[
     Annotated[

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticKnownError
@@ -13,6 +14,14 @@ from drivetrain.job.values import Column, Count, Duration, Fraction, Natural, Po
 class Optimizer(Spec):
     """Keys that all optimizers share."""
 
+    builder: ClassVar[str] = ""
+    """Function below `drivetrain.training` that builds it."""
+    has_fused_kernel: ClassVar[bool] = True
+    """Whether torch can update all parameters with one kernel."""
+    scales_linearly: ClassVar[bool] = False
+    """Whether the best learning rate grows with the batch size instead of with its square root: linear for SGD (Goyal et
+    al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022, arXiv:2205.10287).
+    """
     weight_decay: float = Field(1e-4, ge=0, description="decay of weights; norms and biases get none")
 
     @property
@@ -20,10 +29,20 @@ class Optimizer(Spec):
         """Key of measurements of its speed."""
         return str(getattr(self, "name", ""))
 
+    @property
+    def moments(self) -> int:
+        """Number of values that are stored for each weight."""
+        return 2
+
+    def find_contradictions(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield settings that contradict each other: a key, its description, the possible values, and an action."""
+        yield from ()
+
 
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019)."""
 
+    builder = "optimizer.build_adam"
     name: Literal["adamw", "adam"] = Field(
         "adamw", description="adamw decouples the decay, adam adds it to the gradient"
     )
@@ -32,15 +51,50 @@ class Adam(Optimizer):
     eps: Positive = Field(1e-8, description="term that prevents a division by zero")
     amsgrad: bool = Field(False, description="keep the largest second moment (Reddi et al. 2018)")
 
+    @property
+    def moments(self) -> int:
+        """Count the largest second moment, too."""
+        return 3 if self.amsgrad else 2
+
 
 class Sgd(Optimizer):
     """Stochastic gradient descent."""
 
+    builder = "optimizer.build_sgd"
+    scales_linearly = True
     name: Literal["sgd"]
     lr: Positive = Field(0.1, description="learning rate at the top of the schedule")
     momentum: Fraction = Field(0.9, description="momentum: share of the previous update that is added to the next")
     nesterov: bool = Field(False, description="look ahead along the momentum")
     dampening: Fraction = Field(0.0, description="damping of the momentum")
+
+    @property
+    def moments(self) -> int:
+        """Return 1, or 0 without momentum."""
+        return int(self.momentum > 0)
+
+    def find_contradictions(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield settings of a momentum that is 0, and Nesterov's momentum with dampening, which torch refuses."""
+        if self.nesterov and (self.momentum == 0 or self.dampening > 0):
+            possible = "with momentum above 0 and dampening 0 only"
+            yield "nesterov", "is true", possible, "change those two, or remove it"
+        if self.dampening and not self.momentum:
+            yield "dampening", f"is {self.dampening:g}, and momentum is 0", "with momentum above 0", "remove it"
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024) for the matrices of hidden layers, and AdamW for all other weights.
+
+    Its updates have the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so both use the same rate and decay.
+    """
+
+    builder = "muon.build"
+    has_fused_kernel = False
+    name: Literal["muon"]
+    lr: Positive = Field(1e-3, description="learning rate at the top of the schedule")
+    momentum: Fraction = Field(0.95, description="decay of the moment of a matrix")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay of the moments of AdamW", strict=False)
+    eps: Positive = Field(1e-8, description="term of AdamW that prevents a division by zero")
 
 
 class OneCycle(Spec):
@@ -155,7 +209,9 @@ class EarlyStopping(Spec):
     min_delta: float = Field(0.0, ge=0, description="smallest change that counts as an improvement")
 
 
-AnyOptimizer = Annotated[Annotated[Adam | Sgd, Field(discriminator="name")], accept_name("adamw")]
+BuiltOptimizer = Adam | Sgd | Muon
+"""Optimizers that the runtime builds."""
+AnyOptimizer = Annotated[Annotated[BuiltOptimizer, Field(discriminator="name")], accept_name("adamw")]
 AnySchedule = Annotated[
     Annotated[OneCycle | Cosine | Linear | StepDown | Plateau | Constant, Field(discriminator="name")],
     accept_name("one-cycle"),

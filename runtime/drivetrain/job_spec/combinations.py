@@ -9,7 +9,7 @@ from drivetrain.errors import Problem, nearest
 from drivetrain.job import Job, remote_data
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.train import Sgd, Train
+from drivetrain.job.train import Train
 from drivetrain.tasks import modality_of
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
@@ -37,7 +37,7 @@ def combination_problems(job: Job) -> Iterator[Problem]:
 
 
 def _train_problems(job: Job) -> Iterator[Problem]:
-    """Yield a loss of another task, and settings of fp16 or momentum that exclude each other."""
+    """Yield a loss of another task, and settings of fp16 or the optimizer that exclude each other."""
     loss, fp16, optimizer = job.train.loss, job.train.fp16, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = job.document.nearest(("train", "loss", "name"))
@@ -50,9 +50,8 @@ def _train_problems(job: Job) -> Iterator[Problem]:
         path = job.document.nearest(("train", "fp16", "initial_scale"))
         possible = f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})"
         yield job.problem(path, f"starts at {fp16.initial_scale:g}", possible, "change one of the three")
-    if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
-        possible = "with momentum above 0 and dampening 0 only"
-        yield job.problem(("train", "optimizer", "nesterov"), "is true", possible, "change those two, or remove it")
+    for key, description, possible, action in optimizer.find_contradictions():
+        yield job.problem(("train", "optimizer", key), description, possible, action)
 
 
 def _track_problems(job: Job) -> Iterator[Problem]:
@@ -128,15 +127,11 @@ def _skip_problem(job: Job, key: str) -> Problem:
 
 
 def _idle_problems(job: Job) -> Iterator[Problem]:
-    """Yield settings that have no effect in this job: of frozen layers without any, of momentum that is 0."""
+    """Yield a setting of frozen layers in a job that freezes none."""
     freeze = getattr(getattr(job, "model", None), "freeze", None)
     if freeze and freeze.train_mode and not freeze.any:
         path = ("model", "freeze", "train_mode")
         yield job.problem(path, "is true, and nothing is frozen", "with frozen layers", "remove it")
-    optimizer = job.train.optimizer
-    if isinstance(optimizer, Sgd) and optimizer.dampening and not optimizer.momentum:
-        description = f"is {optimizer.dampening:g}, and momentum is 0"
-        yield job.problem(("train", "optimizer", "dampening"), description, "with momentum above 0", "remove it")
 
 
 def _split_problems(job: Job) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Turn it on: torch has a fused kernel for each optimizer of the spec, on CPU and GPU."""
+    """Turn it on if torch has a fused kernel for the optimizer, which then works on CPU and GPU."""
     is_fused = _own(job)
     if is_fused is not None:
         return Choice(is_fused, "the optimizer of the program, as it was built")
@@ -23,7 +23,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Refuse with a reason, or return None: for an optimizer of a Python program, which is used as it was built."""
+    """Refuse an optimizer without a fused kernel, and one of a Python program, which is used as it was built."""
+    if value and not job.train.optimizer.has_fused_kernel:
+        return f"torch has no fused kernel for {job.train.optimizer.name}"
     is_fused = _own(job)
     if is_fused is not None and is_fused != value:
         return f"the optimizer of the program was built {'with' if is_fused else 'without'} fused=True, and is used as it is"

@@ -61,8 +61,7 @@ def count_bytes_for_one_sample(job: Job, workload: Workload) -> int:
 
 def count_fixed_bytes(job: Job, workload: Workload) -> int:
     """Count the bytes of weights and, for trainable ones, of gradients and optimizer state, in float32."""
-    moments = 1 if job.train.optimizer.name == "sgd" else 2
-    return 4 * (workload.parameters + (1 + moments) * workload.trainable)
+    return 4 * (workload.parameters + (1 + job.train.optimizer.moments) * workload.trainable)
 
 
 def available_bytes(job: Job, hardware: Hardware) -> int:

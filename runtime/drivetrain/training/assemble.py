@@ -78,7 +78,8 @@ class Assembly:
         # The optimizer gets all parameters that are trained in any epoch, including layers that unfreeze later.
         kept_in_eval_mode = _freeze(model, built_model, job, epoch)
         rate_groups = lr_groups.make_groups(job, model, built_model.list_trained())
-        optimizer = _build_optimizer(job, model, rate_groups, self.user_parts)
+        output_sizes = {head.outputs for head in dataset.heads.values()}
+        optimizer = _build_optimizer(job, model, rate_groups, self.user_parts, output_sizes)
         batch_parts = BatchParts(ranks, job.train.batch)
         batches = _build_batches(job, dataset, batch_parts, report)
         objective = _build_objective(job, dataset)
@@ -153,13 +154,13 @@ def _synchronize_start(
 
 
 def _build_optimizer(
-    job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts
+    job: Job, model: nn.Module, rate_groups: list[LrGroup], user_parts: UserParts, output_sizes: set[int]
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the spec, or take the Python program's optimizer."""
     if user_parts.optimizer:
         return user_parts.optimizer.build(model)
     factors = {name: group.factor for group in rate_groups for name in group.names}
-    return optimizer.build(job.train.optimizer, model, factors)
+    return optimizer.build(job, model, factors, output_sizes)
 
 
 def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: Callable[[str, str], None]) -> Batches:

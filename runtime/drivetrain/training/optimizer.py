@@ -10,8 +10,9 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,17 +22,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.errors import UserCodeError
+from drivetrain.job import Job
 from drivetrain.job.train import Adam, Constant, Cosine, Linear, OneCycle, Plateau, Sgd, StepDown, Train
 from drivetrain.training.time_target import MAX_EPOCHS, Counters
 from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
 
 FACTOR_KEY = "lr_factor"
 """Key of the learning rate's factor in a parameter group."""
+Groups = list[dict[str, Any]]
+"""Parameter groups of an optimizer."""
+Builder = Callable[[Job, nn.Module, Groups, Container[int]], Optimizer]
 
 
-def group_parameters(
-    model: nn.Module, weight_decay: float, factors: Mapping[str, float] | None = None
-) -> list[dict[str, object]]:
+def group_parameters(model: nn.Module, weight_decay: float, factors: Mapping[str, float] | None = None) -> Groups:
     """Divide the parameters into two groups for each factor of the learning rate, with and without weight decay.
 
     Norms, biases and other vectors have no decay.
@@ -44,7 +47,7 @@ def group_parameters(
     """
     if factors is None:
         factors = {name: 1.0 for name, p in model.named_parameters() if p.requires_grad}
-    parameter_groups: list[dict[str, object]] = []
+    parameter_groups: Groups = []
     for factor in dict.fromkeys(factors.values()):
         members = [p for name, p in model.named_parameters() if factors.get(name) == factor]
         decayed = [p for p in members if p.ndim > 1]
@@ -56,28 +59,53 @@ def group_parameters(
     return [group for group in parameter_groups if group["params"]]
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate, multiplied by each group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group[FACTOR_KEY]
 
 
-def build(spec: Adam | Sgd, model: nn.Module, factors: Mapping[str, float] | None = None) -> torch.optim.Optimizer:
-    """Build the optimizer that the spec names; `factors` as in `group_parameters`."""
-    parameters = group_parameters(model, spec.weight_decay, factors)
-    optimizer: torch.optim.Optimizer
-    if isinstance(spec, Sgd):
-        optimizer = _unhook(torch.optim.SGD)(
-            parameters, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov, dampening=spec.dampening
-        )
-    else:
-        kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-        optimizer = _unhook(kind)(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)
+def build(
+    job: Job, model: nn.Module, factors: Mapping[str, float] | None = None, output_sizes: Container[int] = ()
+) -> Optimizer:
+    """Build the optimizer of a job.
+
+    Args:
+        job: job whose `train.optimizer` is built.
+        model: network with the parameters.
+        factors: factors of the learning rate, as in `group_parameters`.
+        output_sizes: numbers of outputs of the network's heads.
+
+    Raises:
+        SpecError: if the optimizer cannot train this network.
+    """
+    module, _, function = job.train.optimizer.builder.partition(".")
+    builder: Builder = getattr(import_module(f"drivetrain.training.{module}"), function)
+    return builder(job, model, group_parameters(model, job.train.optimizer.weight_decay, factors), output_sizes)
+
+
+def build_adam(job: Job, model: nn.Module, groups: Groups, output_sizes: Container[int]) -> Optimizer:
+    """Build Adam or AdamW."""
+    spec = job.train.optimizer
+    assert isinstance(spec, Adam)
+    kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    optimizer: Optimizer = unhook(kind)(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)
+    return optimizer
+
+
+def build_sgd(job: Job, model: nn.Module, groups: Groups, output_sizes: Container[int]) -> Optimizer:
+    """Build SGD."""
+    spec = job.train.optimizer
+    assert isinstance(spec, Sgd)
+    optimizer: Optimizer = unhook(torch.optim.SGD)(
+        groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov, dampening=spec.dampening
+    )
     return optimizer
 
 
 @cache
-def _unhook(kind: Any) -> Any:
+def unhook(kind: Any) -> Any:
+    """Return a subclass of an optimizer whose methods do not import torch's compiler."""
     # torch decorates these methods for its compiler, and the decorators import the compiler at the first call. The
     # import takes as long as torch's own, even in runs that compile nothing. An optimizer is never compiled here.
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}

@@ -18,7 +18,6 @@ import torch
 
 from drivetrain.data.decoded_size import free_memory
 from drivetrain.errors import StorageError
-from drivetrain.job.train import Adam, Optimizer, Sgd
 from drivetrain.job.values import parse_interval
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
@@ -131,7 +130,7 @@ class Saver:
         """Record an event if the disk has too little space for everything that the run will save; it may be freed in time."""
         run, keep = self.run, self.run.job.checkpoint.keep
         weight_bytes = _count_bytes(run.model.state_dict()) + (_count_bytes(run.ema.average) if run.ema else 0)
-        checkpoint_bytes = weight_bytes + count_moments(run.job.train.optimizer) * sum(
+        checkpoint_bytes = weight_bytes + run.job.train.optimizer.moments * sum(
             p.nbytes for p in run.step.updater.parameters
         )
         # While a checkpoint is written, the last `keep` still exist; the best one and model/ contain weights only.
@@ -231,13 +230,6 @@ class Saver:
             message = NamedFolder.MESSAGE.format(new_name, self.folder.path)
             self.run.events.add("storage", message, self.run.counters.step)
         return new_name
-
-
-def count_moments(spec: Optimizer) -> int:
-    """Return the number of values that the optimizer stores for each weight."""
-    if isinstance(spec, Sgd):
-        return int(spec.momentum > 0)
-    return 3 if isinstance(spec, Adam) and spec.amsgrad else 2
 
 
 def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:

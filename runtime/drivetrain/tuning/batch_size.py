@@ -111,14 +111,10 @@ def still_gains(speeds: Mapping[int, float]) -> bool:
 
 
 def describe_learning_rate(job: Job, size: int) -> str:
-    """Describe how the learning rate would scale to a batch size; the rate itself is not changed.
-
-    The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,
-    arXiv:2205.10287).
-    """
-    rate, name = job.train.optimizer.lr, job.train.optimizer.name
-    ratio = size / USUAL_BATCH
-    rule, factor = ("linear", ratio) if name == "sgd" else ("square-root", ratio**0.5)
+    """Describe how the learning rate would scale to a batch size; the rate itself is not changed."""
+    optimizer = job.train.optimizer
+    rate, ratio = optimizer.lr, size / USUAL_BATCH
+    rule, factor = ("linear", ratio) if optimizer.scales_linearly else ("square-root", ratio**0.5)
     return (
         f"train.optimizer.lr stays {rate:g}; if it was chosen for batches of {USUAL_BATCH}, the {rule} rule would "
         f"make it {rate * factor:.3g} (drivetrain bench lr JOB --set train.batch_size={size} measures it)"
