@@ -14,6 +14,7 @@ from drivetrain.report.confusion import compute_interval
 from drivetrain.report.machine_advice import Advice
 from drivetrain.report.model_advice import list_advice, list_model_advice
 from drivetrain.report.record import read, summarize
+from drivetrain.report.write import write
 from tests.messages import get_message, says, says_only
 from tests.report_folder import change_json, make_run, write_rows
 
@@ -158,6 +159,21 @@ def test_it_comes_first_in_the_report_and_on_the_terminal(run: Path, capsys: pyt
     assert says_only(json.loads((run / "report.json").read_text())["advice"][0]["change"], "train-fewer-epochs")
     record = read(run)
     assert says_only(list_advice(record, summarize(record))[0].change, "train-fewer-epochs")
+
+
+@pytest.mark.parametrize(("samples", "are_few"), [(90, True), (5000, False)])
+def test_it_names_the_samples_that_it_rests_on(run: Path, samples: int, are_few: bool) -> None:
+    change_json(run / "result.json", lambda result: result.update(baselines={"validation_samples": samples}))
+    assert "rests on" not in write_report(run), "there is no advice about the model"
+    evaluate(run, [0.5, 0.3, 0.2, 0.15, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3])
+    text = write_report(run)
+    assert says(text, "advice-model-rests", f"{samples:,}")
+    assert ("which are few" in text) == are_few
+
+
+def write_report(run: Path) -> str:
+    write(run)
+    return (run / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("values", "expected"), [([0.5, 0.8], True), ([0.8, 0.801], False), ([0.9, 0.8], False)])

@@ -11,9 +11,9 @@ from drivetrain.report.blocks import Block, Chart, Details, Section, Table, Text
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series, has_wide_range
-from drivetrain.report.model_advice import list_advice
+from drivetrain.report.model_advice import list_advice, list_model_advice
 from drivetrain.report.record import Record, Summary
-from drivetrain.system.run_records import read_mapping, read_number
+from drivetrain.system.run_records import read_integer, read_mapping, read_number
 
 _TITLES = {
     "f1": "Macro F1",
@@ -24,6 +24,8 @@ _TITLES = {
 }
 _NOT_DRAWN = ("lr", "grad_norm", "scale", *DETAILED_METRICS)
 """Kinds of values without a chart; TensorBoard has them all."""
+FEW_SAMPLES = 1000
+"""Number of validation samples below which advice rests on few: of 1,000, a share of 0.9 is known to 0.02."""
 MAX_WEAK_CLASSES = 5
 MAX_MATRIX_CLASSES = 20
 """Most classes of a confusion matrix that is shown; `drivetrain evaluate` writes larger ones as CSV."""
@@ -59,6 +61,11 @@ def _list_next(record: Record, summary: Summary) -> Iterator[Block]:
     if advice := list_advice(record, summary):
         rows = tuple((row.change, row.line, row.why, row.gain) for row in advice)
         yield Table(("advice", "in the job file", "because", "expected gain"), rows)
+    samples = read_integer(record.baselines, "validation_samples")
+    if samples and list_model_advice(record, summary):
+        few = ", which are few" if samples < FEW_SAMPLES else ""
+        text = f"Advice about the model rests on the {samples:,} validation samples that chose the epoch{few}."
+        yield Text(text, Tone.QUIET)
 
 
 def _list_scores(record: Record, summary: Summary) -> Iterator[Block]:
