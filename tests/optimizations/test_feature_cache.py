@@ -70,6 +70,8 @@ def test_changing_inputs_and_one_epoch() -> None:
     )
     workers_job = tiny.job(model=model, optimize="loader_workers: 2")
     assert says(str(feature_cache.refuse(workers_job, tiny.machine(), None, True)), "cached-features-need-none")
+    alone_job = tiny.job(model=model, optimize="loader_workers: 0")
+    assert feature_cache.refuse(alone_job, tiny.machine(), None, True) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from drivetrain import optimizations
-from drivetrain.distributed import local_processes
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.system import child_process
@@ -143,32 +141,6 @@ def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     assert stored is not None
     assert plan.keep_reasons(fresh, stored).value("fused_optimizer") is False
     assert process_death.turn_optimizations_off(stored, "the trainer died") is None
-
-
-def start_child(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
-    code = f"import os, sys, time; time.sleep({seconds}); {how}"
-    return subprocess.Popen([sys.executable, "-c", code])
-
-
-def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_processes, "EXIT_TIMEOUT", 0.2)
-    dead = start_child("os.kill(os.getpid(), 11)")
-    dead.wait()
-    assert local_processes.wait_for_end(start_child("pass", 60.0), [dead]) == -signal.SIGSEGV
-
-
-@pytest.mark.parametrize(
-    ("leader", "follower", "code"),
-    [
-        ("sys.exit(8)", "os.kill(os.getpid(), 11)", -signal.SIGSEGV),
-        ("os.kill(os.getpid(), 6)", "sys.exit(8)", -signal.SIGABRT),
-        ("os.kill(os.getpid(), 6)", "os.kill(os.getpid(), 9)", 8),
-    ],
-)
-def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
-    dead = start_child(follower)
-    dead.wait()
-    assert local_processes.wait_for_end(start_child(leader), [dead]) == code
 
 
 class Measurements:

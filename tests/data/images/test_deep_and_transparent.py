@@ -186,6 +186,7 @@ def test_16_bits_of_which_0_is_white(tmp_path: Path) -> None:
         assert image.tag_v2[262] == 0  # type: ignore[attr-defined]
     black, white = (decode.pixels(str(tmp_path / f"{name}.tif"), SIDE, 1) for name in ("black", "white"))
     assert np.array_equal(black, white)
+    assert np.array_equal(black[0], np.rint(values / 257))
     assert (
         decode.look(str(tmp_path / "white.tif")).range_16_bit == decode.look(str(tmp_path / "black.tif")).range_16_bit
     )

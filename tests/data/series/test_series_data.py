@@ -106,6 +106,14 @@ def test_bad_cells_take_the_value_before(tmp_path: Path) -> None:
     assert "filled: a.csv row 22 (line 23): a is `inf`" in data.notes
 
 
+def test_five_filled_rows_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+    rows = one_series()
+    rows["a"] = pyarrow.array(rows["a"], mask=np.isin(np.arange(100), range(20, 27)))
+    notes = series.load(job(write_rows(tmp_path, rows), bad_samples=0.1)).notes
+    assert sum(note.startswith("filled: a.csv row ") for note in notes) == 5
+    assert "filled: and 2 more" in notes
+
+
 def test_cells_are_never_filled_from_another_series(tmp_path: Path) -> None:
     rows = three_series()
     rows["a"] = pyarrow.array(rows["a"], mask=(rows["machine"] == "m2") & (rows["t"] < 3))

@@ -255,18 +255,19 @@ def test_the_rest_is_sent(proxy: FaultyStore, run: Path) -> None:
     assert b'"done"' in open_store("rest").get("state.json")
 
 
-@pytest.mark.parametrize("code", [0, 143])
+@pytest.mark.parametrize("code", [0, 75, 143])
 def test_a_store_that_is_silent_does_not_hold_the_end_of_a_run(
     proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(run_copy, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(run_copy, "STOPPED_SECONDS", 2.0)
     monkeypatch.setattr(run_copy, "AT_ONCE_SECONDS", 1.0)
     copy = open_copy(f"silent-{code}", run)
     write_checkpoint(run, "step-100")
     proxy.fault = lambda number, method, path: Fault("silent") if method == "PUT" else None
     thread = CopyThread(copy)
     began_at = time.monotonic()
-    assert thread.finish(code) == (7 if code == 0 else 143)
+    assert thread.finish(code) == (143 if code == 143 else 7)
     assert time.monotonic() - began_at < 10
     assert f"s3://bucket/silent-{code} lacks step-100" in events(run)[-1]
     proxy.fault = lambda number, method, path: None
