@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.report import baseline_results
 from tests.paths import IMPORTS
 
 NEVER = {
     "matplotlib", "pyarrow", "pandas", "scipy", "transformers", "tokenizers", "timm", "torchvision", "torchmetrics",
-    "onnx", "onnxruntime", "optuna", "docker", "sympy", "torch._dynamo", "torch._inductor",
+    "onnx", "onnxruntime", "optuna", "docker", "sklearn", "sympy", "torch._dynamo", "torch._inductor",
     "tensorboard.backend",
 }  # fmt: skip
 """What a job of arrays with a network of ours needs in none of its processes."""
@@ -34,6 +35,7 @@ def loaded_modules(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
 def list_modules(folder: Path, *arguments: str) -> list[set[str]]:
     """The modules that each process of a command imports, in the order in which they end."""
     environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": IMPORTS}
+    environment.pop(baseline_results.SWITCH, None)
     command = [sys.executable, "-m", "drivetrain", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -61,6 +63,22 @@ def write_job(folder: Path) -> Path:
 
 def within(modules: set[str], packages: set[str]) -> set[str]:
     return {package for package in packages if any(f"{name}.".startswith(f"{package}.") for name in modules)}
+
+
+def test_simple_models_are_part_of_the_run(loaded_modules: list[set[str]]) -> None:
+    assert "drivetrain.baselines.run_comparison" in loaded_modules[1]
+
+
+def test_help_imports_no_job(tmp_path: Path) -> None:
+    """The classes of a job take ten times as long as the parser of the command line."""
+    (modules,) = list_modules(tmp_path, "--help")
+    assert within(modules, {*NEVER, *HEAVY, "pydantic", "yaml", "rich", "drivetrain.job", "drivetrain.launch"}) == set()
+
+
+def test_validate_imports_what_the_job_needs(tmp_path: Path) -> None:
+    (modules,) = list_modules(tmp_path, "validate", str(write_job(tmp_path)))
+    unused = {"psutil", "rich", "drivetrain.launch.docker_engine"}
+    assert within(modules, {*NEVER, *HEAVY, *unused}) == set()
 
 
 def test_a_run_has_three_processes(loaded_modules: list[set[str]]) -> None:

@@ -185,23 +185,6 @@ def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch:
     assert now[0] < 19
 
 
-def test_what_is_loaded_once_is_not_the_time_of_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the first fit would seem too slow for a second one, with more samples."""
-    job, data = read_case("table", tmp_path)
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    load_solver, calls = simple_models.load_solver, list[int]()
-
-    def load_slowly() -> None:
-        load_solver()
-        calls.append(1)
-        now[0] += 3
-
-    monkeypatch.setattr(simple_models, "load_solver", load_slowly)
-    assert fit_baselines(job, data)[LINEAR].seconds == 0
-    assert calls
-
-
 def test_without_any_label_the_linear_model_is_the_constant_answer(tmp_path: Path) -> None:
     _, data = read_case("table", tmp_path)
     (head,), features = data.heads.values(), find_stored_modality(data.preprocessing).make_features(data)

@@ -14,7 +14,7 @@ import pytest
 from tests.docker.clone import copy_project
 from tests.docker.conftest import inspect_container
 
-NO_TORCH = "import sys; from drivetrain.cli import main as cli; from drivetrain.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
+NO_TORCH = "import sys; from drivetrain.cli import main as cli; from drivetrain.launch import image_contents as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
 
 
 def copy_checkout(folder: Path) -> Path:

@@ -13,8 +13,9 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.job_spec.load_job import load
-from drivetrain.launch import container_limits, docker_engine, run_in_image
+from drivetrain.launch import container_limits, docker_engine
 from drivetrain.launch.project import PROJECT
+from tests.installed_packages import pretend_installed
 
 
 def test_samples_are_made_in_the_image(cpu_image: str, tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_samples_are_made_in_the_image(cpu_image: str, tmp_path: Path) -> None:
 def test_the_plan_of_a_host_without_torch_is_that_of_its_container(
     cpu_image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    pretend_installed(monkeypatch, lambda name: None)
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
     monkeypatch.chdir(PROJECT)
     arguments = ["plan", "jobs/digits.yaml", "--set", "limits.gpus=none", "--json"]

@@ -14,6 +14,7 @@ from drivetrain.cli import main
 from drivetrain.launch import run_in_image
 from drivetrain.supervisor import named_run
 from tests.docker.clone import project
+from tests.installed_packages import pretend_installed
 from tests.paths import ROOT
 
 __all__ = ["project"]
@@ -173,7 +174,7 @@ def test_code_in_a_command_cannot_change_the_project(
         return wait([*line[:place], "--entrypoint", "python", "trainer", "-c", ATTACK, *aims], *others)
 
     monkeypatch.setattr(run_in_image, "_wait", attack)
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    pretend_installed(monkeypatch, lambda name: None)
     monkeypatch.setattr(named_run, "check_exists", lambda path: path)
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
     monkeypatch.chdir(ROOT)

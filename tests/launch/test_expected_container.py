@@ -13,7 +13,8 @@ from drivetrain.cli import main
 from drivetrain.hardware import facts
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.launch import container_limits, expected_container, run_in_image
+from drivetrain.launch import container_limits, expected_container
+from tests.installed_packages import pretend_installed
 from tests.messages import begins_with, ends_with, says, says_only
 from tests.paths import ROOT
 
@@ -25,7 +26,7 @@ Limited = Callable[[str], Job]
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without torch, whose .env says nothing."""
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    pretend_installed(monkeypatch, lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
     monkeypatch.setattr(container_limits, "PROJECT", Path("/nowhere"))
     for name in ("DRIVETRAIN_IMAGE", "DRIVETRAIN_MEMORY", "DRIVETRAIN_SHM", "DRIVETRAIN_CPUS"):
@@ -88,7 +89,7 @@ def test_an_arm_image_has_no_iomp5(no_torch: None, make_limited_job: Limited) ->
 
 
 def test_with_torch_the_plan_is_of_this_machine(make_limited_job: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
+    pretend_installed(monkeypatch, lambda name: object())
     host = machine("laptop")
     assert expected_container.expect_hardware(host, make_limited_job("{}")) == (host, "")
 

@@ -22,6 +22,7 @@ from drivetrain.errors import DeviceError, SpecError
 from drivetrain.launch import container, container_limits, docker_engine, env_file, run_in_image
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor import named_run
+from tests.installed_packages import pretend_installed
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -30,7 +31,7 @@ HERE = PROJECT
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    pretend_installed(monkeypatch, lambda name: None)
     monkeypatch.setattr(
         named_run, "check_exists", lambda path: path
     )  # runs are looked for in tests/supervisor/test_named_run.py
@@ -92,7 +93,7 @@ def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: 
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
     assert not run_in_image.is_needed("predict")
     monkeypatch.delenv("DRIVETRAIN_IMAGE")
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
+    pretend_installed(monkeypatch, lambda name: object())
     assert not run_in_image.is_needed("predict")
 
 
@@ -102,14 +103,14 @@ def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: 
 def test_an_export_whose_packages_are_missing_runs_in_an_image_that_is_at_hand(
     monkeypatch: pytest.MonkeyPatch, no_torch: None, package: str, has_image: bool, expected: bool
 ) -> None:
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None if name == package else object())
+    pretend_installed(monkeypatch, lambda name: None if name == package else object())
     monkeypatch.setattr(docker_engine, "has_image", lambda word: has_image)
     assert run_in_image.is_needed("export") == expected
 
 
 def test_an_unfinished_setup_is_no_environment(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
     """`predict` beside a running `make setup` ended with No module named 'numpy'."""
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None if name == "numpy" else object())
+    pretend_installed(monkeypatch, lambda name: None if name == "numpy" else object())
     assert run_in_image.is_needed("predict")
 
 
@@ -257,7 +258,7 @@ def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsy
 def test_what_writes_files_of_the_user_runs_as_the_user_who_called_it(
     commands: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    pretend_installed(monkeypatch, lambda name: None)
     monkeypatch.setattr(
         container_limits, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"}
     )

@@ -193,11 +193,9 @@ def _fit(
     ids: Ids,
 ) -> Baseline:
     """Fit one kind of model to some training samples."""
-    # Loading takes seconds that the time of the first fit must not include.
     if name == TREES:
+        # The import takes seconds that the time of the first fit must not include.
         import sklearn.ensemble  # noqa: F401
-    else:
-        simple_models.load_solver()
     started = time.monotonic()
     targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
     with _limit_threads(1 if len(ids) <= ONE_THREAD_ROWS else None):

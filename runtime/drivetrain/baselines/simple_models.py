@@ -5,7 +5,6 @@ Their outputs have the form of a network's outputs, scores of classes or scaled 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,20 +41,6 @@ def fit_constant(targets: Tensor, head: Head) -> Predict:
         counts = torch.bincount(targets[targets != NO_LABEL], minlength=len(head.classes)).float()
         answer = (counts / counts.sum().clamp_min(1)).clamp_min(MIN_PROBABILITY).log()
     return lambda split, ids: answer.expand(len(ids), -1)
-
-
-@functools.cache
-def load_solver() -> None:
-    """Make torch load everything that its first optimizer and its first backward pass need."""
-    weight = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=1)
-
-    def compute_loss() -> Tensor:
-        loss = weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    optimizer.step(compute_loss)  # type: ignore[no-untyped-call]
 
 
 def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:

@@ -10,14 +10,11 @@ from typing import get_args
 from drivetrain.cli.command_parser import CommandParser
 from drivetrain.data.formats.csv_dialect import OPTION
 from drivetrain.errors import SpecError, nearest
-from drivetrain.job import JOBS, suggest_task
-from drivetrain.job.data import CsvOptions
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
-from drivetrain.tasks import modality_of
 
-TASKS = tuple(task for task in JOBS if not modality_of(JOBS[task]).is_user_code)
-"""Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
+TRAINING = ("train", "repeat", "sweep")
+"""Commands that train: their results are run folders, and they continue when nobody reads their output."""
 Add = Callable[[str, str], CommandParser]
 RUN = "run folder, or its name in runs/"
 
@@ -239,6 +236,8 @@ def parse_csv_options(text: str) -> dict[str, str]:
     Raises:
         SpecError: for an unknown key or value.
     """
+    from drivetrain.job.data import CsvOptions
+
     # No values for `skip_rows`, which takes a number.
     allowed = {name: get_args(field.annotation) for name, field in CsvOptions.model_fields.items()}
     declared = {}
@@ -259,9 +258,13 @@ def parse_csv_options(text: str) -> dict[str, str]:
 
 
 def _check_task(text: str) -> str:
-    """Return the name of a task, or refuse one that does not exist; raises SpecError."""
-    if text not in TASKS:
-        raise SpecError(f"--task: invalid choice: {text!r}", ", ".join(TASKS), suggest_task(text))
+    """Return the name of a task whose data `init` can inspect, or refuse another one; raises SpecError."""
+    from drivetrain.job import JOBS, suggest_task
+    from drivetrain.tasks import modality_of
+
+    tasks = [task for task in JOBS if not modality_of(JOBS[task]).is_user_code]
+    if text not in tasks:
+        raise SpecError(f"--task: invalid choice: {text!r}", ", ".join(tasks), suggest_task(text))
     return text
 
 
@@ -288,10 +291,6 @@ def _add_init(add: Add) -> None:
 
 
 def _add_fetch(add: Add) -> None:
-    command = _add_job(
-        add(
-            "fetch",
-            "download the pretrained network and the data of a job from the hub, for a machine without a network",
-        )
-    )
+    text = "download the pretrained network and the data of a job from the hub, for a machine without a network"
+    command = _add_job(add("fetch", text))
     command.add_switch("--update", "ask the hub again which commit the branch or tag is; started runs keep theirs")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_type_hints
 
 from drivetrain.cli import json_output
-from drivetrain.cli.fetch import fetch as fetch
-from drivetrain.cli.init import init as init
+from drivetrain.cli.arguments import TRAINING
 from drivetrain.errors import DeviceError, SpecError
+from drivetrain.launch import image_contents, shared_name
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.installation import INSTALL_TORCH
 
 Request = TypeVar("Request")
-REQUESTS = {
+FUNCTIONS = {
     "bench lr": "drivetrain.tuning.measuring_request:measure",
     "bench memory": "drivetrain.tuning.measuring_request:measure",
     "bench models": "drivetrain.baselines.baseline_command:measure_baselines",
@@ -26,30 +26,40 @@ REQUESTS = {
     "compare": "drivetrain.report.comparison:compare",
     "evaluate": "drivetrain.inference.evaluate:evaluate",
     "export": "drivetrain.inference.export:export",
+    "fetch": "drivetrain.cli.fetch:fetch",
+    "init": "drivetrain.cli.init:init",
     "predict": "drivetrain.inference.predict:predict",
     "repeat": "drivetrain.supervisor.repeat:repeat",
     "sweep": "drivetrain.supervisor.sweep:sweep",
 }
-"""Commands whose options are those of a request, by the function that takes it. The others are functions of this module."""
+"""Functions of commands in other modules, which take a request or the options; the others are functions of this module."""
 OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "kind": "KIND"}
 """By field of a request: the option that it is, if that has another name."""
-TRAINING = ("train", "repeat", "sweep")
-"""Commands that train."""
 FORWARDED_SWITCHES = ("plain", "new", "if_unfinished", "trace", "verbose")
 FORWARDED_NUMBERS = ("seeds", "folds")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the command of a command line; returns its exit code."""
+def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run the command of a parsed command line, whose words are `arguments`, here or in a container."""
+    if image_contents.torch_is_missing() or options.command == "export":
+        from drivetrain.launch import run_in_image
+
+        if run_in_image.is_needed(options.command):
+            return run_in_image.run(options, arguments)
+        if options.command in TRAINING:
+            return run_in_container(options)
+    if image := os.environ.get("DRIVETRAIN_IMAGE"):
+        image_contents.check_in_container(image)
+        if options.command in TRAINING:
+            shared_name.report_other_checkout()
     function = find_function(options.command)
-    if options.command not in REQUESTS:
-        return function(options)
-    return function(make_request(get_type_hints(function)["request"], options))
+    request = get_type_hints(function).get("request")
+    return function(options if request is None else make_request(request, options))
 
 
 def find_function(command: str) -> Callable[[Any], int]:
     """Find the function of a command, which takes a request or the parsed command line."""
-    address = REQUESTS.get(command, f"{__name__}:{command.replace('-', '_')}")
+    address = FUNCTIONS.get(command, f"{__name__}:{command}")
     return cast(Callable[[Any], int], resolve_name(address))
 
 

@@ -9,18 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.cli import commands
-from drivetrain.cli.arguments import list_commands, make_parser
+from drivetrain.cli.arguments import TRAINING, list_commands, make_parser
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
-from drivetrain.launch import image_contents, run_in_image, shared_name
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
 from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error, say_json
 from drivetrain.system.files import storage_error
-
-OUTLIVE_OUTPUT = commands.TRAINING
-"""Commands whose results are run folders; they continue when nobody reads their output."""
 
 
 def command() -> NoReturn:
@@ -49,20 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     secrets.load_secrets()
     try:
         options = parse(arguments)
-        if options.command in OUTLIVE_OUTPUT:
+        if options.command in TRAINING:
             guard_output()
         _check(options)
         if getattr(options, "verbose", False):
             os.environ[VERBOSE_VARIABLE] = "1"
-        if run_in_image.is_needed(options.command):
-            return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
-        if options.command in commands.TRAINING and run_in_image.torch_is_missing():
-            return commands.run_in_container(options)
-        if image := os.environ.get("DRIVETRAIN_IMAGE"):
-            image_contents.check_in_container(image)
-            if options.command in commands.TRAINING:
-                shared_name.report_other_checkout()
-        code = commands.run(options)
+        from drivetrain.cli import commands  # not before, so that `--help` answers at once
+
+        code = commands.run(options, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
     except DrivetrainError as error:

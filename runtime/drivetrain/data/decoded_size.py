@@ -11,8 +11,6 @@ import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from drivetrain.errors import DataError
 from drivetrain.hardware import cgroup
 from drivetrain.system.units import format_bytes
@@ -20,6 +18,8 @@ from drivetrain.system.units import format_bytes
 
 def free_memory() -> int:
     """Return the bytes that this process may still use, within the limits of machine, control groups and RLIMIT_AS."""
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     cgroup_room = cgroup.read_limits(Path("/")).room
     if cgroup_room is not None:

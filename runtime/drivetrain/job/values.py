@@ -39,7 +39,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Spec(BaseModel):
     """A mapping in the spec: strict types, no unknown keys, frozen."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class ShortForm:

@@ -14,7 +14,7 @@ from drivetrain.hardware.detect import name_machine
 from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Storage, Torch
 from drivetrain.hardware.image_selection import BUILDS, choose_image
 from drivetrain.job import Job
-from drivetrain.launch import compose_project, container_limits, run_in_image
+from drivetrain.launch import compose_project, container_limits, image_contents
 from drivetrain.system.installation import CHECKOUT
 from drivetrain.system.units import parse_bytes
 
@@ -26,7 +26,7 @@ def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
     Args:
         host: the machine of this process, with the GPUs that the job uses.
     """
-    if not run_in_image.torch_is_missing():
+    if not image_contents.torch_is_missing():
         return host, ""
     if shutil.which("docker") is None:
         remedy = "`train` installs it first" if CHECKOUT else "`train` needs it or a Docker engine"

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from drivetrain.errors import DeviceError
@@ -34,8 +35,15 @@ PACKAGES = (
 )
 """Files that decide the layers below the project's code, for all architectures."""
 CODE = ("docker/sbom.py", "runtime/drivetrain", "docker/own-runs", "LICENSE")
+TRAINING_LIBRARIES = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
+"""Some of these libraries are missing while `make setup` is at work, or after it was interrupted."""
 MAX_LISTED_FILES = 3
 """Number of changed files that an error message names."""
+
+
+def torch_is_missing() -> bool:
+    """Return whether torch, or a library that `make setup` installs with it, exists in the image only."""
+    return not all(map(find_spec, TRAINING_LIBRARIES)) and "DRIVETRAIN_IMAGE" not in os.environ
 
 
 def hash_files(variant: str, root: Path = PROJECT, patterns: Sequence[str] = (*PACKAGES, *CODE)) -> dict[str, str]:

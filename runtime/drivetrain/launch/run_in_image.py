@@ -39,6 +39,7 @@ from drivetrain.launch import (
     network,
     run_secrets,
 )
+from drivetrain.launch.image_contents import torch_is_missing
 from drivetrain.launch.mounts import Mount
 from drivetrain.launch.project import PROJECT, RUNS, TAG, image_name, image_tag
 from drivetrain.pretrained import convert
@@ -55,8 +56,6 @@ COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "export", "in
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
 """The libraries that `init` needs to read data; it needs no torch."""
-TRAINING = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
-"""Some of these libraries are missing while `make setup` is at work, or after it was interrupted."""
 
 
 def is_needed(command: str) -> bool:
@@ -69,11 +68,6 @@ def is_needed(command: str) -> bool:
     if command == "export" and not all(map(find_spec, PACKAGES)) and "DRIVETRAIN_IMAGE" not in os.environ:
         return torch_is_missing() or docker_engine.has_image("cpu")
     return command in COMMANDS and torch_is_missing()
-
-
-def torch_is_missing() -> bool:
-    """Return whether torch, or a library that `make setup` installs with it, exists in the image only."""
-    return not all(map(find_spec, TRAINING)) and "DRIVETRAIN_IMAGE" not in os.environ
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -119,9 +113,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         file.flush()
         line = [*project.list_words("cpu", file.name), "run", "--rm", "-T", "--no-deps"]
         name = f"{project.name}-{parsed.command.replace(' ', '-')}-{os.getpid()}"
-        options = ["--name", name, "--interactive=false", "--workdir", str(RUNS.parent)]
-        command = [*line, *options, "trainer", *arguments]
-        code = _wait(command, {**os.environ, **variables}, partial(_stop, client, name))
+        line += ["--name", name, "--interactive=false", "--workdir", str(RUNS.parent), "trainer", *arguments]
+        code = _wait(line, {**os.environ, **variables}, partial(_stop, client, name))
     # No command of ours ends with 1: the engine has refused the container.
     if code == 1:
         docker_engine.check_project_is_seen(image_name("cpu"))
@@ -266,13 +259,12 @@ def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
 
 def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
     """Yield the paths on the command line; a manifest of images refers to files in its folder."""
-    values_of_options = [
-        value for values in vars(options).values() for value in (values if isinstance(values, list) else [values])
-    ]
-    for value in values_of_options:
-        path = Path(os.path.abspath(value)) if isinstance(value, Path) else None
-        if path and path.exists() and value not in (getattr(options, "job", None), getattr(options, "output", None)):
-            yield path.parent if path.suffix.lower() in mounts.MANIFEST_SUFFIXES and _of_images(options) else path
+    mounted_elsewhere = getattr(options, "job", None), getattr(options, "output", None)
+    for values in vars(options).values():
+        for value in values if isinstance(values, list) else [values]:
+            path = Path(os.path.abspath(value)) if isinstance(value, Path) else None
+            if path and path.exists() and value not in mounted_elsewhere:
+                yield path.parent if path.suffix.lower() in mounts.MANIFEST_SUFFIXES and _of_images(options) else path
 
 
 def _of_images(options: argparse.Namespace) -> bool:
