@@ -53,6 +53,14 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         assert "were forecast" not in text_of(run)
 
 
+def test_a_final_test_is_shown_with_its_data(run: Path) -> None:
+    assert "Final test:" not in text_of(run)
+    test = {"samples": 300, "data": "held.csv", "metrics": {"test/accuracy": 0.91}}
+    change_json(run / "result.json", methodcaller("update", test=test))
+    text = text_of(run)
+    assert "Final test: 300 samples of held.csv" in text
+
+
 @pytest.mark.parametrize(
     "phrase",
     [
