@@ -129,7 +129,9 @@ def measure(trial: Trial, options: argparse.Namespace) -> dict[str, Any]:
         job = draft_job(trial, folder, options)
         settings = ["--set", f"train.seed={trial.seed}", "--set", f"limits.cpus={CPUS}"]
         if trial.contender == SIMPLE:
-            return read_simple(run_drivetrain("bench", "models", str(job), *settings, "--seconds", "inf", "--json"))
+            return read_simple(
+                run_drivetrain("bench", "models", str(job), *settings, "--set", "baselines=full", "--json")
+            )
         runs = options.out / "runs" / trial.name.replace(":", "-")
         result = run_drivetrain("train", str(job), *settings, "--runs", str(runs), "--new", "--json")
         return read_run(Path(json.loads(result)["run"]))

@@ -25,7 +25,6 @@ from drivetrain.baselines.baseline_command import BaselineRequest, measure_basel
 from drivetrain.baselines.sample_features import TEXT_PENALTY, TextFeatures
 from drivetrain.data.dataset import NO_LABEL, Dataset
 from drivetrain.data.load_data import add_test, load
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
@@ -258,11 +257,22 @@ def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
         assert {name.partition("/")[0] for name in row.metrics} == {"validation", "test"}
 
 
-def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
-    for seconds in (0.0, -1.0, math.nan):
-        with pytest.raises(SpecError) as refused:
-            measure_baselines(BaselineRequest(tmp_path / "job.yaml", seconds=seconds))
-        assert "--seconds" in refused.value.given
+@pytest.mark.parametrize(("value", "expected"), [("auto", 60.0), ("full", math.inf)])
+def test_the_command_has_a_limit_unless_the_job_says_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: float
+) -> None:
+    limits: list[float] = []
+
+    def fit_nothing(job: Job, data: Dataset, seconds: float, **options: object) -> list[Baseline]:
+        limits.append(seconds)
+        return [Baseline(CONSTANT, {}, 1, 1, 0.1)]
+
+    monkeypatch.setattr(measure, "measure", fit_nothing)
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,a\n2,b\n" * 20)
+    text = "name: a\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n"
+    (tmp_path / "job.yaml").write_text(f"{text}baselines: {value}\n")
+    assert measure_baselines(BaselineRequest(tmp_path / "job.yaml")) == 0
+    assert limits == [expected]
 
 
 def test_the_command_names_the_metric_that_the_data_let_a_run_choose(
@@ -272,7 +282,7 @@ def test_the_command_names_the_metric_that_the_data_let_a_run_choose(
     rows = [f"{number % 7},{'yes' if number % 5 == 0 else 'no'}" for number in range(120)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     (tmp_path / "job.yaml").write_text("name: a\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n")
-    assert measure_baselines(BaselineRequest(tmp_path / "job.yaml", seconds=10)) == 0
+    assert measure_baselines(BaselineRequest(tmp_path / "job.yaml")) == 0
     assert "validation/loss (checkpoint.best) chooses the weights" in capsys.readouterr().out
 
 

@@ -115,7 +115,7 @@ def test_sample_table() -> None:
     assert job.task == "tabular-classification"
     assert (read_data_settings(job)["target"], read_data_settings(job)["ignore"]) == (("fails",), ("id",))
     assert "hours_left" in Path("table.yaml").read_text()  # the other number that could be meant
-    number = draft_job("table/train.parquet", "--label", "hours_left", "--output", "hours.yaml")
+    number = draft_job("table/train.parquet", "--target", "hours_left", "--output", "hours.yaml")
     assert number.task == "tabular-regression"
 
 

@@ -43,7 +43,7 @@ JOB_COMMANDS = {
     "init": ["init", "photos", "--output", "drafted.yaml"],
     "bench memory": ["bench", "memory", "job.yaml"],
     "bench lr": ["bench", "lr", "job.yaml"],
-    "bench models": ["bench", "models", "job.yaml", "--seconds", "20"],
+    "bench models": ["bench", "models", "job.yaml"],
     "train": ["train", "job.yaml"],
     "repeat": ["repeat", "job.yaml", "--seeds", "2"],
     "sweep": ["sweep", "job.yaml", "--set", "sweep={trials: 1, space: {train.optimizer.lr: [0.01, 0.02]}}"],

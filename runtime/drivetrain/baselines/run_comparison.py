@@ -39,7 +39,7 @@ LEAST_SECONDS = 1.0
 """Minimum time of `train.within` needed to fit a simple model."""
 NETWORK_SHARE = 0.2
 """Largest share of the time for the outputs of the network."""
-ADVICE = "`drivetrain bench models JOB` has no such limit (in the job: baselines: full)"
+ADVICE = "with `baselines: full` in the job there is no such limit, nor for `drivetrain bench models JOB`"
 
 
 def compare_run(run: Run) -> None:

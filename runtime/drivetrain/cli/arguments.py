@@ -170,9 +170,9 @@ def _add_measuring(add: Add) -> None:
     command.add_argument("--against", action="append", default=[], metavar="KEY=VALUE", help="a variant of the job")
     add_kind("lr", "learning-rate range test: the loss at growing rates, and a suggestion")
     add_kind("memory", "peak memory of each micro-batch size")
-    command = add_kind("models", "simple models on a job's data: what a network has to beat")
-    help_text = "time for all of them (default: 60; inf: as long as they take)"
-    command.add_argument("--seconds", type=float, default=60.0, help=help_text)
+    command = add_kind(
+        "models", "simple models on a job's data, what a network has to beat; in 60 s, or with baselines=full"
+    )
     command.add_switch("--json", "print JSON instead of a table")
 
 
@@ -275,7 +275,7 @@ def _add_init(add: Add) -> None:
     )
     command.add_argument("--task", type=_check_task, metavar="TASK", help="task of the job, if the guess is wrong")
     command.add_argument(
-        *("--target", "--label"),
+        "--target",
         action="append",
         default=[],
         metavar="COLUMN",
