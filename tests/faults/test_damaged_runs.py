@@ -43,7 +43,6 @@ NEEDED = {
     "telemetry.jsonl": set(),
     "events.jsonl": set(),
     "explanation.json": set(),
-    "ranks.json": set(),
 }
 """The files of a run, and the commands that cannot do without; all others show or do what is possible without it."""
 DAMAGES = ("missing", "empty", "cut", "of another type", "values of another type", "a folder", "of a newer version")
@@ -74,7 +73,6 @@ def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "events.jsonl").write_text(
         '{"time": "2026-11-01T00:00:00+00:00", "step": 1, "kind": "skip", "text": "one"}\n'
     )
-    (run / "ranks.json").write_text('[{"rank": 0, "samples": 1}]')
     fitted = {
         "name": "constant",
         "metrics": {"validation/accuracy": 0.3},

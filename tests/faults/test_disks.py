@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_is_an_event(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        board.put(1, {"plan": "x" * 100_000})
+        board.put(1, {f"a number with a long name {number}": 1.0 for number in range(10_000)})
         board.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,4 +1,4 @@
-"""TensorBoard's files: scalars, plan and pictures come back from them; their failure ends no run."""
+"""TensorBoard's files: scalars and pictures come back from them; their failure ends no run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.errors import StorageError
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 from drivetrain.training.checkpoints import checkpoint
-from drivetrain.training.train import show_overview, tile
+from drivetrain.training.train import show_first_batch, tile
 from drivetrain.training.train import train as train_run
 from tests import tiny
 from tests.messages import begins_with, says
@@ -30,7 +30,7 @@ def read(folder: Path) -> Any:
     return events
 
 
-def test_a_run_shows_numbers_plan_and_batch(job: Path) -> None:
+def test_a_run_shows_numbers_and_batch(job: Path) -> None:
     done = train(job)
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
@@ -43,9 +43,6 @@ def test_a_run_shows_numbers_plan_and_batch(job: Path) -> None:
     assert tags["images"] == ["batch/as the network sees it"]
     (batch,) = board.Images("batch/as the network sees it")
     assert Image.open(io.BytesIO(batch.encoded_image_string)).size == (batch.width, batch.height) == (400, 400)
-    assert tags["tensors"] == ["plan"]
-    text = board.Tensors("plan")[0].tensor_proto.string_val[0].decode()
-    assert "| cpu_threads | 1 | job |" in text
 
 
 def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +90,9 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
         raise ValueError("no such picture")
 
     tiny_run.dataset.prepare = fail_to_prepare  # type: ignore[assignment]
-    show_overview(tiny_run)
+    show_first_batch(tiny_run)
     tiny_run.metrics.close()
     assert says(capsys.readouterr().out, "first-batch-could-drawn")
-    assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
 
 
 def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
@@ -105,7 +101,7 @@ def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
         tiny_run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.9"))
         if is_shown:
             tiny_run.metrics = MetricsLog(tmp_path)
-            show_overview(tiny_run)
+            show_first_batch(tiny_run)
             tiny_run.metrics.close()
         loss_lists.append(tiny.losses(tiny_run, 6))
     assert loss_lists[0] == loss_lists[1]

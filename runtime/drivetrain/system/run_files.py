@@ -26,7 +26,7 @@ INPUTS_FILE, OBJECTS_FILE = "inputs.json", "objects.json"
 """Digests of the user's code and data with the preprocessing, and of the objects that a Python program passed in."""
 BATCH_SIZE_FILE = "batch_size.json"
 """Measurements for `batch_size: auto`."""
-EXTENSION_FILE, RANKS_FILE = "extension.json", "ranks.json"
+EXTENSION_FILE = "extension.json"
 LEADER_FILE, LOCK_FILE = "leader.json", ".lock"
 """Answers of the leader to another process; the lock of the process that trains in it."""
 EXPLANATION_FILE = "explanation.json"
@@ -41,7 +41,7 @@ RECORDS = (
     *(METRICS_FILE, EVENTS_FILE, TELEMETRY_FILE, PROGRESS_FILE, "tensorboard"),
 )
 """Files that determine the bits of a run, and its curves so far: a run that extends it gets copies."""
-FILES_BEFORE_TRAINING = ("job", JOB_FILE, HARDWARE_FILE, *RECORDS, STATE_FILE, RANKS, RANKS_FILE, *REPORT_FILES)
+FILES_BEFORE_TRAINING = ("job", JOB_FILE, HARDWARE_FILE, *RECORDS, STATE_FILE, RANKS, *REPORT_FILES)
 """Files that a run can have before its first checkpoint, in the order in which they are removed: as long as the state is
 there, the next start sees that nothing was trained.
 """

@@ -47,7 +47,6 @@ class Monitor:
         interval: seconds between samples.
         gpus: GPUs to record.
         progress: returns values that a run adds to every sample, for example its step and speed.
-        sampled: called with every sample.
         root: root of the file system, for the memory of groups and processes.
     """
 
@@ -58,11 +57,10 @@ class Monitor:
         gpus: Sequence[Gpu] = (),
         *,
         progress: Callable[[], Mapping[str, Any]] = dict,
-        sampled: Callable[[Sample], None] | None = None,
         root: Path = Path("/"),
     ) -> None:
         self.files, self.interval, self.root = RunFiles(folder), interval, root
-        self.progress, self.sampled = progress, sampled
+        self.progress = progress
         self.start = time.monotonic()
         self.peak = 0
         """The most memory so far: of the control group if it has a limit, else of all processes."""
@@ -96,8 +94,6 @@ class Monitor:
             ended = self.stop.wait(self.interval)
             sample = self._take_sample()
             self.samples.append(sample)
-            if self.sampled:
-                self.sampled(sample)
             # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError):
                 self.files.append(TELEMETRY_FILE, json.dumps(sample) + "\n")

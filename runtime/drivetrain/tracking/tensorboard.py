@@ -21,8 +21,8 @@ GATHER_SECONDS = 0.5
 """Seconds over which events are collected; each wake-up of the thread takes the CPU and the GIL from a step."""
 
 
-Value = float | str | Callable[[], Image.Image]
-"""A scalar, Markdown, or a picture that is drawn when it is written."""
+Value = float | Callable[[], Image.Image]
+"""A scalar, or a picture that is drawn when it is written."""
 _QueuedValues = tuple[int, float, Mapping[str, Value]]
 
 
@@ -93,14 +93,8 @@ class TensorBoardWriter:
 
 
 def _build_value(tag: str, value: Value) -> object:
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
-    if isinstance(value, str):
-        plugin = SummaryMetadata.PluginData(plugin_name="text")
-        text = TensorProto(dtype=DT_STRING, string_val=[value.encode()])
-        return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=text)
     if callable(value):
         image, data = value(), io.BytesIO()
         image.save(data, "png")

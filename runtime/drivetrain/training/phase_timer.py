@@ -28,11 +28,6 @@ class PhaseTimer:
         """Seconds since the timer was created."""
         return time.monotonic() - self.started
 
-    @property
-    def current_phase(self) -> str:
-        """Name of the innermost open phase."""
-        return self.open_phases[-1] if self.open_phases else "between two phases"
-
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time of the `with` block as phase `name`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,6 @@ from drivetrain.data.loader.batches import fetch
 from drivetrain.errors import NumericsError, PeerError, Stopped, UserCodeError
 from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
-from drivetrain.plan.plan import Plan, format_value
 from drivetrain.system.console import Detail, say
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import RESULT_FILE
@@ -24,7 +24,6 @@ from drivetrain.system.signals import raise_stopped
 from drivetrain.tasks import modality_of
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
-from drivetrain.tracking.tensorboard import Value
 from drivetrain.training import (
     batch_inputs,
     effective_settings,
@@ -40,7 +39,7 @@ from drivetrain.training.checkpoints import rank_checkpoints, resume, run_state
 from drivetrain.training.evaluation import worst_mistakes
 from drivetrain.training.final_model import FinalWeights, save_model
 from drivetrain.training.nonfinite import NotFinite
-from drivetrain.training.profiling import Profiler, RankSampler
+from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress, measure_since_last_call
 from drivetrain.training.run import Run
 from drivetrain.training.saver import NonSavingRank, Saver
@@ -63,10 +62,11 @@ def train(run: Run, *, trace: bool = False) -> str:
     assert run.metrics is not None
     progress = Progress(run.total_steps)
     profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
-    sampler = RankSampler(run) if run.ranks.count > 1 else None
-    with _build_monitor(run, sampler) as monitor:
+    every = parse_duration(run.job.monitor.every)
+    speed = measure_since_last_call(run)
+    with Monitor(run.folder, every, run.hardware.gpus, progress=speed) as monitor:
         try:
-            reason = _train_and_disconnect(run, saver, progress, profiler, sampler)
+            reason = _train_and_disconnect(run, saver, progress, profiler)
             # Only rank 0 writes the model. From here on, a signal stops the run after another save.
             if not run.ranks.is_rank0:
                 return reason
@@ -100,19 +100,7 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
         raise _save_after_stop(run, saver, stop) from None
 
 
-def _build_monitor(run: Run, sampler: RankSampler | None) -> Monitor:
-    return Monitor(
-        run.folder,
-        parse_duration(run.job.monitor.every),
-        run.hardware.gpus,
-        progress=measure_since_last_call(run),
-        sampled=sampler.take_sample if sampler else None,
-    )
-
-
-def _train_and_disconnect(
-    run: Run, saver: Saver, progress: Progress, profiler: Profiler | None, sampler: RankSampler | None
-) -> str:
+def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
     """Train until the end, and return the reason for it. All processes stay connected until rank 0 has saved.
 
     Raises:
@@ -132,11 +120,9 @@ def _train_and_disconnect(
         raise UserCodeError(
             error.given, f"saved as {saver.save_final()}", f"{error.action}; the same call resumes there"
         ) from (error.__cause__)
-    if sampler:
-        sampler.send()
-        # Rank 0 only needs the last records of the other processes, which may end now.
-        with contextlib.suppress(PeerError):
-            run.ranks.barrier()
+    # A process may still be reading the last exchange; from here on none needs another.
+    with contextlib.suppress(PeerError):
+        run.ranks.barrier()
     run.ranks.leave()
     return reason
 
@@ -163,7 +149,7 @@ def _prepare_run(run: Run) -> Saver:
         report=lambda text: run.events.add("tensorboard", text, run.counters.step),
     )
     if run.ranks.is_rank0:
-        show_overview(run)
+        show_first_batch(run)
     saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     run.begin_time()
     if not loaded:
@@ -246,39 +232,26 @@ SHOWN_IMAGES = 16
 """Number of images of the first batch that are shown."""
 
 
-def show_overview(run: Run) -> None:
-    """Show the plan, and the first batch of images, without changing the run's random numbers."""
+def show_first_batch(run: Run) -> None:
+    """Show the first batch of images in TensorBoard, without changing the run's random numbers."""
     assert run.metrics is not None
-    entries: dict[str, Value] = {"plan": format_plan(run.plan)}
+    if run.counters.step or not modality_of(run.job).has_pictures:
+        return
     try:
-        entries |= _draw_first_batch(run)
+        run.metrics.board.put(run.counters.step, {"batch/as the network sees it": _draw_first_batch(run)})
     except Exception as error:
         # The training will report an unreadable sample. Here only the picture is missing.
         run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
-    run.metrics.board.put(run.counters.step, entries)
 
 
-def format_plan(plan: Plan) -> str:
-    """Format the decisions of a plan as a Markdown table."""
-    lines = ["| setting | value | source | effect | reason |", "| --- | --- | --- | --- | --- |"]
-    for row in plan.decisions:
-        reason = f"{row.reason}; {row.evidence}" if row.evidence else row.reason
-        cells = (row.name, format_value(row.value), row.source, row.effect, reason)
-        escaped = [cell.replace("|", "\\|") for cell in cells]
-        lines.append(f"| {' | '.join(escaped)} |")
-    return "\n".join(lines)
-
-
-def _draw_first_batch(run: Run) -> dict[str, Value]:
-    if run.counters.step or not modality_of(run.job).has_pictures:
-        return {}
+def _draw_first_batch(run: Run) -> Callable[[], Image.Image]:
     data = run.readable
     batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
     with torch.no_grad():
         ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
         images = batch_inputs.mix_samples(run, ready).inputs[0][:SHOWN_IMAGES].float().cpu()
     scale = run.dataset.preprocessing
-    return {"batch/as the network sees it": partial(tile, images, scale.get("mean"), scale.get("std"))}
+    return partial(tile, images, scale.get("mean"), scale.get("std"))
 
 
 MIN_SIDE_PIXELS = 96

@@ -15,7 +15,6 @@ from drivetrain.system.units import format_bytes
 from drivetrain.tracking.live.run_reader import RunView
 from drivetrain.tracking.live.sparkline import Sparkline
 from drivetrain.tracking.live.time_left import format_clock_time
-from drivetrain.tracking.rank_record import find_slowest
 
 MAX_COLUMNS = 100
 """Columns; longer lines are hard to read."""
@@ -23,8 +22,6 @@ CROWDED_SHARE = 0.1
 """Share of the CPUs used by others from which on it is shown."""
 MAX_HEAD_ROWS = 6
 """Largest number of rows for scores of heads."""
-MAX_PROCESS_ROWS = 8
-"""Largest number of rows for processes."""
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
 _Row = tuple[RenderableType, ...]
 """Name, value, shape and remark; those at the end may be missing."""
@@ -43,8 +40,7 @@ def render(view: RunView, width: int) -> RenderableType:
         _make_grid([("plan", Text(" · ".join(view.plan) or "all optimizations off", style="dim"))], ratios=(0, 1)),
         "",
         _make_grid([("epoch", epoch, step, _draw_meter(share), Text(end, style="bold"))], ratios=(0, 0, 0, 1, 0)),
-        _make_grid([*_list_scores(view), *_list_sensors(view), *_list_ranks(view)], ratios=(0, 0, 2, 3)),
-        *([_remark(f"the slowest of {len(view.ranks)} processes")] if len(view.ranks) > MAX_PROCESS_ROWS else []),
+        _make_grid([*_list_scores(view), *_list_sensors(view)], ratios=(0, 0, 2, 3)),
         *(Text(event, style="yellow", no_wrap=True, overflow="ellipsis") for event in view.events),
     )
     return Constrain(Group(*rows), min(width, MAX_COLUMNS))
@@ -56,9 +52,7 @@ def format_line(view: RunView) -> str:
     total = f"/{view.total}" if view.total else ""
     loss = "" if view.loss.last is None else f"  loss {format_metric(view.loss.last)}"
     speed = "" if view.speed.last is None else f"  {view.speed.last:.0f} samples/s"
-    last = find_slowest(view.ranks)
-    slow = f"  slowest: rank {last.rank} on {last.node}" if last else ""
-    return f"epoch {view.epoch}/{view.epochs or '?'}  step {view.step}{total}{loss}{speed}{remaining}{slow}"
+    return f"epoch {view.epoch}/{view.epochs or '?'}  step {view.step}{total}{loss}{speed}{remaining}"
 
 
 def format_time_left(seconds: float | None, at_most: bool) -> str:
@@ -134,20 +128,6 @@ def _list_memory(label: str, used: float | None, limit: float | None) -> Iterato
         yield label, value, _draw_meter(share), _remark(f"{share:.0%}", warn=share > 0.9)
     elif used is not None:
         yield label, format_bytes(int(used)), "", _remark("no limit")
-
-
-def _list_ranks(view: RunView) -> Iterator[_Row]:
-    """Yield a row for each process, for the slowest ones if there are many: its own speed and its waiting times."""
-    records = view.ranks
-    if len(records) < 2:
-        return
-    last = find_slowest(records)
-    listed = records if len(records) <= MAX_PROCESS_ROWS else sorted(records, key=lambda record: record.speed)
-    for record in listed[:MAX_PROCESS_ROWS]:
-        waits = f"waits {record.share(record.data):.0%} data, {record.share(record.others):.0%} others"
-        remark = f"{'slowest, ' if record is last else ''}{waits}, {format_bytes(record.memory)}, {record.node}"
-        busy = _draw_meter(record.share(record.computing))
-        yield f"rank {record.rank}", f"{record.speed:,.0f} samples/s", busy, _remark(remark, warn=record is last)
 
 
 def _format(value: float | None) -> str:

@@ -20,15 +20,11 @@ from drivetrain.system import run_files
 from drivetrain.system.printable import printable
 from drivetrain.system.run_files import JsonLinesTail, RunFiles
 from drivetrain.system.run_records import RunState, parse_number, read_integer, read_mapping, read_number, read_objects
-from drivetrain.tracking import rank_record
 from drivetrain.tracking.best_value import BestValue
 from drivetrain.tracking.live.sparkline import Sparkline
 from drivetrain.tracking.live.time_left import TimeLeft
-from drivetrain.tracking.rank_record import RankRecord
 
 MAX_EVENTS = 3
-MAX_RECENT_READINGS = 30
-"""Readings of the processes over which their speed is taken."""
 
 
 @dataclass
@@ -71,8 +67,6 @@ class RunView:
     crowded: float = 0.0
     """Share of this run's CPUs that others used while it was ready to compute."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
-    ranks: tuple[RankRecord, ...] = ()
-    """Recent activity of each process, if there are several."""
 
 
 class RunReader:
@@ -91,7 +85,6 @@ class RunReader:
         self.time_left: TimeLeft | None = None
         self.best: BestValue | None = None
         self.offset = self.latest = self.throttled = self.waited = 0.0
-        self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=MAX_RECENT_READINGS)
         self._read_spec()
 
     def read(self) -> RunView:
@@ -116,22 +109,7 @@ class RunReader:
             self._add_sample(row)
         view.events.extend(printable(str(row.get("text", ""))) for row in self.events.read()[0])
         view.seconds_left = self.time_left.estimate(self.latest) if self.time_left else None
-        view.ranks = self._compute_recent_ranks()
         return view
-
-    def _compute_recent_ranks(self) -> tuple[RankRecord, ...]:
-        """Return the activity of each process in the last reads; since its start if it was restarted."""
-        records = rank_record.read_records(self.view.folder)
-        if records and (not self.ranks or records != self.ranks[-1]):
-            self.ranks.append(records)
-        if not self.ranks or len(self.ranks[0]) != len(records):
-            return records
-        return tuple(
-            latest
-            if latest.samples <= earlier.samples or latest.seconds < earlier.seconds
-            else latest.subtract(earlier)
-            for latest, earlier in zip(records, self.ranks[0], strict=True)
-        )
 
     def _read_spec(self) -> None:
         view, spec = self.view, read_stored_spec(self.view.folder).data
